@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
@@ -18,7 +17,7 @@ from rich.text import Text
 
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
-from hesscond.commands.options import check_file, choice, collect
+from hesscond.commands.options import Junit, Runs, check_file, choice, collect
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
@@ -37,22 +36,20 @@ Expect = Annotated[
     ),
 ]
 Unresolved = Annotated[
-    str, typer.Option(help="What an expectation is that the bounds of κ do not decide: fail | pass.")
+    str, typer.Option(help="How to count an expectation that the bounds of κ cannot decide: fail | pass.")
 ]
 
 
 def check(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    runs: Runs,
     expect: Expect = None,
     unresolved: Unresolved = "fail",
-    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,
+    junit: Junit = None,
     github: Annotated[
         bool | None,
-        typer.Option(
-            "--github/--no-github", help="Annotate the pull request; by default where GITHUB_ACTIONS is true."
-        ),
+        typer.Option("--github/--no-github", help="Annotate the pull request. Default: if GITHUB_ACTIONS is true."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of objects.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of objects.")] = False,
 ) -> None:
     """Check expectations of stored runs, as far as the bounds of κ decide them; exit code 1 if one is not met.
 

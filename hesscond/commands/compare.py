@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from hesscond.commands.options import Scale, names_of
+from hesscond.commands.options import BatchSize, DataDir, Device, Scale, Study, names_of
 from hesscond.commands.printing import print_table, stderr, stdout
 from hesscond.commands.sweep import do, parse_ranges, place_of, usual_threads
 from hesscond.errors import ConfigError
@@ -29,37 +29,43 @@ RATES = ",".join(f"{rate:g}" for rate in GRID)
 
 
 def compare_methods(
-    name: Annotated[
-        str,
-        typer.Argument(help="A built-in study (hesscond studies) or a .toml file."),
-    ],
+    name: Study,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="As for study; all registered ones if not given."),
+        typer.Option("--method", "-m", help="As for study; repeat for several. Default: all."),
     ] = None,
     scale: Scale = None,
     rates: Annotated[
         str,
-        typer.Option(help="Learning rates, separated by commas; around: 0.1 to 10 times a method's own one, or on."),
+        typer.Option(
+            help="Learning rates, separated by commas; around: 0.1 to 10 times the method's default rate, and further "
+            "if the best is at the end."
+        ),
     ] = RATES,
     iterations: Annotated[int, typer.Option(help="Optimizer steps of every run.")] = 500,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
+    batch_size: BatchSize = None,
     probe_every: Annotated[
-        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 10, or as the study's at says.")
+        int | None,
+        typer.Option(help="Iterations between two probes of the mini-batch. Default: 10, or the study's key at."),
     ] = None,
     level: Annotated[
         list[str] | None,
-        typer.Option("--level", "-l", help="unit, layer, network; repeat for several. Layers: all, if not given."),
+        typer.Option(
+            "--level",
+            "-l",
+            help="unit, layer or network, of all layers; repeat for several. Default: as the study says.",
+        ),
     ] = None,
     seed: Annotated[
-        str, typer.Option("--seed", "--seeds", help="0,1,2 or 0:3: the rate is found with the first, all are probed.")
+        str,
+        typer.Option(
+            "--seed", "--seeds", help="0,1,2 or 0:3. The rate is found with the first seed, and all are probed there."
+        ),
     ] = "0",
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the runs; finished ones in it are not repeated.")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the runs; finished ones are not repeated.")] = None,
 ) -> None:
     """Train every method at each rate of a grid, probe it at its best one with every seed, and print one table.
 

@@ -24,7 +24,7 @@ def data() -> None:
 @app.command("fetch")
 def fetch_data(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
-    data_dir: Annotated[Path | None, typer.Option(help="Where to put it; the cache if absent.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets. Default: the cache.")] = None,
 ) -> None:
     """Download a data set and check it.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands.options import check_file, collect
+from hesscond.commands.options import Runs, check_file, collect
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
@@ -19,8 +19,8 @@ from hesscond.report.tables import FORMATS
 PROBE, RATE = "probe", "rate"
 KINDS = (*FIGURES, PROBE, RATE)
 
-Layer = Annotated[str | None, typer.Option(help="Layer; the first one probed if not given.")]
-Unit = Annotated[int | None, typer.Option(help="Output unit; the first one probed if not given.")]
+Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
+Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
 Quantity = Annotated[
     str | None,
     typer.Option(help=f"Of blocks: {' | '.join(QUANTITIES)}."),
@@ -91,7 +91,7 @@ def one_of(names: list[str], sentence: str) -> str:
 
 def table(
     kind: Annotated[str, typer.Argument(help=" | ".join(TABLES))],
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    runs: Runs,
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands.options import choice, collect
+from hesscond.commands.options import Runs, choice, collect
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
 from hesscond.export import FORMATS, Destination, MLflowRun, TensorBoardFiles, joint_table, transfer, write_table
@@ -22,10 +22,10 @@ CURVES = ("tensorboard", "mlflow")
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
+    runs: Runs,
     table: Annotated[
         str | None,
-        typer.Option(help=f"{' | '.join(TABLES)}; probe if not given."),
+        typer.Option(help=f"{' | '.join(TABLES)}; default: probe."),
     ] = None,
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS + CURVES))] = "csv",
     output: Annotated[
@@ -33,11 +33,11 @@ def export(
         typer.Option(
             "--output",
             "-o",
-            help="File, standard output if absent; for tensorboard a log folder; for mlflow a folder or tracking URI.",
+            help="File, else standard output; for tensorboard a log folder; for mlflow a folder or tracking URI.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="tensorboard, mlflow: go on while the runs are being written.")
+        bool, typer.Option("--follow", help="tensorboard, mlflow: continue while the runs are being written.")
     ] = False,
 ) -> None:
     """Write a table of the log, or send all curves to TensorBoard or MLflow.

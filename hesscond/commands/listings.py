@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def studies(
-    name: Annotated[str | None, typer.Argument(help="Show the panels and methods of this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show the panels and methods of this study.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the built-in studies, or the panels of one.
@@ -31,7 +31,7 @@ def studies(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or show one; --method NAME:option=value sets an option, --method NAME+NAME joins two.

@@ -14,11 +14,37 @@ from hesscond.runs import StoredRun, find_runs, open_run
 if TYPE_CHECKING:
     import torch
 
-#: Which version of a study is run.
+Study = Annotated[str, typer.Argument(help="A built-in study (hesscond studies) or a .toml file.")]
 Scale = Annotated[
     str | None,
     typer.Option(help="paper, or small: with the changes of the study's table [small], for minutes on a CPU."),
 ]
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several."),
+]
+Iterations = Annotated[int | None, typer.Option(help="Optimizer steps of every run.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the training set.")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples in a mini-batch.")]
+ProbeEvery = Annotated[
+    int | None, typer.Option(help="Iterations between two probes of the mini-batch; 0: no probing at all.")
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", "-j", help="Runs at a time. Default: one for each core, or for each GPU.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads of each run; they change last digits. Default: the cores divided by --jobs."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Devices = Annotated[str, typer.Option(help="auto, cpu, cuda, or several GPUs: cuda:0,cuda:1.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder that holds the data set. Default: $HESSCOND_DATA_DIR, else the cache."),
+]
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")]
+TargetSpec = Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")]
+Junit = Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")]
 
 
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:

@@ -160,4 +160,4 @@ def listing(rows: list[dict[str, Any]], as_json: bool, columns: Sequence[str] = 
     print_table(drawn)
 
 
-AsJson = Annotated[bool, typer.Option("--json", help="A list of objects.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print a list of objects.")]

@@ -22,13 +22,7 @@ import hesscond
 from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
 from hesscond.commands.exits import INTERRUPTED
-from hesscond.commands.options import (
-    check_file,
-    choice,
-    forward_precision,
-    names_of,
-    parse_size,
-)
+from hesscond.commands.options import Device, TargetSpec, check_file, choice, forward_precision, names_of, parse_size
 from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
@@ -62,7 +56,7 @@ LEVELS = {
 
 
 def probe(
-    target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")],
+    target: TargetSpec,
     layers: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,17 +69,17 @@ def probe(
     level: Annotated[
         str, typer.Option(help="unit: each output unit; layer: each layer; network: all parameters.")
     ] = "unit",
-    units: Annotated[str | None, typer.Option(help="Output units of the layers, as 0,1,5-9; all if not given.")] = None,
+    units: Annotated[str | None, typer.Option(help="Output units of the layers, as 0,1,5-9. Default: all.")] = None,
     method: Annotated[
         str | None,
         typer.Option(
             "--method",
             "-m",
-            help="Measure what a method makes of it (hesscond methods).",
+            help="Measure in the coordinates of a method (hesscond methods).",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Precision of the forward pass: float64 | as-is.")] = "float64",
-    rtol: Annotated[float, typer.Option(help="Relative width of κ's interval that is good enough.")] = 1e-8,
+    rtol: Annotated[float, typer.Option(help="Stop once the interval for κ is this narrow, relative to κ.")] = 1e-8,
     products: Annotated[
         int | None,
         typer.Option(
@@ -94,20 +88,22 @@ def probe(
             "gradients each), for models of millions of parameters; their layers by themselves are left out.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    memory: Annotated[str | None, typer.Option(help="How much memory may be used, as 2GB.")] = None,
+    device: Device = "auto",
+    memory: Annotated[str | None, typer.Option(help="Limit of the memory, as 2GB.")] = None,
     lift_casts: Annotated[
         bool, typer.Option(help="Keep in float64 what the model casts to float32 (LLaMA's normalization).")
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of the random generators before FUNCTION is called.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="The rows, one per Hessian, as a list of objects.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="The rows, one per Hessian, as CSV.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the random generators before FUNCTION is called.")] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows, one per Hessian, as a list of objects.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows, one per Hessian, as CSV.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw κ per layer to a .pdf, .png or .svg file.")] = None,
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
+        bool, typer.Option("--traceback", help="Show the traceback if the file's own code fails.")
     ] = False,
 ) -> None:
     """Measure condition numbers of the Hessians of any torch model's layers.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands.options import Scale
+from hesscond.commands.options import DataDir, Devices, Jobs, Scale, Threads
 from hesscond.commands.printing import AsJson, listing, print_table, sign_of_life, stderr, stdout
 from hesscond.commands.sweep import complain_of, data_of, do, place_of, usual_threads
 from hesscond.data import Dataset, locate
@@ -33,25 +33,23 @@ def replicate(
         typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL."),
     ] = None,
     scale: Scale = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every method, with the seeds 0, 1, …")] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of runs of every method, with the seeds 0, 1, …")] = 5,
     iterations: Annotated[
         int | None, typer.Option(help="Optimizer steps of every run, in place of the paper's.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set, in place of the paper's.")] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs at a time; one for each core or GPU.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
-    ] = None,
+    jobs: Jobs = None,
+    threads: Threads = None,
+    device: Devices = "auto",
+    data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs; runs/NAME (or NAME-small) if not given.")
+        Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME, or runs/NAME-small.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="What there is, and what each takes.")] = False,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the figures and tables, and what their runs take.")
+    ] = False,
     estimate_: Annotated[
-        bool, typer.Option("--estimate", help="Time the first iterations of each method here, and run nothing else.")
+        bool, typer.Option("--estimate", help="Only time the first iterations of each method.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

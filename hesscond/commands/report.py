@@ -15,12 +15,12 @@ from hesscond.report.html_report import SUFFIXES, write_report
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, or folders that hold some; of one study."),
+        typer.Argument(help="Run folders of one study, or folders that hold run folders."),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="An .html file; one that is there is replaced.")
-    ] = Path("report.html"),
-    title: Annotated[str | None, typer.Option(help="Of the page; study and methods if not given.")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="An .html file; an existing one is replaced.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, typer.Option(help="Title of the page. Default: study and methods.")] = None,
     layer: Annotated[str | None, typer.Option(help="Layer of the figures; the first one probed if absent.")] = None,
     unit: Annotated[int | None, typer.Option(help="Output unit of them; the first one probed if absent.")] = None,
 ) -> None:

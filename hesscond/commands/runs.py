@@ -16,7 +16,7 @@ from hesscond.runs import StoredRun, open_run, run_folders
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that holds run folders.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs at or below a folder, with their status, iterations and last training loss.

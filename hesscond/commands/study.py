@@ -13,7 +13,18 @@ from rich.text import Text
 
 from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
-from hesscond.commands.options import Scale, choice
+from hesscond.commands.options import (
+    BatchSize,
+    DataDir,
+    Device,
+    Epochs,
+    Iterations,
+    Methods,
+    ProbeEvery,
+    Scale,
+    Study,
+    choice,
+)
 from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
@@ -36,43 +47,27 @@ from hesscond.study.sections import LARGEST
 
 
 def study(
-    name: Annotated[
-        str,
-        typer.Argument(help="A built-in study (hesscond studies) or a .toml file."),
-    ],
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--method",
-            "-m",
-            help="NAME, NAME:option=value or NAME+NAME (hesscond methods); repeat for several.",
-        ),
-    ] = None,
+    name: Study,
+    method: Methods = None,
     scale: Scale = None,
-    seed: Annotated[str | None, typer.Option(help="Seeds, separated by commas; 0 if not given.")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a mini-batch.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seeds, separated by commas. Default: 0.")] = None,
+    iterations: Iterations = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of every method.")] = None,
-    probe_every: Annotated[
-        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 0: no probing at all.")
-    ] = None,
+    probe_every: ProbeEvery = None,
     statement: Annotated[
         list[str] | None,
         typer.Option(help="Check a published statement wherever a unit is probed (hesscond statements); repeatable."),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Go on with the runs in --out that were interrupted, or that have fewer iterations."
-        ),
+        typer.Option("--resume", help="Resume the runs in --out that were interrupted, or that have fewer iterations."),
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
-    ] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder; with several runs one METHOD-seedS in it for each.")
+        Path | None, typer.Option(help="Run folder; of several runs, the folder of their folders METHOD-seedS.")
     ] = None,
     expect: Expect = None,
     unresolved: Unresolved = "fail",

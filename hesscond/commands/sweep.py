@@ -15,7 +15,7 @@ import typer
 
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import sweep_view
-from hesscond.commands.options import Scale
+from hesscond.commands.options import DataDir, Devices, Epochs, Iterations, Jobs, Methods, ProbeEvery, Scale, Threads
 from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.commands.study import parse_seeds, tell_default_rates
 from hesscond.data import Dataset
@@ -44,41 +44,32 @@ def sweep(
     name: Annotated[
         str,
         typer.Argument(
-            help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to go on with.",
+            help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to resume.",
         ),
     ],
-    method: Annotated[
-        list[str] | None,
-        typer.Option("--method", "-m", help="As for study; repeat for several."),
-    ] = None,
+    method: Methods = None,
     scale: Scale = None,
-    seed: Annotated[str | None, typer.Option(help="0,1,2 or 0:5 (0 to 4); 0 if not given.")] = None,
+    seed: Annotated[str | None, typer.Option(help="Seeds, as 0,1,2 or 0:5 (0 to 4). Default: 0.")] = None,
     lr: Annotated[
         str | None,
-        typer.Option(help="Rates, separated by commas; grid: those that the study tries; its own one if not given."),
+        typer.Option(help="Learning rates, separated by commas; grid: the study's list. Default: the study's rate."),
     ] = None,
     batch_size: Annotated[str | None, typer.Option(help="Batch sizes, separated by commas.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=V[,V…]", help="Values of a key of the study's TOML, as training.momentum."),
+        typer.Option("--set", metavar="KEY=V[,V…]", help="Values of a key of the study file, as training.momentum."),
     ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Optimizer steps of every run.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training set.")] = None,
-    probe_every: Annotated[
-        int | None, typer.Option(help="Probe the mini-batch every so many iterations; 0: no probing at all.")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs at a time; one for each core or GPU.")] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of each run; the cores divided by --jobs. Last digits depend on it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or GPUs by turns: cuda:0,cuda:1.")] = "auto",
+    iterations: Iterations = None,
+    epochs: Epochs = None,
+    probe_every: ProbeEvery = None,
+    jobs: Jobs = None,
+    threads: Threads = None,
+    device: Devices = "auto",
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="The workers of a running Dask scheduler do the runs.")
+        str | None, typer.Option(metavar="ADDRESS", help="Use the workers of a running Dask scheduler.")
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder that holds the data set (else $HESSCOND_DATA_DIR, the cache).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep; runs/sweep-NAME if not given.")] = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep. Default: runs/sweep-NAME.")] = None,
 ) -> None:
     """Train a grid of methods × seeds × rates × batch sizes, several runs at a time, and show each method at its best.
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
-from hesscond.commands.options import check_file
+from hesscond.commands.options import Junit, check_file
 from hesscond.commands.printing import (
     AsJson,
     listing,
@@ -38,12 +38,17 @@ def verify_statements(
         typer.Argument(help="Statements (hesscond statements)."),
     ] = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="All statements.")] = False,
-    trials: Annotated[int | None, typer.Option(help="Random cases of each; what it says itself if not given.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
+    trials: Annotated[
+        int | None, typer.Option(help="Random cases of each statement. Default: the statement's own number.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
     as_json: AsJson = False,
-    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")] = None,
+    junit: Junit = None,
     figure: Annotated[
-        Path | None, typer.Option(help="Draw how much each trial of one statement used: a .pdf, .png or .svg file.")
+        Path | None,
+        typer.Option(
+            help="Draw the ratio of value to bound in each trial of one statement to a .pdf, .png or .svg file."
+        ),
     ] = None,
 ) -> None:
     """Check published statements on random cases; false ones get a counterexample, certified in exact arithmetic.
@@ -94,9 +99,9 @@ def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verd
 
 
 def list_statements(
-    name: Annotated[str | None, typer.Argument(help="Show all about this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this statement in full.")] = None,
     as_json: AsJson = False,
-    long: Annotated[bool, typer.Option("--long", help="With the whole text of each.")] = False,
+    long: Annotated[bool, typer.Option("--long", help="Show the whole text of each statement.")] = False,
 ) -> None:
     """List the statements that can be verified, with what is known of them, or show one.
 
