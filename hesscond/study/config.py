@@ -189,17 +189,7 @@ class RunConfig(Section):
 
 @dataclass(frozen=True)
 class Variant:
-    """A study as it is run with one method.
-
-    Attributes
-    ----------
-    study
-        The study, with the method's changes made.
-    method
-        The method, as `hesscond.methods.parse` takes it.
-    label
-        The method's name in the study; empty if the study does not name it.
-    """
+    """A study with the changes of one method, and the method's name in it; empty if the study does not name it."""
 
     study: StudyConfig
     method: str
@@ -260,13 +250,7 @@ class StudyConfig(Section):
         return f"{self.name}/{self.panel}" if self.panel else self.name
 
     def entry(self, text: str) -> MethodConfig | None:
-        """Entry of ``methods`` that a text means: its name, what ``--method`` says, or that without options; or None.
-
-        Raises
-        ------
-        ConfigError
-            Several of them are versions of this method.
-        """
+        """Entry of ``methods`` that a text means: by its name, as ``--method`` says it, or that without options."""
         named = [entry for entry in self.methods if entry.name == text]
         if named:
             return named[0]
@@ -278,13 +262,7 @@ class StudyConfig(Section):
         return versions[0] if versions else None
 
     def variant(self, text: str) -> Variant:
-        """The study as it is run with a method, named as in ``methods`` or as ``--method`` says it.
-
-        Raises
-        ------
-        ConfigError
-            No such method; what it changes does not fit the study.
-        """
+        """The study with the changes of a method, named as in ``methods`` or as ``--method`` says it."""
         entry = self.entry(text)
         if self.run is not None and self.run.label:
             # a run's config.toml has the changes in it, and perhaps others on top
@@ -333,13 +311,7 @@ class StudyConfig(Section):
         return parse(entry.method if entry else method).rate
 
     def learning_rate_grid(self, method: str, batch_size: int) -> list[float]:
-        """The rates to try for ``method`` at ``batch_size``, ascending.
-
-        Raises
-        ------
-        ConfigError
-            The study does not say.
-        """
+        """The rates to try for ``method`` at ``batch_size``, ascending."""
         entries = [entry for entry in self.learning_rates if entry.batch_size == batch_size and entry.grid]
         for name in self.names_of(method):
             for entry in entries:

@@ -27,15 +27,7 @@ ITERATIONS, SECONDS, SAMPLES = 100, 20.0, 1000
 
 @dataclass(frozen=True)
 class Panel:
-    """A part of a figure: one network on one data set, trained with several methods.
-
-    Attributes
-    ----------
-    study
-        The study that is trained, with the methods in ``study.methods``.
-    published
-        The paper's numbers.
-    """
+    """Part of a figure: a network on a data set, trained with the methods of the study, and the paper's numbers."""
 
     study: StudyConfig
     published: tuple[Published, ...]
@@ -119,15 +111,7 @@ def plan_replication(
 
 @dataclass(frozen=True)
 class Estimate:
-    """Time that a run is estimated to take.
-
-    Attributes
-    ----------
-    each
-        Seconds for an iteration.
-    seconds
-        Seconds for the whole run, evaluations included.
-    """
+    """Estimated seconds for an iteration of a run, and for the whole run with its evaluations."""
 
     plan: RunPlan
     each: float
@@ -135,15 +119,7 @@ class Estimate:
 
 
 def estimate(plan: RunPlan, data: Dataset) -> Estimate:
-    """The time that a run takes, from its first iterations and an evaluation of some test samples.
-
-    Parameters
-    ----------
-    plan
-        The run; nothing is written to its folder.
-    data
-        Data set, on the run's device.
-    """
+    """Estimate of the time of a run, from its first iterations and an evaluation of some test samples."""
     tests = len(data.test_targets)
     few = min(tests, SAMPLES)
     with TemporaryDirectory() as folder:
