@@ -21,18 +21,7 @@ RunningVariance = Literal["unbiased", "tensorflow"]
 
 
 class OwnBatchNorm(_BatchNorm):
-    """Batch normalization that keeps its running averages itself; takes activations (N, C, *positions).
-
-    Parameters
-    ----------
-    channels
-        C.
-    biased
-        Whether the running variance is the average of the batches' variances with 1/N, which they are normalized by,
-        instead of 1/(N−1), as in torch's modules.
-    **options
-        Options of `torch.nn.BatchNorm1d`.
-    """
+    """Batch normalization that keeps its running averages itself; takes activations (N, C, *positions)."""
 
     def __init__(self, channels: int, *, biased: bool = False, **options: Any) -> None:
         super().__init__(channels, **options)

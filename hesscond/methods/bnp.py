@@ -45,13 +45,6 @@ class Bank:
     """Running variances of all layers and groups, one row each; shorter rows are padded with zeros at the end.
 
     A few operations on this matrix replace many on small tensors, whose cost is the overhead of the calls.
-
-    Attributes
-    ----------
-    variance, inverse : (rows, w)
-        σ², and 1/(q² σ̃²) of the last `refresh`.
-    factor : (rows, 1)
-        1/q².
     """
 
     def __init__(self, rows: int, features: int, like: torch.Tensor) -> None:
@@ -79,16 +72,9 @@ class Snapshot(NamedTuple):
 
 @dataclass
 class BNPState(LayerState):
-    """Running statistics of a layer, and the inputs seen since the last step.
+    """Running statistics mu and variance (G w,) of a layer's G groups, and the inputs seen since the last step."""
 
-    Attributes
-    ----------
-    exact
-        Whether a convolution has statistics of every entry of its patches, rather than of every channel.
-    mu, variance : (G w,)
-        Statistics of all groups, one after another.
-    """
-
+    # whether a convolution has statistics of every entry of its patches, rather than of every channel
     exact: bool = False
 
     def __post_init__(self) -> None:
@@ -299,13 +285,7 @@ class BNP(InputMethod[BNPState]):
         return super().known or self._inputs is not None
 
     def check_batch(self, samples: int) -> None:
-        """Refuse batches of one sample where statistics come from the batch alone.
-
-        Raises
-        ------
-        ConfigError
-            A batch of one sample.
-        """
+        """Refuse batches of one sample where statistics come from the batch alone."""
         if self.statistics == "batch" and samples < 2:
             raise ConfigError("bnp:statistics=batch has no variance of a batch of 1 sample: use 2 samples or more")
 
@@ -392,13 +372,7 @@ class BNP(InputMethod[BNPState]):
 
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:
-        """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches.
-
-        Raises
-        ------
-        ConfigError
-            A transposed convolution.
-        """
+        """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches."""
         refuse_transposed(cls.name, layer, inputs.geometry.kind)
         return entry_statistics(inputs) if exact else channel_statistics(inputs)
 

@@ -109,13 +109,7 @@ class Composed(Method):
         return own if isinstance(own, LinearCoordinates) else None
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """Coordinates of the one part that has coordinates other than the plain ones; None: no part has.
-
-        Raises
-        ------
-        ConfigError
-            Two parts have such coordinates.
-        """
+        """Coordinates of the one part that has coordinates other than the plain ones; None: no part has."""
         found = [(part.name, own) for part in self.parts if (own := part.coordinates(layer)) is not None]
         if len(found) > 1:
             raise ConfigError(
@@ -161,13 +155,7 @@ class Composed(Method):
         return {part.name: part.state_dict() for part in self.parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the states of the parts.
-
-        Raises
-        ------
-        ConfigError
-            The states are those of other methods.
-        """
+        """Load the states of the parts."""
         if set(state) != {part.name for part in self.parts}:
             raise ConfigError(f"the state is of {', '.join(state)}, not of {self.name}")
         for part in self.parts:

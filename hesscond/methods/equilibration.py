@@ -160,13 +160,7 @@ class Equilibration(Reparametrization):
         self.chart = ThroughE(model, self.coordinates_name)
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
-        """E(W) W for a layer.
-
-        Raises
-        ------
-        ConfigError
-            The Jacobi preconditioner is not defined for it.
-        """
+        """E(W) W for a layer."""
         own = Equilibrated(layer, axis=self.axis, frozen=self.frozen, p=self.p)
         if self.axis == "jacobi":
             A = own.rows(layer.weight.detach())
@@ -179,23 +173,11 @@ class Equilibration(Reparametrization):
         return own
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """W of a layer that is equilibrated, or diag(1, e) with E frozen; None of another.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """W of a layer that is equilibrated, or diag(1, e) with E frozen; None of another."""
         return self.frozen_coordinates(layer) if self.frozen else super().coordinates(layer)
 
     def probed(self, layer: str) -> Coordinates | None:
-        """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too."""
         own = self.coordinates(layer)
         return Reparametrized(self.model, own.name) if isinstance(own, LinearCoordinates) else own
 
@@ -210,13 +192,7 @@ class Equilibration(Reparametrization):
         }
 
     def frozen_coordinates(self, layer: str) -> LinearCoordinates | None:
-        """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated."""
         own = self.parametrization_of(layer)
         if own is None:
             return None

@@ -28,23 +28,6 @@ from hesscond.methods.registry import register
 class GhostNorm(nn.Module):
     """Normalization over ghost batches and groups of channels; takes activations (N, C, *positions).
 
-    Parameters
-    ----------
-    channels
-        C.
-    groups
-        G, which divides C; C itself: no groups.
-    ghost
-        Samples in a ghost batch.
-    example_weight
-        Weight of the example's own statistics at inference.
-    momentum
-        Share of the batch in the running averages.
-    eps
-        ε.
-    affine
-        Whether there are γ and β, from 1 and 0.
-
     Notes
     -----
     The running averages are of h and h² by channel, (C,) each. With ``track_running_stats`` false they are read, not
@@ -203,13 +186,7 @@ class FourThings(Normalization):
         return self.coordinates(layer)
 
     def check_network(self) -> None:
-        """Refuse a probe of all parameters together where there is a penalty on γ and β.
-
-        Raises
-        ------
-        ConfigError
-            There is.
-        """
+        """Refuse a probe of all parameters together where there is a penalty on γ and β."""
         if self.penalty(torch.zeros(())) is not None:
             raise ConfigError(
                 f"{self.name} adds a penalty on γ and β, whose Hessian is not a part of the network's here: give the "

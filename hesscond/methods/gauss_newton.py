@@ -82,13 +82,7 @@ class Formed(Rows):
 
 
 class Products(Rows):
-    """Row (k, j) is Σ_t δ_kjt ⊗ ĥ_jt over the positions t of sample j.
-
-    Parameters
-    ----------
-    deltas : (K, N, T, m)
-    H : (N, T, n̂)
-    """
+    """Row (k, j) is Σ_t δ_kjt ⊗ ĥ_jt over the positions t of sample j, δ (K, N, T, m) and ĥ (N, T, n̂)."""
 
     def __init__(self, deltas: torch.Tensor, H: torch.Tensor) -> None:
         self.deltas, self.H = deltas, H
@@ -344,13 +338,7 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
             state.of_call.clear()
 
     def take(self, state: GaussNewtonState) -> None:
-        """Compute M of a layer from this mini-batch.
-
-        Raises
-        ------
-        ConfigError
-            It has too many samples times outputs for its layers.
-        """
+        """Compute M of a layer from this mini-batch."""
         parts = state.products()
         r, order = sum(part.shape[0] for part in parts), state.geometry.units * state.geometry.n_params
         if min(r, order) > self.widest:
@@ -366,13 +354,7 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
         return any(state.resolvent is not None for state in self.layers.values())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned, or was not yet.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """P as the last step used it; None: the layer is not preconditioned, or was not yet."""
         state = self.find(layer)
         if state is None or state.resolvent is None:
             return None

@@ -28,21 +28,12 @@ Statistics = TypeVar("Statistics")
 
 @dataclass
 class LayerState(ABC):
-    """A layer, and its inputs since the last step in the calls that a backward pass has reached.
-
-    Attributes
-    ----------
-    q_squared
-        1/q² multiplies P Pᵀ.
-    inputs
-        Input and output shape of each call.
-    gradients
-        For each call the first gradients in its output, at most ``wanted`` of them.
-    """
+    """A layer, and its inputs since the last step in the calls that a backward pass has reached."""
 
     module: Layer
-    q_squared: float = 1.0
-    inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)
+    q_squared: float = 1.0  # 1/q² multiplies P Pᵀ
+    inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)  # input and output shape of each call
+    # for each call the first gradients in its output, at most wanted of them
     gradients: list[list[torch.Tensor]] = field(default_factory=list)
     wanted: int = 0
 
@@ -151,13 +142,6 @@ class LayerMethod(Method, Generic[State]):
     Only inputs of forward passes that a backward pass has reached count, so evaluating or probing the model does not
     change the statistics; the samples of several backward passes before one step (gradient accumulation) count
     together.
-
-    Parameters
-    ----------
-    model
-        Holds at least one dense or convolutional layer.
-    layers
-        Names of the layers to precondition; None: all.
     """
 
     preconditions = True

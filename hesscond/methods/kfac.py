@@ -30,27 +30,15 @@ Targets = Literal["data", "model"]
 
 @dataclass
 class FisherState(WholeState):
-    """Running second moments of a layer, and their factors.
+    """Running second moments of a layer, and their factors, float64.
 
-    Attributes
-    ----------
-    A : (n̂, n̂) float64
-        Second moment of the extended inputs: E Σ_t ĥĥᵀ over samples, t the positions.
-    G : (m, m) float64
-        Second moment of the gradients δ of a sample's loss in the outputs: mean of δδᵀ over samples and positions.
-    mass : () float64
-        Sum of the weights of the averages.
-    right, left
-        Roots of M's factors (K-FAC), or eigenvectors of A and G (E-KFAC).
-    v : (m, n̂) float64
-        1/√(s + γ) in these eigenvectors; ones for K-FAC.
-    s : (m, n̂) float64
-        Averaged squares of samples' gradients in the eigenvectors (E-KFAC).
-    drawn
-        Whether the gradients are those of targets drawn from the model, which have the covariance of the mean loss.
+    A (n̂, n̂) is E Σ_t ĥĥᵀ over samples, t the positions, and G (m, m) the mean of δδᵀ over samples and positions, δ a
+    gradient in the outputs; ``mass`` is the sum of the weights. ``right`` and ``left`` are roots of M's factors (K-FAC)
+    or eigenvectors of A and G (E-KFAC); in these, s (m, n̂) are averaged squares of gradients, and v is 1/√(s + γ).
     """
 
     wanted: int = 1
+    # whether the gradients are those of targets drawn from the model, which have the covariance of the mean loss
     drawn: bool = False
 
     def __post_init__(self) -> None:
@@ -216,13 +204,7 @@ class KFAC(LayerMethod[FisherState]):
             self.generator.set_state(state["generator"].cpu())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """P as the last step used it; None: the layer is not preconditioned."""
         state = self.find(layer)
         return None if state is None else LayerMap(state.map, None, f"{self.name}, M^1/2")
 

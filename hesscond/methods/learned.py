@@ -23,11 +23,6 @@ class Learned(ByParameter):
 
     A convolution's weight is the matrix of its filters, one a row. States and M are computed in float64. Subclasses
     write `begun`, `learn` and `read`.
-
-    Parameters
-    ----------
-    model
-        Any without transposed convolutions, if M has factors.
     """
 
     #: Whether M has a factor for each side of a weight.

@@ -22,21 +22,11 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Site:
-    """Place of a normalization in a model.
+    """Place of a normalization in a model."""
 
-    Attributes
-    ----------
-    name
-        Name of the layer.
-    channels
-        C of the activations (N, C, *positions) there, or of the features (N, …, C) at a dense layer.
-    dimensions
-        Number of spatial dimensions of the activations: 0 at a dense layer.
-    """
-
-    name: str
-    channels: int
-    dimensions: int
+    name: str  # name of the layer
+    channels: int  # C of the activations (N, C, *positions) there, or of the features (N, …, C) at a dense layer
+    dimensions: int  # number of spatial dimensions of the activations: 0 at a dense layer
 
     @classmethod
     def of(cls, name: str, layer: Layer, position: Position) -> Site:
@@ -111,20 +101,7 @@ def positive_eps(eps: float) -> float:
 
 
 def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, size: int | None = None) -> int:
-    """The number of groups that the channels of a site are split into.
-
-    Parameters
-    ----------
-    site
-        Site whose channels are split.
-    groups
-        Number of groups asked for; None: groups of ``size`` channels are.
-    indivisible
-        What to do where the channels do not split into this number of groups, or into groups of this size:
-        ``"refuse"``, or take the largest smaller number that divides them.
-    size
-        Channels in a group.
-    """
+    """The number of groups that the channels of a site are split into."""
     # a convolution's channel has many positions
     least = 1 if site.dimensions else 2
     choices = [n for n in range(least, site.channels + 1) if site.channels % n == 0]

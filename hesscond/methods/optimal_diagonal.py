@@ -73,13 +73,7 @@ class OptimalDiagonal(Method):
         layers: tuple[str, ...] | None = None,
         **options: Any,
     ) -> RowFactor | None:
-        """Triangular factor of the centred inputs, with the means; None: the layer is not one of ``layers``.
-
-        Raises
-        ------
-        ConfigError
-            The layer is too wide.
-        """
+        """Triangular factor of the centred inputs, with the means; None: the layer is not one of ``layers``."""
         if layers is not None and layer not in layers:
             return None
         order = inputs.geometry.n_params

@@ -35,19 +35,7 @@ Space = Literal["p", "z"]
 
 
 class Penalized(Chart):
-    """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L.
-
-    Parameters
-    ----------
-    P
-        P of the units of the layer; None: P = I, and both penalties are the same.
-    strength
-        λ.
-    in_z
-        Whether the penalty is λ‖z‖².
-    name
-        Name in logs.
-    """
+    """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L."""
 
     def __init__(self, P: LinearCoordinates | None, strength: float, *, in_z: bool, name: str) -> None:
         self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
@@ -144,13 +132,7 @@ class L2(Regularization):
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
     def probed(self, layer: str) -> Coordinates | None:
-        """The Hessian with the penalty.
-
-        Raises
-        ------
-        ConfigError
-            No such layer; the coordinates of the whole method are not linear.
-        """
+        """The Hessian with the penalty."""
         own = self.whole.coordinates(layer)
         if own is not None and not isinstance(own, LinearCoordinates):
             raise ConfigError(
@@ -206,13 +188,7 @@ class GradientRegularization(Regularization):
     summary = "the squared norm of the gradient, in p or in z, added to the loss"
 
     def probed(self, layer: str) -> Coordinates | None:
-        """Coordinates of the whole method, if λ = 0.
-
-        Raises
-        ------
-        ConfigError
-            λ > 0: the Hessian of the penalty is made of third derivatives, which are not measured.
-        """
+        """Coordinates of the whole method, if λ = 0."""
         if self.strength > 0:
             raise ConfigError(
                 f"{self.name} adds λ‖∇L‖² to the loss, whose Hessian takes third derivatives and is not measured: give "
@@ -221,13 +197,7 @@ class GradientRegularization(Regularization):
         return self.coordinates(layer)
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """λ gᵀg, or λ gᵀMg.
-
-        Raises
-        ------
-        ConfigError
-            The coordinates z of a layer are not linear.
-        """
+        """λ gᵀg, or λ gᵀMg."""
         parameters = self._parameters()
         found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}

@@ -18,13 +18,7 @@ from hesscond.methods.wrapping import layers_of
 
 
 class WeightParametrization(nn.Module):
-    """Base of the modules that compute the weight of a layer; a subclass writes ``forward``.
-
-    Parameters
-    ----------
-    layer
-        The layer, of which only the geometry is kept.
-    """
+    """Base of the modules that compute the weight of a layer; a subclass writes ``forward``."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -48,13 +42,6 @@ class Reparametrization(Method):
     """A layer's weight W(θ), by `torch.nn.utils.parametrize`: what is trained, and saved, are the parameters θ.
 
     The Hessian that decides convergence is that in θ (`Reparametrized`); the bias stays as it is.
-
-    Parameters
-    ----------
-    model
-        Any module with dense or convolutional layers.
-    layers
-        Layers to reparametrize; ``("ends",)``: the first and the last; None: all, the output layer if ``with_output``.
     """
 
     reparametrizes = True

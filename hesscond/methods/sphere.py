@@ -50,15 +50,7 @@ def projected(weights: torch.Tensor, constraint: Constraint, c: float = C) -> to
 
 
 class Affine(nn.Module):
-    """γ a + β for each channel, from γ = 1 and β = 0: what batch normalization ends with (eq. (6)).
-
-    Parameters
-    ----------
-    channels
-        m.
-    axis
-        Dimension of the channels in a.
-    """
+    """γ a + β for each channel, from γ = 1 and β = 0: what batch normalization ends with (eq. (6))."""
 
     def __init__(self, channels: int, axis: int) -> None:
         super().__init__()
@@ -80,20 +72,6 @@ class Noise(nn.Module):
     two steps sees the noise of the training pass, and takes none away from it; several forward passes before one step
     have the same noise. The global random states are not used. The number of the step is a buffer, and so in the
     model's ``state_dict``.
-
-    Parameters
-    ----------
-    deviation
-        σ, the standard deviation of n.
-    seed
-        Numbers that distinguish this noise from all others.
-    axis
-        Where the channels are among the dimensions of a.
-    per
-        Whether n is drawn for each channel once a ``"batch"``, for each channel of each ``"sample"``, or for each
-        ``"entry"`` of a.
-    additive
-        Whether a + n takes the place of (1 + n) a.
     """
 
     step: torch.Tensor
@@ -129,19 +107,6 @@ class SphereChart(Chart):
 
     The Hessian is the Riemannian one, `SphereTangentOperator`, in as many coordinates as there are parameters: the
     normals are null directions, and count as nullity. All other parameters of the model, biases too, are free.
-
-    Parameters
-    ----------
-    model
-        The model.
-    layers
-        Names of the constrained layers.
-    sphere
-        Whether the norms of their units' weights are constrained.
-    centred
-        Whether the sums of their units' weights are constrained.
-    curved
-        Whether the curvature of the spheres counts, see `SphereTangentOperator`.
     """
 
     def __init__(
@@ -343,13 +308,7 @@ class Sphere(Method):
             noise.step += 1
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """The tangent space of a constrained layer; None for the others.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """The tangent space of a constrained layer; None for the others."""
         known = layers_of(self.model)
         if layer not in known:
             raise ConfigError(f"no dense or convolutional layer {layer!r} in the model: it has {', '.join(known)}")

@@ -73,13 +73,7 @@ class WeightStandardization(Reparametrization):
         super().__init__(model, layers=layers)
 
     def parametrization(self, name: str, layer: Layer) -> Standardized:
-        """Ŵ(W) for a layer.
-
-        Raises
-        ------
-        ConfigError
-            Nothing is left of its weights.
-        """
+        """Ŵ(W) for a layer."""
         own = Standardized(layer, self.epsilon)
         if own.geometry.fan_in == 1:
             raise ConfigError(

@@ -27,18 +27,9 @@ CUTOFF = 1e-8
 
 @dataclass
 class WhiteningState(LayerState):
-    """Running mean and covariance of the inputs of a layer, for each of its G groups.
+    """Running mean mu (G, n) and covariance C (G, n, n) of the inputs of a layer, for each of its G groups.
 
-    Attributes
-    ----------
-    mu : (G, n)
-        Zero without bias: then C is the matrix of second moments.
-    C : (G, n, n)
-        Covariance.
-    root : (G, n, n)
-        W with W Wᵀ = C̃⁻¹, as of the last decomposition.
-    inverse : (G, n, n)
-        W Wᵀ.
+    Without bias the mean is zero, and C the second moments. W = ``root`` has W Wᵀ = C̃⁻¹ = ``inverse``, both (G, n, n).
     """
 
     def __post_init__(self) -> None:

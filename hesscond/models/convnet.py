@@ -32,33 +32,6 @@ class ConvNet(nn.Module):
     The 9-layer CNN of Ikami, Irie, Shibata, Constrained Weight Optimization for Learning without Activation
     Normalization (WACV 2021, section 4.1), has three padded convolutions each with 64, 128 and 256 channels, average
     pooling between the threes, the mean over the pixels before the output layer, He weights (fan-in).
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    widths
-        Channels of the 3×3 convolutions.
-    padding
-        ``"valid"``, none, or ``"same"``, by zeros that keep height and width.
-    pooled
-        After which of them (1, 2, …) there is a 2×2 pooling.
-    pooling
-        ``"max"`` or ``"average"``.
-    hidden
-        Widths of the hidden dense layers.
-    head
-        Input of the dense layers: ``"flatten"``, all pixels, or ``"average"``, the mean of each channel.
-    weights
-        ``"glorot"`` (uniform) or ``"he"`` (normal, fan-in).
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS`, between convolution or hidden dense layer and activation.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -66,13 +39,14 @@ class ConvNet(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        widths: tuple[int, ...] = (32, 64, 32),
-        padding: str = "valid",
-        pooled: tuple[int, ...] = (1, 2),
-        pooling: str = "max",
-        hidden: tuple[int, ...] = (64,),
+        widths: tuple[int, ...] = (32, 64, 32),  # channels of the 3×3 convolutions
+        padding: str = "valid",  # "valid", none, or "same", by zeros that keep height and width
+        pooled: tuple[int, ...] = (1, 2),  # after which of them (1, 2, …) there is a 2×2 pooling
+        pooling: str = "max",  # "max" or "average"
+        hidden: tuple[int, ...] = (64,),  # widths of the hidden dense layers
+        # input of the dense layers: "flatten", all pixels, or "average", the mean of each channel
         head: str = "flatten",
-        weights: str = "glorot",
+        weights: str = "glorot",  # "glorot" (uniform) or "he" (normal, fan-in)
         activation: str = "relu",
         norm: str = "none",
         generator: torch.Generator | None = None,

@@ -49,27 +49,6 @@ class DenseNet(nn.Module):
     He-normal weights (fan-in). The weight-conditioning paper (Saratchandran, Wang, Lucey, ECCV 2024) trains "a
     DenseNet" on CIFAR; the defaults assume that of P. Lippe's UvA Deep Learning Tutorial 5 (without its bias in
     ``conv1``), as for its Inception network.
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    blocks
-        Layers in each dense block.
-    growth
-        Channels that a layer adds.
-    bottleneck
-        The 1×1 convolution of a layer has this many times ``growth`` channels.
-    stem
-        Channels of ``conv1``.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS`.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -77,10 +56,10 @@ class DenseNet(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        blocks: tuple[int, ...] = (6, 6, 6, 6),
-        growth: int = 16,
-        bottleneck: int = 2,
-        stem: int = 32,
+        blocks: tuple[int, ...] = (6, 6, 6, 6),  # layers in each dense block
+        growth: int = 16,  # channels that a layer adds
+        bottleneck: int = 2,  # the 1×1 convolution of a layer has this many times growth channels
+        stem: int = 32,  # channels of conv1
         activation: str = "relu",
         norm: str = "batch",
         generator: torch.Generator | None = None,

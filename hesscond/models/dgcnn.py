@@ -45,29 +45,6 @@ class DGCNN(nn.Module):
 
     Wang et al., Dynamic Graph CNN for Learning on Point Clouds (ACM TOG 2019, section 4.1, figure 3), without the
     spatial transformer, as in the authors' code, with torch's default weights as there.
-
-    Parameters
-    ----------
-    input_shape
-        (points, d).
-    outputs
-        Number of outputs.
-    widths
-        Channels of the edge convolutions.
-    k
-        Neighbours, the point itself among them.
-    embedding
-        Channels of ``conv``.
-    hidden
-        Widths of the hidden dense layers.
-    dropout
-        Probability after the hidden dense layers (0.5 in the paper).
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS`.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -75,11 +52,11 @@ class DGCNN(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        widths: tuple[int, ...] = (64, 64, 128, 256),
-        k: int = 20,
-        embedding: int = 1024,
-        hidden: tuple[int, ...] = (512, 256),
-        dropout: float = 0.0,
+        widths: tuple[int, ...] = (64, 64, 128, 256),  # channels of the edge convolutions
+        k: int = 20,  # neighbours, the point itself among them
+        embedding: int = 1024,  # channels of conv
+        hidden: tuple[int, ...] = (512, 256),  # widths of the hidden dense layers
+        dropout: float = 0.0,  # probability after the hidden dense layers (0.5 in the paper)
         activation: str = "leaky-relu",
         norm: str = "batch",
         generator: torch.Generator | None = None,

@@ -97,25 +97,6 @@ class Inception(nn.Module):
     (Saratchandran, Wang, Lucey, ECCV 2024) trains "an Inception network" on CIFAR; assumed: the eight blocks of the
     modified GoogLeNet of P. Lippe's UvA Deep Learning Tutorial 5, normalization after each convolution, He-normal
     weights (fan-in).
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    blocks
-        Number of blocks of each stage: up to 2, 4 and 2; for `GoogLeNet` 2, 5 and 2.
-    stem
-        Channels of the first convolution, 3×3.
-    width
-        Factor of all other channels.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS`.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     published: ClassVar[Stages] = SMALL
@@ -125,9 +106,10 @@ class Inception(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
+        # number of blocks of each stage: up to 2, 4 and 2; for `GoogLeNet` 2, 5 and 2
         blocks: tuple[int, ...] = (2, 4, 2),
-        stem: int = 64,
-        width: float = 1.0,
+        stem: int = 64,  # channels of the first convolution, 3×3
+        width: float = 1.0,  # factor of all other channels
         activation: str = "relu",
         norm: str = "batch",
         generator: torch.Generator | None = None,

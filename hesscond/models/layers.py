@@ -112,21 +112,12 @@ def truncated_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | 
 
 @dataclass(frozen=True)
 class Layers:
-    """Makes the layers of one network, each with its initial weights.
+    """Makes the layers of one network, each with its initial weights."""
 
-    Attributes
-    ----------
-    initialize
-        Sets the initial weights and bias.
-    generator
-        Generator, on the CPU, of the initial weights; nothing else is random.
-    norm
-        What `normalization` makes, as `normalization_of` takes it. A layer before a normalization has no bias, except
-        with ``"none"``.
-    """
-
-    initialize: Initializer
-    generator: torch.Generator | None
+    initialize: Initializer  # sets the initial weights and bias
+    generator: torch.Generator | None  # generator, on the CPU, of the initial weights; nothing else is random
+    # what `normalization` makes, as `normalization_of` takes it. A layer before a normalization has no bias, except
+    # with "none"
     norm: str = "none"
 
     def __post_init__(self) -> None:

@@ -94,27 +94,6 @@ class CoordinateMLP(nn.Module):
 
     Mildenhall et al., NeRF (ECCV 2020, section 5.1, eq. 4; the network is the density branch of figure 7, with as many
     outputs as asked). Glorot-uniform weights, biases zero, as in the published code.
-
-    Parameters
-    ----------
-    input_shape
-        (d,).
-    outputs
-        Number of outputs.
-    hidden
-        Widths of the hidden layers before the skip.
-    after_skip
-        Widths of those after it; the first of them sees γ(p) again. None: there is no skip.
-    frequencies
-        L.
-    output
-        ``"sigmoid"`` for values in (0, 1), ``"linear"`` for any, or for logits.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS`, between hidden layer and activation.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     scales: torch.Tensor
@@ -124,10 +103,11 @@ class CoordinateMLP(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        hidden: tuple[int, ...] = (256, 256, 256, 256, 256),
+        hidden: tuple[int, ...] = (256, 256, 256, 256, 256),  # widths of the hidden layers before the skip
+        # widths of those after it; the first of them sees γ(p) again. None: there is no skip
         after_skip: tuple[int, ...] = (256, 256, 256),
-        frequencies: int = 10,
-        output: str = "sigmoid",
+        frequencies: int = 10,  # L
+        output: str = "sigmoid",  # "sigmoid" for values in (0, 1), "linear" for any, or for logits
         activation: str = "relu",
         norm: str = "none",
         generator: torch.Generator | None = None,

@@ -25,21 +25,9 @@ def encoded(p: torch.Tensor, frequencies: int) -> torch.Tensor:
 
 
 def visible(density: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """w_i = T_i (1 − exp(−σ_i δ_i)) with the transmittance T_i = exp(−Σ_{j<i} σ_j δ_j) (eq. 3).
+    """Weights w_i = T_i (1 − exp(−σ_i δ_i)), (N, S), with the transmittance T_i = exp(−Σ_{j<i} σ_j δ_j) (eq. 3).
 
     What is seen along a ray is Σ_i w_i c_i.
-
-    Parameters
-    ----------
-    density
-        σ ≥ 0, (N, S).
-    lengths
-        δ, (N, S).
-
-    Returns
-    -------
-    torch.Tensor
-        (N, S).
     """
     depth = density * lengths
     before = functional.pad(depth[:, :-1], (1, 0)).cumsum(1)
@@ -47,24 +35,10 @@ def visible(density: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def resampled(at: torch.Tensor, weights: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Where the distribution function of a density along each ray has the values ``share`` (section 5.2).
+    """Points (N, F) at which the distribution function of a density along each ray is ``share`` (section 5.2).
 
     The density is constant between the middles of neighbouring points and proportional there to the weight of the
     point, of all points but the first and the last, plus 1e-5, as in the code published with the paper.
-
-    Parameters
-    ----------
-    at
-        Ascending points, (N, S), S ≥ 3.
-    weights
-        Not negative, (N, S).
-    share
-        In [0, 1], (N, F).
-
-    Returns
-    -------
-    torch.Tensor
-        (N, F).
     """
     edges = (at[:, 1:] + at[:, :-1]) / 2
     weights = weights[:, 1:-1] + 1e-5
@@ -128,36 +102,6 @@ class RadianceField(nn.Module):
     Mildenhall et al., NeRF (ECCV 2020), sections 4 and 5.2, figure 7, with the encoding of the code published with it,
     which also contains the point itself. The coarse network is evaluated at stratified points; the fine one at
     these and at more of them, drawn where the coarse one sees something. Glorot-uniform weights, biases zero.
-
-    Parameters
-    ----------
-    input_shape
-        (11,): origin, direction, where the ray begins and ends, direction of the view.
-    outputs
-        Number of outputs, values in (0, 1).
-    hidden
-        Widths of the hidden layers before the skip.
-    after_skip
-        Widths of those after it; the first of them sees γ of the point again.
-    view
-        Width of the layer that sees the direction of the view.
-    frequencies
-        L of points.
-    view_frequencies
-        L of directions.
-    samples
-        Points of a ray: of the coarse network, and how many more of the fine one; one number: no fine network.
-    jitter
-        How much of the distance between them the points are moved at random in training: 1, stratified sampling, and
-        random points for the fine network.
-    density_noise
-        Standard deviation of the noise on densities before their ReLU in training; 1 in the paper on real scenes.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        ``"layer"`` or ``"none"``, between hidden layer and activation.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -165,16 +109,21 @@ class RadianceField(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        hidden: tuple[int, ...] = (256, 256, 256, 256, 256),
+        hidden: tuple[int, ...] = (256, 256, 256, 256, 256),  # widths of the hidden layers before the skip
+        # widths of those after it; the first of them sees γ of the point again
         after_skip: tuple[int, ...] = (256, 256, 256),
-        view: int = 128,
-        frequencies: int = 10,
-        view_frequencies: int = 4,
+        view: int = 128,  # width of the layer that sees the direction of the view
+        frequencies: int = 10,  # L of points
+        view_frequencies: int = 4,  # L of directions
+        # points of a ray: of the coarse network, and how many more of the fine one; one number: no fine network
         samples: tuple[int, ...] = (64, 128),
+        # how much of the distance between them the points are moved at random in training: 1, stratified sampling,
+        # and random points for the fine network
         jitter: float = 1.0,
+        # standard deviation of the noise on densities before their ReLU in training; 1 in the paper on real scenes
         density_noise: float = 0.0,
         activation: str = "relu",
-        norm: str = "none",
+        norm: str = "none",  # "layer" or "none", between hidden layer and activation
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()

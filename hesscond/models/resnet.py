@@ -146,29 +146,6 @@ class ResNet(nn.Module):
     He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition (CVPR 2016): sections 3.3 and 4.1 for ImageNet,
     4.2 for CIFAR (6n + 2 layers: n blocks in each of three stages, padded shortcuts). He-normal weights (fan-out);
     normalizations begin at 1 and 0. Every stage but the first halves height and width.
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    blocks
-        Blocks in each stage.
-    widths
-        Channels of each stage's 3×3 convolutions; the first is that of ``conv1``, too.
-    block
-        ``"basic"`` or ``"bottleneck"`` (with four times as many channels between blocks).
-    shortcut
-        Where shapes change: ``"pad"`` (option A) or ``"projection"`` (option B).
-    stem
-        ``"3x3"``, or ``"7x7"`` with stride 2 and max pooling (ImageNet).
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -176,11 +153,12 @@ class ResNet(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        blocks: tuple[int, ...] = (3, 3, 3),
+        blocks: tuple[int, ...] = (3, 3, 3),  # blocks in each stage
+        # channels of each stage's 3×3 convolutions; the first is that of conv1, too
         widths: tuple[int, ...] = (16, 32, 64),
-        block: str = "basic",
-        shortcut: str = "pad",
-        stem: str = "3x3",
+        block: str = "basic",  # "basic" or "bottleneck" (with four times as many channels between blocks)
+        shortcut: str = "pad",  # where shapes change: "pad" (option A) or "projection" (option B)
+        stem: str = "3x3",  # "3x3", or "7x7" with stride 2 and max pooling (ImageNet)
         activation: str = "relu",
         norm: str = "batch",
         generator: torch.Generator | None = None,
@@ -221,29 +199,6 @@ class PreActResNet(nn.Module):
     first shortcut starts after the first activation (appendix); and Zagoruyko and Komodakis, Wide Residual Networks
     (BMVC 2016, table 1) with projections, which start after it as well. He-normal weights (fan-out); normalizations
     begin at 1 and 0. Every stage but the first halves height and width.
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    blocks
-        Blocks in each stage.
-    stem
-        Channels of ``conv1``.
-    widths
-        Channels of each stage.
-    shortcut
-        Where shapes change: ``"pad"`` or ``"projection"``.
-    dropout
-        Probability between the convolutions of a block (Wide Residual Networks, section 2.4).
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        One of `hesscond.models.NORMALIZATIONS` (without one, nothing keeps the activations of many blocks small).
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -251,11 +206,11 @@ class PreActResNet(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        blocks: tuple[int, ...] = (3, 3, 3),
-        stem: int = 16,
-        widths: tuple[int, ...] = (16, 32, 64),
-        shortcut: str = "pad",
-        dropout: float = 0.0,
+        blocks: tuple[int, ...] = (3, 3, 3),  # blocks in each stage
+        stem: int = 16,  # channels of conv1
+        widths: tuple[int, ...] = (16, 32, 64),  # channels of each stage
+        shortcut: str = "pad",  # where shapes change: "pad" or "projection"
+        dropout: float = 0.0,  # probability between the convolutions of a block (Wide Residual Networks, section 2.4)
         activation: str = "relu",
         norm: str = "batch",
         generator: torch.Generator | None = None,

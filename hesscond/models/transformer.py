@@ -97,31 +97,6 @@ class VisionTransformer(nn.Module):
     Dosovitskiy et al., An Image Is Worth 16×16 Words (ICLR 2021, section 3.1, table 1); the small one is that of
     Touvron et al. (DeiT, ICML 2021). All weights, the class token and the positions begin with N(0, 0.02²)
     truncated, as in DeiT.
-
-    Parameters
-    ----------
-    input_shape
-        (channels, height, width).
-    outputs
-        Number of outputs.
-    patch
-        Height and width of a patch; divides those of the image.
-    width
-        Features of a token.
-    depth
-        Number of blocks.
-    heads
-        Attention heads; divides ``width``.
-    hidden
-        Width of the hidden dense layer of a block.
-    dropout
-        Probability after positions, attention and dense layers.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -129,14 +104,14 @@ class VisionTransformer(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        patch: int = 16,
-        width: int = 384,
-        depth: int = 12,
-        heads: int = 6,
-        hidden: int = 1536,
-        dropout: float = 0.0,
+        patch: int = 16,  # height and width of a patch; divides those of the image
+        width: int = 384,  # features of a token
+        depth: int = 12,  # number of blocks
+        heads: int = 6,  # attention heads; divides width
+        hidden: int = 1536,  # width of the hidden dense layer of a block
+        dropout: float = 0.0,  # probability after positions, attention and dense layers
         activation: str = "gelu",
-        norm: str = "layer",
+        norm: str = "layer",  # "layer", "rms", both with ":eps=…" (10⁻⁶ if not given), or "none"
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -179,31 +154,6 @@ class GPT(nn.Module):
     Radford et al., Language Models are Unsupervised Multitask Learners (2019), section 2.3, as small as nanoGPT has it:
     layer normalization before attention, dense layers and output. Weights and embeddings begin with N(0, 0.02²), what
     writes into the sum of the residuals with 1/√(2·depth) of that; the output layer has no bias.
-
-    Parameters
-    ----------
-    input_shape
-        (context,), the largest number of tokens of a sequence; fewer can be given.
-    outputs
-        Number of tokens that there are.
-    width
-        Features of a token.
-    depth
-        Number of blocks.
-    heads
-        Attention heads; divides ``width``.
-    ratio
-        Width of the hidden dense layer of a block over that of a token.
-    dropout
-        Probability after positions, attention and dense layers.
-    activation
-        One of `hesscond.models.ACTIVATIONS`.
-    norm
-        ``"layer"``, ``"rms"``, both with ``":eps=…"`` (10⁻⁶ if not given), or ``"none"``.
-    head
-        ``"untied"``; or ``"tied"``, if the output layer has the weight of ``embedding``.
-    generator
-        Source of the initial weights (on the CPU).
     """
 
     def __init__(
@@ -211,14 +161,14 @@ class GPT(nn.Module):
         input_shape: tuple[int, ...],
         outputs: int,
         *,
-        width: int = 128,
-        depth: int = 4,
-        heads: int = 4,
-        ratio: int = 4,
-        dropout: float = 0.0,
+        width: int = 128,  # features of a token
+        depth: int = 4,  # number of blocks
+        heads: int = 4,  # attention heads; divides width
+        ratio: int = 4,  # width of the hidden dense layer of a block over that of a token
+        dropout: float = 0.0,  # probability after positions, attention and dense layers
         activation: str = "gelu",
-        norm: str = "layer:eps=1e-5",
-        head: str = "untied",
+        norm: str = "layer:eps=1e-5",  # "layer", "rms", both with ":eps=…" (10⁻⁶ if not given), or "none"
+        head: str = "untied",  # "untied"; or "tied", if the output layer has the weight of embedding
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()

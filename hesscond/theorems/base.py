@@ -400,21 +400,9 @@ SHARE = 1e-3
 def equal(
     found: np.ndarray, expected: np.ndarray, scale: np.ndarray | float | None = None, *, allowed: float = ALLOWED
 ) -> Outcome:
-    """Whether two arrays are equal up to round-off.
+    """Whether two arrays are equal up to ``allowed``, relative to ``scale``; violated above `GAP` times that.
 
-    Parameters
-    ----------
-    found, expected
-        Both sides, of one shape.
-    scale
-        Size of the terms that each entry is a sum of, to which round-off is relative; by default the largest entry.
-    allowed
-        The relative difference that round-off may explain.
-
-    Returns
-    -------
-    Outcome
-        holds up to ``allowed``, violated above `GAP` times that.
+    ``scale`` is the size of the terms that each entry is a sum of; by default the largest entry.
     """
     found, expected = np.asarray(found, dtype=float), np.asarray(expected, dtype=float)
     difference = np.abs(found - expected)

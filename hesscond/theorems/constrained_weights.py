@@ -149,17 +149,10 @@ def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: 
 
 @dataclass(frozen=True)
 class Law:
-    """A random vector with finitely many values.
+    """A random vector with finitely many values."""
 
-    Attributes
-    ----------
-    values : (k, n)
-    shares : (k,)
-        Their probabilities.
-    """
-
-    values: np.ndarray
-    shares: np.ndarray
+    values: np.ndarray  # (k, n)
+    shares: np.ndarray  # (k,); their probabilities
 
     def independent(self, count: int) -> Law:
         """``count`` independent ones side by side (k^count, count n)."""
@@ -450,19 +443,11 @@ LONGEST = 1e3
 
 @dataclass(frozen=True)
 class ConstrainedLoss:
-    """The loss of a network whose first layer is constrained, as a function of all its parameters that may change.
+    """The loss of a network whose first layer is constrained, as a function of all its parameters that may change."""
 
-    Attributes
-    ----------
-    method
-        Method at work on the network, whose first module is a dense layer.
-    inputs : (N, n)
-    targets : (N, c)
-    """
-
-    method: Sphere
-    inputs: Tensor
-    targets: Tensor
+    method: Sphere  # method at work on the network, whose first module is a dense layer
+    inputs: Tensor  # (N, n)
+    targets: Tensor  # (N, c)
 
     @property
     def weights(self) -> tuple[int, int]:
@@ -539,21 +524,11 @@ def random_problem(rng: np.random.Generator) -> ConstrainedLoss:
 
 @dataclass(frozen=True)
 class Linearization:
-    """x ↦ retract(x − α∇L) at a minimum, in the tangent space.
+    """x ↦ retract(x − α∇L) at a minimum, in the tangent space."""
 
-    Attributes
-    ----------
-    basis : (d, k)
-        Orthonormal basis of the tangent space.
-    Hess : (d, d)
-        Matrix that is assumed to be the Riemannian Hessian.
-    multipliers : (d,)
-        λ_i = ⟨w_i, ∇_i L⟩/c at the weights of unit i, 0 at free parameters.
-    """
-
-    basis: Tensor
-    Hess: Tensor
-    multipliers: Tensor
+    basis: Tensor  # (d, k); orthonormal basis of the tangent space
+    Hess: Tensor  # (d, d); matrix that is assumed to be the Riemannian Hessian
+    multipliers: Tensor  # (d,); λ_i = ⟨w_i, ∇_i L⟩/c at the weights of unit i, 0 at free parameters
 
     def root(self, alpha: float) -> Tensor:
         """(1 − αλ_i)^−½ (d,)."""

@@ -312,17 +312,10 @@ class LayerwiseGaussNewton(Statement):
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """W_L … W_1 x with the mean square loss, identities already added where layers are skipped.
+    """W_L … W_1 x with the mean square loss, identities already added where layers are skipped."""
 
-    Attributes
-    ----------
-    weights
-        (n_l, n_(l−1)) each.
-    inputs : (N, n_0)
-    """
-
-    weights: tuple[np.ndarray, ...]
-    inputs: np.ndarray
+    weights: tuple[np.ndarray, ...]  # (n_l, n_(l−1)) each
+    inputs: np.ndarray  # (N, n_0)
 
     def products(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """W_L … W_(l+1) and W_(l−1) … W_1 for every layer."""

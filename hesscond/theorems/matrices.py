@@ -20,12 +20,7 @@ def random_size(rng: np.random.Generator, most: int = MOST) -> int:
 
 
 def random_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Gaussian, graded by rows, by columns or both, nearly dependent, or of small integers; no row or column of zeros.
-
-    Returns
-    -------
-    (rows, columns) float64
-    """
+    """A Gaussian, graded, nearly dependent or integer matrix without rows or columns of zeros."""
     kind = rng.integers(6)
     A = rng.standard_normal((rows, columns))
     if kind in (1, 3):

@@ -70,22 +70,12 @@ def extended(h: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Network:
-    """Dense layers with one activation between them, and a batch.
+    """Dense layers with one activation between them, and a batch."""
 
-    Attributes
-    ----------
-    inputs : (N, n_0)
-    targets : (N, c)
-    weights
-        [b, W] of each layer, (m, n + 1).
-    activation, criterion
-        Names.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    weights: tuple[Tensor, ...]
-    activation: str
+    inputs: Tensor  # (N, n_0)
+    targets: Tensor  # (N, c)
+    weights: tuple[Tensor, ...]  # [b, W] of each layer, (m, n + 1)
+    activation: str  # names
     criterion: str
 
     def from_preactivation(self, layer: int, a: Tensor) -> Tensor:
@@ -187,29 +177,15 @@ def hessian_kappa(H: Tensor, error: float | None = None) -> ConditionNumber:
 
 @dataclass(frozen=True)
 class ConvolutionLayer:
-    """A convolution of stride 1, an activation, and a dense layer on all of its outputs.
+    """A convolution of stride 1, an activation, and a dense layer on all of its outputs."""
 
-    Attributes
-    ----------
-    inputs : (N, c, r + k − 1, s + k − 1)
-        Inputs with a border of (k − 1)/2 pixels, once it is added (`bordered`).
-    targets : (N, classes)
-    weight : (m, 1 + c k²)
-        [b, w] of each output channel, w flattened as in torch.
-    dense : (classes, 1 + m r s)
-        [b, W] of the dense layer.
-    kernel
-        k.
-    activation, criterion
-        Names.
-    """
-
+    # (N, c, r + k − 1, s + k − 1); inputs with a border of (k − 1)/2 pixels, once it is added (`bordered`)
     inputs: Tensor
-    targets: Tensor
-    weight: Tensor
-    dense: Tensor
-    kernel: int
-    activation: str
+    targets: Tensor  # (N, classes)
+    weight: Tensor  # (m, 1 + c k²); [b, w] of each output channel, w flattened as in torch
+    dense: Tensor  # (classes, 1 + m r s); [b, W] of the dense layer
+    kernel: int  # k
+    activation: str  # names
     criterion: str
 
     def preactivations(self, weight: Tensor) -> Tensor:
@@ -278,19 +254,7 @@ def random_convolution(rng: np.random.Generator) -> ConvolutionLayer:
 
 
 class Reweighted(nn.Module):
-    """A network in which one layer multiplies with a function of ``weight``, a parameter of this module.
-
-    Parameters
-    ----------
-    network
-        Any module.
-    layer
-        Name of a layer whose weight is a parameter.
-    weight
-        Initial value of the parameter, in which derivatives are taken.
-    change
-        Function that maps it to the matrix that the layer multiplies with.
-    """
+    """A network in which one layer multiplies with a function of ``weight``, a parameter of this module."""
 
     def __init__(self, network: nn.Module, layer: str, weight: Tensor, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

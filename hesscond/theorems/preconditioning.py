@@ -36,24 +36,12 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss, coordinates p = P z, and a step of gradient descent in z.
+    """A loss, coordinates p = P z, and a step of gradient descent in z."""
 
-    Attributes
-    ----------
-    loss
-        Loss as a function of p.
-    P : (d, d)
-        Matrix of full rank.
-    z : (d,)
-        Start of the step.
-    alpha, penalty
-        Step size, and the factor λ of the penalty.
-    """
-
-    loss: Function
-    P: Tensor
-    z: Tensor
-    alpha: float
+    loss: Function  # loss as a function of p
+    P: Tensor  # (d, d); matrix of full rank
+    z: Tensor  # (d,); start of the step
+    alpha: float  # step size, and the factor λ of the penalty
     penalty: float
 
     @property

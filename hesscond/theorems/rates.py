@@ -32,17 +32,10 @@ DRAWS = 3
 
 @dataclass(frozen=True)
 class Minimum:
-    """A point where the gradient vanishes to round-off, and no curvature is negative but by round-off.
+    """A point where the gradient vanishes to round-off, and no curvature is negative but by round-off."""
 
-    Attributes
-    ----------
-    point : (d,)
-    H : (d, d)
-        The Hessian there, symmetric.
-    """
-
-    point: Tensor
-    H: Tensor
+    point: Tensor  # (d,)
+    H: Tensor  # (d, d); the Hessian there, symmetric
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -67,18 +60,9 @@ def newton(
     start: Tensor,
     retract: Function = torch.clone,
 ) -> Minimum | None:
-    """Newton's method with |λ| for the eigenvalues of the Hessian, which leads downhill; None if it does not converge.
+    """Minimum by Newton's method with |λ| for the eigenvalues of the Hessian; None if it does not converge.
 
-    Parameters
-    ----------
-    loss
-        Function to minimize.
-    derivatives
-        Returns gradient (d,) and Hessian (d, d); on constraints the Riemannian ones.
-    start : (d,)
-        Start of the iteration.
-    retract
-        Brings a point back onto the constraints, if there are any.
+    On constraints, ``derivatives`` are the Riemannian ones, and ``retract`` brings a point back.
     """
     point, converged = start, False
     for _ in range(NEWTON_STEPS):
@@ -192,24 +176,12 @@ RADII = 16
 
 @dataclass(frozen=True)
 class Iteration:
-    """x ↦ step(x) near a fixed point.
+    """x ↦ step(x) near a fixed point."""
 
-    Attributes
-    ----------
-    step
-        Maps (d,) tensors to (d,) tensors.
-    fixed : (d,)
-        Fixed point, to round-off.
-    root : (k, d)
-        The iteration's Jacobian is symmetric in the coordinates ``root @ x``.
-    reach
-        In these coordinates, how far from the fixed point the iteration is still smooth.
-    """
-
-    step: Callable[[Tensor], Tensor]
-    fixed: Tensor
-    root: Tensor
-    reach: float
+    step: Callable[[Tensor], Tensor]  # maps (d,) tensors to (d,) tensors
+    fixed: Tensor  # (d,); fixed point, to round-off
+    root: Tensor  # (k, d); the iteration's Jacobian is symmetric in the coordinates root @ x
+    reach: float  # in these coordinates, how far from the fixed point the iteration is still smooth
 
     def size(self, change: Tensor) -> float:
         """Norm in the coordinates in which the Jacobian is symmetric."""

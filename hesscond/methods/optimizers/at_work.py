@@ -57,13 +57,7 @@ class AtWork(ByParameter):
             raise ConfigError(f"the learning rates of {self.name} are all 0: it takes no steps")
 
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
-        """P, read from the state.
-
-        Raises
-        ------
-        ConfigError
-            The state is on another device than the parameter, sparse, or compressed.
-        """
+        """P, read from the state."""
         if id(parameter) not in self._held:
             return None
         known, optimizer, group = self._held[id(parameter)]
