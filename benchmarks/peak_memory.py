@@ -75,7 +75,6 @@ def whole_network(problem: Problem, products: int, dtype: torch.dtype | None, me
         "lambda_max": [float(top.lower), float(top.eigenvalues), float(top.upper)],
         "kappa_lower": result.kappa.lower,
         "peak_bytes": used,
-        "stated_bytes": result.memory.total,
         "load": os.getloadavg()[0],
     }
 

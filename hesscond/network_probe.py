@@ -13,8 +13,8 @@ from torch import nn
 
 from hesscond.applied import Measured, coordinates_at, layer_coordinates
 from hesscond.capture import Geometry, Layer, eligible_layers
+from hesscond.capture.backward import readable
 from hesscond.capture.layers import device_of
-from hesscond.capture.precision import Operations
 from hesscond.capture.weighting import mass_of
 from hesscond.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.errors import CaptureError, ConfigError, HesscondError
@@ -38,16 +38,11 @@ from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.results import Memory, NetworkResult, ProbeResult, gigabytes
+from hesscond.results import NetworkResult, ProbeResult
 from hesscond.roles import NETWORK
 from hesscond.spectra import bounded_condition
-from hesscond.spectra.bounded import FINAL, LEAST_VECTORS, MEASURING
+from hesscond.spectra.bounded import LEAST_VECTORS
 from hesscond.spectra.matrix_free import SolverHints
-
-#: Vectors of all parameters that an operator holds: copies, the point, the gradient, and the gradient with its graph.
-COPIES = 4
-#: Further bytes per parameter that the check holds, and that an operator in float64 holds with its products.
-CHECKING, DOUBLE = 56, 64
 
 
 class NetworkProbe(Measurement):
@@ -65,8 +60,7 @@ class NetworkProbe(Measurement):
             parts: dict[str, list[slice]]
             parts = {name: [where] for name, where in rows.items()}
             block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
-            again = partial(of_chart, chart)
-            return self._checked(block, source.latest, parts, route, operator, again)
+            return self._checked(block, source.latest, parts, route, operator)
         by_parameter = None
         if isinstance(self.method, ByParameter):
             blocks = self._moved()
@@ -79,26 +73,25 @@ class NetworkProbe(Measurement):
         H = self._operator(source, blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-        again = partial(of_blocks, blocks, by_parameter)
         if self.method is not None and by_parameter is None:
             change = coordinates_of(H, self._coordinates(H))
             ends = list(accumulate(change.columns))
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
             changed = Congruence(whole, change)
-            return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
         parts = {}
         for name, where in H.parts.items():
             owner = name.rpartition(".")[0] or "model" if named is None else name
             parts.setdefault(owner, []).append(where)
         if by_parameter is not None:
             changed = in_parameters(by_parameter, H, whole)
-            return self._checked(source.products(changed, nothing_known), H, parts, route, changed, again)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
-            return self._checked(source.products(whole, nothing_known), H, parts, route, whole, again)
+            return self._checked(source.products(whole, nothing_known), H, parts, route, whole)
         # null directions for the data of one process need not be null for the data of another
         known = partial(all_known, H) if self.team is None else lambda: ((), SolverHints(None, network_inverse(H)))
-        return self._checked(source.products(whole, known), H, parts, route, whole, again)
+        return self._checked(source.products(whole, known), H, parts, route, whole)
 
     def _moved(self) -> dict[str, Block]:
         """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
@@ -142,9 +135,9 @@ class NetworkProbe(Measurement):
 
         return make() if self.team is None else agreed(self.team, make)
 
-    def _coordinates(self, H: HessianOperator, *, alone: bool = False) -> Mapping[str, LinearCoordinates | None]:
+    def _coordinates(self, H: HessianOperator) -> Mapping[str, LinearCoordinates | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
-        found = layer_coordinates(self.method, H, team=None if alone else self.team)
+        found = layer_coordinates(self.method, H, team=self.team)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
             return found
         return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
@@ -162,38 +155,26 @@ class NetworkProbe(Measurement):
         parts: Mapping[str, Sequence[slice]],
         route: str,
         operator: SymmetricOperator,
-        again: Callable[[NetworkProbe, BlockSource], SymmetricOperator],
     ) -> ProbeResult:
-        """Return the result, with the check of the Hessian H behind the operator on this process's data, if wanted.
-
-        ``again`` makes the same operator for another probe.
-        """
+        """Return the result, with the check of the Hessian H behind the operator on this process's data, if wanted."""
         result = NetworkResult(block, parts, H.names, route, self.rtol)
         precision = "not looked at (check=False)"
-        few = self.products is not None and operator.order > self.products
-        # the last products are then made in float64
-        rounded = few and self.team is None and H.dtype == torch.float32
-        if few:
-            result.memory = self._memory(H, operator.order, double=rounded)
         if self.check:
-            result.check, uncertainty, seen = check_operator(H, uncertain=not rounded)
+            result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
             told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
             if None not in told:
                 result.rounding = {None: all(told)}
             precision = str(seen)
             refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
-        if few:
-            assert self.products is not None
-            assert result.memory is not None
+        if self.products is not None and operator.order > self.products:
             result.bounded = bounded_condition(
                 operator,
                 self.products,
-                exact=partial(self._in_double, H, again) if rounded else lambda: None,
-                error=lambda: in_coordinates(check_operator(H)[1], operator) if rounded else result.uncertainty,
+                error=result.uncertainty,
                 # for a method's coordinates it is unknown which ones are alike
                 level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
-                memory=result.memory.vectors,
+                memory=block.limits.memory,
             )
         return ProbeResult({NETWORK: result}, self.skipped, precision)
 
@@ -205,80 +186,19 @@ class NetworkProbe(Measurement):
         if self.choice.names is not None:
             order = sum(block.order for block in self.choice.blocks(self.model).values())
         self.refuse_little([order])
-        if self.products is not None:
-            self._memory_of(order, itemsize, COPIES * order * itemsize, 0, double=False, check=False)
-
-    def _memory(self, H: HessianOperator, order: int, *, double: bool) -> Memory:
-        """Memory that the products take, with the copies and graphs that the operator holds."""
-        copies = COPIES * H.order * H.dtype.itemsize
-        return self._memory_of(order, H.dtype.itemsize, copies, H.graphs, double=double, check=self.check)
-
-    def _memory_of(self, order: int, itemsize: int, copies: int, graphs: int, *, double: bool, check: bool) -> Memory:
-        """Memory with as many vectors as there is room for; a CaptureError if it does not suffice."""
-        assert self.products is not None
-        size = order * itemsize
-        count = min(self.products - MEASURING - FINAL + LEAST_VECTORS - 4, (self.memory - copies - graphs) // size)
-        count = max(count, LEAST_VECTORS)
-        found = Memory(
-            order,
-            copies,
-            graphs,
-            count * size,
-            count,
-            check=graphs + 2 * size + CHECKING * order if check else 0,
-            double=2 * graphs + DOUBLE * order if double else 0,
-        )
-        if found.total > self.memory:
-            ways = ["raise memory", "give the data as a stream of smaller batches"]
-            ways += ["leave the check out (check=False)"] if found.check > found.vectors else []
-            ways += (
-                ["keep the precision of the model (dtype=None, --dtype as-is)"]
-                if self.dtype == torch.float64 and itemsize == 8
-                else []
-            )
+        least = 2 * LEAST_VECTORS * order * itemsize
+        if self.products is not None and least > self.memory:
             raise CaptureError(
-                f"{self.products} products with the Hessian of {order:,} parameters take {found}; that is more than "
-                f"memory={gigabytes(self.memory)}: {', '.join(ways[:-1])} or {ways[-1]}"
+                f"{self.products} products with the Hessian of {order:,} parameters take {readable(least)} at least, "
+                f"half of it for {LEAST_VECTORS} vectors, more than memory={readable(self.memory)}: raise it, or keep "
+                "the precision of the model (dtype=None, --dtype as-is)"
             )
-        return found
-
-    def _in_double(
-        self, H: HessianOperator, again: Callable[[NetworkProbe, BlockSource], SymmetricOperator]
-    ) -> SymmetricOperator | None:
-        """Operator in float64; None: the model does not compute the same loss there, or not fully in float64."""
-        wider, seen = replace(self, dtype=torch.float64), Operations(torch.float64)
-        try:
-            source = wider.source()
-            operator, double = again(wider, source), source.latest
-            drawn = next(iter(double.problem.batches))
-            with drawn.state.again():
-                double.problem.snapshot.evaluate(self.loss_fn, drawn.batch, counted=seen)
-        except (CaptureError, RuntimeError):
-            return None
-        # random numbers of another precision may define another network
-        same = abs(double.loss - H.loss) <= torch.finfo(H.dtype).eps ** 0.5 * max(abs(H.loss), abs(double.loss))
-        return operator if same and seen.precision().narrowest is None else None
 
 
 def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
     """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
     linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
     return rounding_of(H) if linear or is_flat(H) else None
-
-
-def of_chart(chart: Coordinates, probe: NetworkProbe, source: BlockSource) -> SymmetricOperator:
-    """Operator of a network in the coordinates of a chart."""
-    return chart.network(source.operator)[0]
-
-
-def of_blocks(
-    blocks: Mapping[str, Block], by_parameter: ByParameter | None, probe: NetworkProbe, source: BlockSource
-) -> SymmetricOperator:
-    """Operator of a network, or of blocks, in the coordinates of the layers or of the parameters."""
-    H = probe._operator(source, blocks)
-    if by_parameter is not None:
-        return in_parameters(by_parameter, H, H)
-    return H if probe.method is None else Congruence(H, coordinates_of(H, probe._coordinates(H, alone=True)))
 
 
 def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:

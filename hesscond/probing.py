@@ -131,9 +131,7 @@ def probe(
         At level ``"network"``: number of products with the Hessian, of about one and a half gradients each, that λ_max
         and κ may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`)
         unless this number of products forms the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the
-        products are those of a float32 model and the last two are made in float64, so that their rounding is measured,
-        not estimated. ``result["network"].memory`` is the memory this takes, known beforehand; exceeding ``memory`` is
-        an error.
+        products are those of a float32 model, whose rounding widens the bounds.
     progress
         Function that receives the progress of the layers' second derivatives, first when all are planned: an object
         with ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -215,52 +215,6 @@ class LayerResult(Shown):
         return ProbeResult({self.name: self}, {}, "").to_frame()
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that products with a whole network take at most, in addition to the model and its data, known beforehand.
-
-    Attributes
-    ----------
-    order
-        Number n of parameters.
-    copies
-        Bytes of copies of the parameters and the gradient.
-    graphs
-        Bytes kept of the forward and the backward pass.
-    vectors, count
-        Bytes of the vectors of the iteration, and their number.
-    check
-        Further bytes of the comparison with the model, before the iteration.
-    double
-        Further bytes of the last two products in float64, after the iteration.
-    """
-
-    order: int
-    copies: int
-    graphs: int
-    vectors: int
-    count: int
-    check: int
-    double: int
-
-    @property
-    def total(self) -> int:
-        """Largest number of bytes at a time."""
-        return self.copies + self.graphs + max(self.vectors, self.check, self.double)
-
-    def __str__(self) -> str:
-        copies, graphs = gigabytes(self.copies), gigabytes(self.graphs)
-        parts = [f"{self.count} vectors of {self.order:,} parameters {gigabytes(self.vectors)}"]
-        parts += [f"or the check {gigabytes(self.check)}"] if self.check > self.vectors else []
-        parts += [f"or the last products in float64 {gigabytes(self.double)}"] if self.double > self.vectors else []
-        return f"{gigabytes(self.total)}: copies {copies}, graphs {graphs}, {', '.join(parts)}"
-
-
-def gigabytes(size: float) -> str:
-    """Number of bytes in readable form, in GB."""
-    return f"{size / 1e9:.3g} GB"
-
-
 class NetworkResult(LayerResult):
     """Hessian in all parameters of the network together.
 
@@ -270,8 +224,6 @@ class NetworkResult(LayerResult):
         Rows of the Hessian that belong to each module.
     bounded
         Bounds from a given number of products; None: no number was given.
-    memory
-        Memory of these products; None: no number was given.
     """
 
     def __init__(
@@ -294,7 +246,6 @@ class NetworkResult(LayerResult):
         )
         self._block, self.parts = block, dict(parts)
         self.bounded: Bounded | None = None
-        self.memory: Memory | None = None
 
     def rename(self, name_of: Callable[[str], str]) -> None:
         """Call the parts by other names."""
@@ -310,8 +261,7 @@ class NetworkResult(LayerResult):
         if self.bounded is None:
             return []
         ends = f"{float(self.top.lower[0]):.9g} to {float(self.top.upper[0]):.9g}"
-        memory = [] if self.memory is None else [f"memory: {self.memory}"]
-        return [f"eigenvalue of the largest size: {ends}", *memory]
+        return [f"eigenvalue of the largest size: {ends}"]
 
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:

@@ -1,4 +1,4 @@
-"""Large networks: λ_max and a lower bound of κ within a number of products, in memory that is stated beforehand."""
+"""Large networks: λ_max and a lower bound of κ within a number of products, and what does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import Adam
 from hesscond.models import build
-from hesscond.network_probe import NetworkProbe
 from hesscond.spectra import bounded_condition
 
 
@@ -60,7 +59,8 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     found = hesscond.probe(model, loss_fn, batch, level="network", dtype=dtype, products=60)["network"]
     outermost = float(values[values.abs().argmax()])
     assert float(found.top.lower) <= outermost <= float(found.top.upper)
-    assert float(found.top.upper - found.top.lower) < 1e-5 * abs(outermost)
+    # in float32 by the rounding of products
+    assert float(found.top.upper - found.top.lower) < (1e-5 if dtype else 3e-4) * abs(outermost)
     assert 2 < found.kappa.lower <= kappa
     assert found.kappa.solver == "Lanczos, 60 products"
     assert found.kappa.lambda_max == pytest.approx(abs(outermost), rel=1e-5)
@@ -69,8 +69,8 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
-@pytest.mark.parametrize("exact", [True, False])
-def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monkeypatch):
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, dtype):
     model, loss_fn, batch = network("plain", 0)
     if method == "adam":
         method = Adam(model)
@@ -79,17 +79,15 @@ def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, exact, monke
             optimizer.zero_grad()
             loss_fn(model(batch[0]), batch[1]).backward()
             optimizer.step()
-    if not exact:  # as where the model is another one in float64
-        monkeypatch.setattr(NetworkProbe, "_in_double", lambda *arguments: None)
     # of which other tests show that it is the Hessian in these coordinates
     H = hesscond.probe(model, loss_fn, batch, level="network", method=method)["network"].operator.to_dense()
     values = torch.linalg.eigvalsh((H + H.T) / 2)
     sizes = values.abs()
     outermost, largest = float(values[sizes.argmax()]), float(sizes.max())
-    found = hesscond.probe(model, loss_fn, batch, level="network", method=method, dtype=None, products=60)["network"]
+    found = hesscond.probe(model, loss_fn, batch, level="network", method=method, dtype=dtype, products=60)["network"]
     assert float(found.top.lower) <= outermost <= float(found.top.upper)
-    assert float(found.top.upper - found.top.lower) < (1e-9 if exact else 1.0) * largest
-    assert (20 if exact else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
+    assert float(found.top.upper - found.top.lower) < (1e-8 if dtype else 1.0) * largest
+    assert (20 if dtype else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
 
 
 @pytest.mark.share(2)
@@ -200,16 +198,8 @@ def test_vectors_that_do_not_fit_are_refused_before_the_model_runs():
     with pytest.raises(CaptureError) as error:
         hesscond.probe(model, nn.MSELoss(), batch, level="network", dtype=None, products=60, memory=3e7)
     sentence = str(error.value)
-    assert "60 products with the Hessian of 1,001,000 parameters take 0.0561 GB" in sentence
-    assert "10 vectors of 1,001,000 parameters 0.04 GB" in sentence
-    assert "more than memory=0.03 GB: raise memory" in sentence
-
-
-def test_graphs_that_do_not_fit_are_refused_before_the_first_product():
-    model = nn.Sequential(nn.Linear(10, 2000), nn.Tanh(), nn.Linear(2000, 10))
-    batch = torch.randn(4000, 10), torch.randn(4000, 10)
-    with pytest.raises(CaptureError, match=r"graphs 0.* GB.* more than memory=0.1 GB.*stream of smaller batches"):
-        hesscond.probe(model, nn.MSELoss(), batch, level="network", dtype=None, products=60, memory=1e8)
+    assert "60 products with the Hessian of 1,001,000 parameters take 80.1 MB at least" in sentence
+    assert "more than memory=30 MB: raise it" in sentence
 
 
 def test_both_ends_that_do_not_fit_are_refused_with_a_way_out():
@@ -221,8 +211,8 @@ def test_both_ends_that_do_not_fit_are_refused_with_a_way_out():
         _ = found.kappa
 
 
-def peak_bytes(code: str) -> list[int]:
-    """What a fresh process takes at most beyond what it held before the last line of a script, and what it stated."""
+def peak_bytes(code: str) -> int:
+    """What a fresh process takes at most beyond what it held before the last line of a script."""
     *before, last = code.strip().splitlines()
     script = "\n".join(
         [
@@ -236,7 +226,7 @@ def peak_bytes(code: str) -> list[int]:
             "open('/proc/self/clear_refs', 'w').write('5')",
             "held = status('VmRSS')",
             last,
-            "print(status('VmHWM') - held, getattr(found, 'memory', None) and found.memory.total)",
+            "print(status('VmHWM') - held)",
         ]
     )
     # what is given back leaves the process
@@ -244,7 +234,7 @@ def peak_bytes(code: str) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True, env=environment
     )
-    return [int(word) for word in done.stdout.split() if word != "None"]
+    return int(done.stdout)
 
 
 VOCABULARY = """
@@ -265,22 +255,5 @@ def test_a_vocabulary_of_50_000_is_not_materialized():
     kappas = (
         f"[own.kappa for own in hesscond.probe(model, loss_fn, batch, {own}, dtype=None).values()]" for own in arguments
     )
-    peak, *_ = peak_bytes(VOCABULARY + f"found = [{', '.join(kappas)}]")
+    peak = peak_bytes(VOCABULARY + f"found = [{', '.join(kappas)}]")
     assert peak < 1.5e9
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
-@pytest.mark.parametrize("dtype", ["None", "torch.float64"])
-def test_memory_is_what_was_stated(dtype):
-    code = """
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(2000, 2000), nn.Tanh(), nn.Linear(2000, 2000), nn.Tanh(), nn.Linear(2000, 10))
-batch = torch.randn(64, 2000), torch.randint(0, 10, (64,))
-loss_fn = nn.CrossEntropyLoss()
-loss_fn(model(batch[0]), batch[1]).backward()
-model.zero_grad()
-"""
-    call = f"hesscond.probe(model, loss_fn, batch, level='network', dtype={dtype}, products=30)['network']"
-    peak, stated = peak_bytes(code + f"found = {call}")
-    assert 0.8 * stated < peak < 1.2 * stated

@@ -14,20 +14,18 @@ from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.eigen import EigenResult, Interval, quadratic
+from hesscond.spectra.eigen import EigenResult, Interval
 from hesscond.spectra.krylov import Krylov, closest
 
 #: Number of products that measure the rounding of products, and of products with the two vectors that are found.
 MEASURING, FINAL = 3, 2
 #: Least number of products.
 LEAST_PRODUCTS = 10
-#: Least number of vectors of length n: three rows, a product before and after its conversion, the next row, two for the
-#: rotation at a restart, and the best vector so far.
+#: Least number of vectors of length n: four rows, a product before and after its conversion, the next row, two for the
+#: rotation at a restart, and the flattest vector so far.
 LEAST_VECTORS = 10
 #: Entries that are summed in float64 at a time.
 CHUNK = 2**22
-#: Factor by which the assumed rounding is reduced in the choice of vectors, if they are finally measured in float64.
-OPTIMISM = 16.0
 #: Residuals up to this share of the norm are called settled.
 SETTLED = 1e-4
 #: The product in a group of entries counts as rounding up to this multiple of the average rounding.
@@ -36,8 +34,6 @@ FAINT = 16.0
 ALIKE = 0.1
 #: Probability that an eigenvalue lies beyond the interval of the largest one.
 MISSED = 1e-4
-#: Two Ritz values are separate if their residuals are at most this share of half their distance.
-RATIO = 1e-2
 #: One in this number of products is used in the search for directions of little curvature.
 FLAT = 5
 
@@ -53,22 +49,20 @@ class Bounded:
     top
         Eigenvalue of largest |λ|. Up to rounding, ‖A‖₂ is certainly no smaller than the end of its interval that is
         nearer to zero; it is no larger than the other end except with a probability of 1e-4 over random starts
-        (`Krylov.excludes`). In float32, two eigenvalues that are closer than the rounding of a product count as one.
+        (`Krylov.excludes`).
     """
 
     condition: ConditionNumber
     top: EigenResult
 
 
+#: Least quotient ‖Au‖²/|uᵀAu| so far, and its u.
+Flattest = tuple[float, torch.Tensor | None]
+
+
 @dataclass(frozen=True)
 class Quotients:
-    """Quotients from one product with an operator, in float64: θ = uᵀAu/uᵀu, ‖Au‖/‖u‖, and the residual norm.
-
-    Attributes
-    ----------
-    theta, size, residual
-        θ, ‖Au‖ and ‖Au − θu‖, over ‖u‖.
-    """
+    """Quotients from one product with an operator, in float64: θ = uᵀAu/uᵀu, ‖Au‖/‖u‖, and ‖Au − θu‖/‖u‖."""
 
     theta: float
     size: float
@@ -85,8 +79,7 @@ def bounded_condition(
     operator: SymmetricOperator,
     products: int,
     *,
-    exact: Callable[[], SymmetricOperator | None] = lambda: None,
-    error: Callable[[], float] = lambda: 0.0,
+    error: float = 0.0,
     level: Callable[[torch.Tensor], torch.Tensor] | None = None,
     memory: float | None = None,
     seed: int = 0,
@@ -100,8 +93,9 @@ def bounded_condition(
     if no nonzero |λ| is smaller than m, so that the smallest nonzero |λ| is ‖Au‖²/|uᵀAu| at most, whatever the null
     space and the signs. Over a Krylov space V with AVᵀ = VᵀT + wᵀB the least of these quotients are harmonic Ritz
     values, eigenvalues of the pencil (T² + BᵀB, T) (Paige, Parlett and van der Vorst 1995, Numer. Linear Algebra Appl.
-    2), the best of which in all that were seen at restarts is taken. The two vectors chosen are multiplied once more:
-    their quotients are what counts, and hold whatever became of orthogonality.
+    2). The vectors of the largest Ritz value and of the least quotient are multiplied once more: these quotients alone
+    are used, and hold whatever became of orthogonality. They are known up to the rounding of a product and ``error``,
+    which the bounds include.
 
     Components of u in the null space do not change its quotient, but components of large eigenvalues do. If entries
     come in groups of different scales (``level``), as those of a network's weights do, a fifth of the products is used
@@ -115,12 +109,8 @@ def bounded_condition(
         A, of any symmetric kind.
     products
         Products with one vector in all: 3 that measure rounding and 2 with what was found are among them.
-    exact
-        Function that makes the same operator in float64, with which the last two products are made; None: there is
-        none.
     error
-        Function that bounds the distance of A from the exact operator, in the 2-norm; called if there is none in
-        float64.
+        Bound of the distance of A from the exact operator, in the 2-norm, besides the rounding of its products.
     level
         Replaces entries (n,) by their means over groups of like ones (the rows of a network's weights), in place or
         not; None: there are no such groups, and the start is random.
@@ -152,7 +142,8 @@ def bounded_condition(
     refuse_few(products)
 
     def compute() -> Bounded:
-        return Search(operator, products, level, memory, seed).finish(exact, error)
+        process, flattest, taken = iterated(operator, products - MEASURING - FINAL, level, memory, seed)
+        return conclusion(operator, process, flattest, taken, error)
 
     return led(operator, compute)
 
@@ -163,165 +154,122 @@ def refuse_few(products: int) -> None:
         raise ConfigError(f"products={products} is too few for both ends of a spectrum: give {LEAST_PRODUCTS} or more")
 
 
-class Search:
-    """One call of `bounded_condition`: a Krylov process that keeps both ends at restarts, and the best vector so far.
+def iterated(
+    A: SymmetricOperator,
+    steps: int,
+    level: Callable[[torch.Tensor], torch.Tensor] | None,
+    memory: float | None,
+    seed: int,
+) -> tuple[Krylov, Flattest, int]:
+    """Krylov process after this number of products, the flattest vector it has seen, and the products of its start.
 
-    Until `finish`, numbers are those of the process, which has scaled the operator.
+    A restart keeps the Ritz vectors of the largest and of the smallest |θ|.
     """
+    room = None if memory is None else int(memory) - A.order * A.dtype.itemsize
+    layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=room, dtype=A.dtype)
+    fresh = torch.Generator(A.device).manual_seed(seed)
+    # besides its rows and the next one, the search holds the scale, and a product before and after scaling
+    few = min(max(steps // FLAT, 2), layout.vectors + 1 - LEAST_VECTORS // 2)
+    start, taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
+    storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
+    process = Krylov(A, storage, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
+    process.start(start)
+    flattest: Flattest = math.inf, None
+    for _ in range(steps - taken):
+        if process.full:
+            flattest = flatter(process, flattest)
+            values, Y = torch.linalg.eigh(process.T)
+            ranked = values.abs().argsort(descending=True, stable=True)
+            kept = max(2, process.basis.capacity // 2)
+            process.restart(Y[:, torch.cat([ranked[: kept - kept // 2], ranked[len(ranked) - kept // 2 :]])])
+        process.expand()
+        if process.complete:
+            break
+    return process, flatter(process, flattest), taken
 
-    def __init__(
-        self,
-        operator: SymmetricOperator,
-        products: int,
-        level: Callable[[torch.Tensor], torch.Tensor] | None,
-        memory: float | None,
-        seed: int,
-    ) -> None:
-        A = self.operator = operator
-        self.best: tuple[float, torch.Tensor] | None = None
-        steps = products - MEASURING - FINAL
-        # one more for the best vector
-        rows = None if memory is None else int(memory) - A.order * A.dtype.itemsize
-        layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=rows, dtype=A.dtype)
-        self.vectors = layout.vectors + 1
-        fresh = torch.Generator(A.device).manual_seed(seed)
-        # besides its rows and the next one, it holds the scale, and a product before and after scaling
-        few = min(max(steps // FLAT, 2), self.vectors - LEAST_VECTORS // 2)
-        start, self.taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
-        storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
-        self.process = Krylov(A, storage, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
-        self.process.start(start)
-        self._steps = steps - self.taken
 
-    def run(self, optimism: float) -> None:
-        """Expand as often as there are products."""
-        process = self.process
-        for _ in range(self._steps):
-            if process.full:
-                self.keep(optimism)
-                process.restart(self.ends())
-            process.expand()
-            if process.complete:
-                return
+def flatter(process: Krylov, best: Flattest) -> Flattest:
+    """Vector of the least quotient in the space of a process, unless an earlier one has a smaller quotient."""
+    squares = process.T @ process.T + process.B.T @ process.B
+    quotient, y = least_quotient(process.T, squares, process.rounding * process.norm)
+    return (quotient, combination(process.basis, y)) if quotient < best[0] else best
 
-    def ends(self) -> torch.Tensor:
-        """Ritz vectors of the largest and of the smallest |θ|, which a restart keeps."""
-        values, Y = torch.linalg.eigh(self.process.T)
-        ranked = values.abs().argsort(descending=True, stable=True)
-        kept = max(2, self.process.basis.capacity // 2)
-        return Y[:, torch.cat([ranked[: kept - kept // 2], ranked[len(ranked) - kept // 2 :]])]
 
-    def harmonic(self, optimism: float) -> tuple[float, torch.Tensor]:
-        """Least bound of the smallest nonzero |λ| over the space, and its coefficients (j,)."""
-        process = self.process
-        squares = process.T @ process.T + process.B.T @ process.B
-        return least_quotient(process.T, squares, process.rounding * process.norm / optimism)
+def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, taken: int, error: float) -> Bounded:
+    """Bounds from one more product with the vectors of the largest Ritz value and of the least quotient."""
+    taken += process.products + MEASURING
+    exponent, unit = process.exponent or 0, process.rounding * process.norm
+    norm, held = math.ldexp(process.norm, exponent), process.basis.capacity + 6
+    values, Y = torch.linalg.eigh(process.T)
+    first = combination(process.basis, Y[:, values.abs().argmax()])
+    if norm == 0:
+        return Bounded(zero_matrix(A.order), top_result(first, Quotients(0.0, 0.0, 0.0), 0.0, 0.0, norm, taken, held))
+    largest, errors = float(values.abs().max()), process.estimates(Y)
+    reach = closest(
+        lambda d: Interval(-largest - d, largest + d),
+        unit,
+        lambda limits: process.within(limits, values, errors, MISSED),
+    )
+    outer = math.ldexp(reach.high + unit, exponent)
+    counts = distinct_from_zero(values, unit)
+    process.basis.release(0)
+    found = [quotients(A, u) for u in (first, flattest[1]) if u is not None]
+    top, flat = found[0], found[-1]
+    taken += len(found)
+    noise = A.rounding * max(norm, top.size, flat.size) + error
+    smallest = min(top.smallest(noise), flat.smallest(noise))
+    low, high = max(0.0, top.size - noise), max(outer, top.size) + noise
+    condition = ConditionNumber(
+        value=math.inf,
+        lower=max(1.0, low / smallest * (1 - 8 * torch.finfo(torch.float64).eps)),
+        upper=math.inf,
+        lambda_max=top.size,
+        lambda_min=min(smallest, top.size),
+        rank=sum(counts),
+        nullity=A.order - sum(counts),
+        negative=0 if A.psd else counts[1],
+        cutoff=noise,
+        gap=smallest / noise if noise > 0 else math.inf,
+        resolved=False,
+        solver=f"Lanczos, {taken} products",
+        rank_decision="unresolved",
+        negative_counted=A.psd,
+        cause=few_products(taken, A.order),
+    )
+    return Bounded(condition, top_result(first, top, low, high, norm, taken, held))
 
-    def keep(self, optimism: float) -> None:
-        """Remember the best vector of the space, if no earlier one was better."""
-        bound, y = self.harmonic(optimism)
-        if bound < (math.inf if self.best is None else self.best[0]):
-            self.best = None  # one vector at a time
-            parts = self.process.basis.parts()
-            shares = y.to(parts[0]).split([len(part) for part in parts])
-            vector = torch.zeros_like(parts[0][0])
-            for part, share in zip(parts, shares, strict=True):
-                vector.addmv_(part.T, share)
-            self.best = bound, vector
 
-    def finish(self, exact: Callable[[], SymmetricOperator | None], error: Callable[[], float]) -> Bounded:
-        """Iterate, measure the two vectors, conclude."""
-        operator, process = self.operator, self.process
-        precise = operator.dtype == torch.float64
-        self.run(1.0 if precise else OPTIMISM)
-        values, Y = torch.linalg.eigh(process.T)
-        steepest = Y[:, values.abs().argmax()]
-        largest = float(values.abs().max())
-        unit, errors = process.rounding * process.norm, process.estimates(Y)
-        reach = closest(
-            lambda d: Interval(-largest - d, largest + d),
-            unit,
-            lambda limits: process.within(limits, values, errors, MISSED),
-        )
-        # an eigenvalue alone at its end is known better than the products that found it
-        excess, scale = reach.high - largest, process.exponent or 0
-        gap = math.ldexp(separation(values, errors) - excess - 2 * unit, scale)
-        outer, beyond = math.ldexp(reach.high + unit, scale), math.ldexp(max(excess - unit, 0.0), scale)
-        self.keep(1.0 if precise else OPTIMISM)
-        counts = told(values, process.rounding * process.norm)
-        taken = self.taken + process.products + MEASURING
-        norm = math.ldexp(process.norm, process.exponent or 0)
-        rounding = operator.rounding
-        process.basis.rotate_(steepest[:, None])
-        process.next = process.next[:0].clone()
-        u = process.basis.release(1).clone()[:, 0]
-        if norm == 0:
-            none = torch.zeros(1, dtype=torch.float64)
-            return Bounded(zero_matrix(operator.order), self.result(u, none, none, none, norm, taken))
-        other = None if precise else exact()
-        A = operator if other is None else other
-        if other is not None:
-            # that of a product grows as its precision gets coarser
-            rounding *= torch.finfo(other.dtype).eps / torch.finfo(operator.dtype).eps
-        apart = 0.0 if other is not None else error()
-        found = [quotients(A, u)]
-        if self.best is not None:
-            found.append(quotients(A, self.best[1]))
-        noise = rounding * max(norm, *(own.size for own in found)) + apart
-        first = found[0]
-        smallest = min(own.smallest(noise) for own in found)
-        if not precise and gap > 0:
-            outer = abs(first.theta) + quadratic(first.residual + noise, gap) + beyond
-        low, high = max(0.0, first.size - noise), max(outer, first.size) + noise
-        ends = sorted(math.copysign(end, first.theta) for end in (low, high))
-        lower, upper = (torch.tensor([end], dtype=torch.float64) for end in ends)
-        # ‖Au‖ is nearer to the norm than the Rayleigh quotient
-        theta = torch.tensor([math.copysign(first.size, first.theta)], dtype=torch.float64)
-        condition = ConditionNumber(
-            value=math.inf,
-            lower=max(1.0, low / smallest * (1 - 8 * torch.finfo(torch.float64).eps)),
-            upper=math.inf,
-            lambda_max=first.size,
-            lambda_min=min(smallest, first.size),
-            rank=sum(counts),
-            nullity=operator.order - sum(counts),
-            negative=0 if operator.psd else counts[1],
-            cutoff=noise,
-            gap=smallest / noise if noise > 0 else math.inf,
-            resolved=False,
-            solver=f"Lanczos, {taken + len(found)} products",
-            rank_decision="unresolved",
-            negative_counted=operator.psd,
-            cause=few_products(taken + len(found), operator.order),
-        )
-        return Bounded(condition, self.result(u, theta, lower, upper, norm, taken + len(found), first.residual))
+def top_result(
+    u: torch.Tensor, found: Quotients, low: float, high: float, norm: float, products: int, vectors: int
+) -> EigenResult:
+    """Result for the eigenvalue of largest |λ|, whose size is in [low, high]."""
+    # ‖Au‖ is nearer to the norm than the Rayleigh quotient
+    below, theta, above = sorted(math.copysign(size, found.theta) for size in (low, found.size, high))
+    lower, values, upper, residuals = torch.tensor([below, theta, above, found.residual], dtype=torch.float64).split(1)
+    settled = found.residual <= SETTLED * norm
+    return EigenResult(
+        eigenvalues=values,
+        eigenvectors=u[:, None],
+        residuals=residuals,
+        lower=lower,
+        upper=upper,
+        settled=torch.tensor([settled]),
+        converged=settled,
+        products=products,
+        norm=max(norm, found.size),
+        null=0,
+        vectors=vectors,
+        message=f"what {products} products show; no search for missed eigenvalues",
+    )
 
-    def result(
-        self,
-        u: torch.Tensor,
-        theta: torch.Tensor,
-        lower: torch.Tensor,
-        upper: torch.Tensor,
-        norm: float,
-        products: int,
-        residual: float = 0.0,
-    ) -> EigenResult:
-        """Result for the eigenvalue of largest |λ|."""
-        settled = residual <= SETTLED * norm
-        return EigenResult(
-            eigenvalues=theta,
-            eigenvectors=u[:, None],
-            residuals=torch.tensor([residual], dtype=torch.float64),
-            lower=lower,
-            upper=upper,
-            settled=torch.tensor([settled]),
-            converged=settled,
-            products=products,
-            norm=max(norm, abs(float(theta))),
-            null=0,
-            vectors=self.vectors,
-            message=f"what {products} products show; no search for missed eigenvalues",
-        )
+
+def combination(basis: Basis, y: torch.Tensor) -> torch.Tensor:
+    """Combination Vᵀy (n,) of the rows of a basis."""
+    parts = basis.parts()
+    found = torch.zeros_like(parts[0][0])
+    for part, share in zip(parts, y.to(parts[0]).split([len(part) for part in parts]), strict=True):
+        found.addmv_(part.T, share)
+    return found
 
 
 class Rescaled(SymmetricOperator):
@@ -417,16 +365,7 @@ def inner(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(sum(torch.dot(a.to(torch.float64), b.to(torch.float64)) for a, b in parts))
 
 
-def separation(ritz: torch.Tensor, errors: torch.Tensor) -> float:
-    """Half the distance of the largest |θ| to the next, if the residuals of both are well below it; else 0."""
-    sizes, order = ritz.abs().sort(descending=True)
-    if len(sizes) < 2:
-        return 0.0
-    half = float(sizes[0] - sizes[1]) / 2
-    return half if float(errors[order[:2]].max()) <= RATIO * half else 0.0
-
-
-def told(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
+def distinct_from_zero(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
     """Lower bounds of the numbers of positive and of negative eigenvalues: those of Ritz values (Cauchy)."""
     slack = rounding * len(ritz) ** 0.5
     return int((ritz > slack).sum()), int((ritz < -slack).sum())
