@@ -57,7 +57,7 @@ from hesscond.hessians.network_operator import UnitMatrices
 from hesscond.hessians.parameter_maps import ParameterCoordinates
 from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
 from hesscond.hessians.source import BlockSource
-from hesscond.hessians.streaming import StreamedBlock, stream, stream_layers
+from hesscond.hessians.streaming import StreamedBlock, stream
 from hesscond.measurement import Measurement
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
@@ -605,15 +605,11 @@ class Capturing:
             return weights.total
 
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
-        if probe.level == "layer":
-            whole, statistics = stream_layers(weighed(), probe.memory, total, probe.collect)
-            blocks = {name: {None: block} for name, block in whole.items()}
-        else:
-            hessians, statistics = stream(weighed(), probe.memory, total, probe.collect)
-            for (name, unit), block in hessians.items():
+        whole = probe.level == "layer"
+        hessians, statistics = stream(weighed(), probe.memory, total, probe.collect, whole=whole)
+        for (name, unit), block in hessians.items():
+            if name not in self.failed:
                 blocks.setdefault(name, {})[unit] = block
-        for name in self.failed:
-            blocks.pop(name, None)
         # refuses a stream that is empty, or in which nothing counts
         routes = {name: routes[name] for name in blocks}
         found = LayerSums(blocks, statistics, routes, weights.totals(), weights.total)

@@ -107,7 +107,7 @@ def first_call_only(*args):
 def alike(streamed):
     """A stream's Hessians with every batch counting the same."""
 
-    def changed(batches, memory, total, collect):
+    def changed(batches, memory, total, collect, **options):
         seen = []
 
         def counted():
@@ -115,7 +115,7 @@ def alike(streamed):
                 seen.append(captures)
                 yield captures, 1.0
 
-        return streamed(counted(), memory, lambda: float(len(seen)), collect)
+        return streamed(counted(), memory, lambda: float(len(seen)), collect, **options)
 
     return changed
 
@@ -172,7 +172,7 @@ MUTANTS = {
         replacing(layer_probe, "stream", alike(layer_probe.stream)), "tanh-ce", sizes=(2, 5)
     ),
     "batches weighted alike, whole layer": Mutant(
-        replacing(layer_probe, "stream_layers", alike(layer_probe.stream_layers)), "relu-ce", "layer", sizes=(2, 5)
+        replacing(layer_probe, "stream", alike(layer_probe.stream)), "relu-ce", "layer", sizes=(2, 5)
     ),
     "own forward taken for the plain map": Mutant(replacing(capturing, "stock_class", type), OWN),
     "own forward taken for the plain map, whole layer": Mutant(replacing(capturing, "stock_class", type), OWN, "layer"),

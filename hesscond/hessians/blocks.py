@@ -97,30 +97,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Block:
-    """Parameters, or rows of them, that have one Hessian at level "layer", and one for each unit at level "unit".
-
-    Attributes
-    ----------
-    name
-        Name of the block.
-    pieces
-        Pieces of parameters, in the order of the block's vectors: biases first.
-    units
-        Numbers of its units, which are their rows in the parameters.
-    table
-        Whether the units are rows of a table; the loss depends only on rows that are looked up.
-    layer
-        Dense or convolutional layer whose weight and bias form the block, if they are not computed from others.
-    undivided
-        Reason why it has no units.
-    """
+    """Parameters, or rows of them, that have one Hessian at level "layer", and one for each unit at level "unit"."""
 
     name: str
-    pieces: tuple[Piece, ...]
-    units: Sequence[int] = ()
-    table: bool = False
+    pieces: tuple[Piece, ...]  # in the order of the block's vectors: biases first
+    units: Sequence[int] = ()  # their row numbers in the parameters
+    table: bool = False  # units are rows of a table; the loss depends on those that are looked up
+    #: dense or convolutional layer whose weight and bias form the block, if they are not computed
     layer: Layer | None = None
-    undivided: str = ""
+    undivided: str = ""  # reason why it has no units
 
     @property
     def parameters(self) -> list[str]:

@@ -155,7 +155,7 @@ def is_part(value: object) -> bool:
 # -- coordinates -------------------------------------------------------------------------------------------------------
 
 
-class Source(Protocol):
+class HessianSource(Protocol):
     """Hessians of a loss over data, from which `Coordinates` make their blocks."""
 
     def plain(self, layer: str, unit: int | None) -> BlockHessian:
@@ -183,7 +183,7 @@ class Coordinates(ABC):
     name: str
 
     @abstractmethod
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """Hessian of a unit, or of the layer (``unit`` None), in these coordinates; a ConfigError if it has none."""
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
@@ -206,7 +206,7 @@ class Chart(Coordinates):
         """Units of a layer that are measured (None: all)."""
         return checked_units(layer, chosen_layers(model, [layer])[layer], units)
 
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         return source.products(self.operator(source.operator, layer, unit))
 
     @abstractmethod
@@ -217,7 +217,7 @@ class Chart(Coordinates):
 class HessianScaling(Coordinates):
     """Coordinates ŵ = P z with a P computed from the Hessian of the unit or layer that is measured."""
 
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP with the P of this H."""
         plain = source.plain(layer, unit)
         return plain.in_coordinates(self.at(plain))
@@ -245,7 +245,7 @@ class LinearCoordinates(Coordinates):
     def of_unit(self, unit: int) -> Preconditioner:
         """P of one unit of the layer; a ConfigError if P mixes the units."""
 
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP."""
         P = self if unit is None else self.of_unit(unit)
         return source.plain(layer, unit).in_coordinates(P)
@@ -392,7 +392,7 @@ class DensePreconditioner(Preconditioner):
         return rows @ self.P.to(rows)
 
 
-class Diagonal:
+class DiagonalMixin:
     """Mixin with the methods of a diagonal P, ``d`` (n̂,) or (m, n̂)."""
 
     d: torch.Tensor
@@ -407,7 +407,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Scaling(Diagonal, Preconditioner):
+class Scaling(DiagonalMixin, Preconditioner):
     """P = diag(d)."""
 
     d: torch.Tensor  # (n̂,)
@@ -450,7 +450,7 @@ class UnitProduct(LinearCoordinates):
 
 
 @dataclass(frozen=True)
-class UnitScaling(Diagonal, LinearCoordinates):
+class UnitScaling(DiagonalMixin, LinearCoordinates):
     """P_i = diag(d_i), with one row of ``d`` for each unit."""
 
     d: torch.Tensor  # (m, n̂)

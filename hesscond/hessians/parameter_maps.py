@@ -16,11 +16,11 @@ from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import (
     BlockHessian,
     Coordinates,
+    HessianSource,
     JointCoordinates,
     LinearCoordinates,
     Preconditioner,
     Scaling,
-    Source,
     UnitScaling,
 )
 from hesscond.hessians.parameters import Layout
@@ -273,5 +273,5 @@ class ParameterCoordinates(Coordinates):
                 )
         return Mapped(tuple((own, n.flatten() - 1) for own, n in zip(maps, numbers, strict=True)), self.name)
 
-    def block(self, source: Source, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         raise ConfigError(f"the coordinates {self.name!r} are of parameters, not of layer {layer!r}")

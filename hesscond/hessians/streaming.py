@@ -126,61 +126,50 @@ def stream(
     memory: int,
     total: Callable[[], float] = lambda: 1.0,
     collect: Callable[[str, LayerInputs], Any] | None = feature_statistics,
-) -> tuple[dict[tuple[str, int], BlockHessian], dict[str, Any]]:
-    """Unit Hessians, by (layer, unit), and statistics of the inputs, by layer, over batches of a data set.
+    *,
+    whole: bool = False,
+) -> tuple[dict[tuple[str, int | None], BlockHessian], dict[str, Any]]:
+    """Hessians of units (with ``whole``, of layers) and statistics of the inputs by layer over a data set.
 
-    Each batch has its weight in the loss of the whole (samples / total for a mean loss); ``total`` is called at the end
-    for a divisor of the weights. ``collect`` makes statistics with ``merged(other)`` from a layer's name and inputs.
+    Hessians are by (layer, unit), with the unit None for a layer. Each batch has its weight in the loss of the whole
+    (samples / total for a mean loss); ``total`` is called at the end for a divisor of the weights. ``collect`` makes
+    statistics with ``merged(other)`` from a layer's name and inputs.
     """
-    blocks: dict[tuple[str, int], StreamedBlock] = {}
+    blocks: dict[tuple[str, int | None], StreamedBlock] = {}
     statistics: dict[str, Any] = {}
     for captures, weight in batches:
         for name, captured in captures.items():
-            gather(statistics, captured, collect)
-            for units in runs(captured, memory):
-                hessians = unit_hessians(captured, units, memory)
-                order = captured.inputs.geometry.n_params
-                own = [blocks.setdefault((name, unit), StreamedBlock(order)) for unit in units]
-                pairs = list(zip(own, hessians, strict=True))
-
-                def add(pair: tuple[StreamedBlock, BlockHessian], weight: float = weight) -> None:
-                    pair[0].add(pair[1], weight)
-
-                # tall and narrow: one thread each is faster than many within a decomposition
-                side_by_side(add, pairs, threads_for(captured.inputs.device))
+            found = None if collect is None else collect(name, captured.inputs)
+            if found is not None:
+                statistics[name] = statistics[name].merged(found) if name in statistics else found
+            (add_layer if whole else add_units)(blocks, captured, weight, memory)
     return {key: block.hessian(total()) for key, block in blocks.items()}, statistics
 
 
-def gather(
-    statistics: dict[str, Any], captured: LayerCapture, collect: Callable[[str, LayerInputs], Any] | None
+def add_units(
+    blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
 ) -> None:
-    """Add the statistics of a layer's inputs that ``collect`` returns."""
-    if collect is not None:
-        name, own = captured.name, collect(captured.name, captured.inputs)
-        if own is not None:
-            statistics[name] = statistics[name].merged(own) if name in statistics else own
+    """Add the units of a layer in one batch to their blocks."""
+    for units in runs(captured, memory):
+        hessians = unit_hessians(captured, units, memory)
+        order = captured.inputs.geometry.n_params
+        own = [blocks.setdefault((captured.name, unit), StreamedBlock(order)) for unit in units]
+        pairs = list(zip(own, hessians, strict=True))
+        # tall and narrow: one thread each is faster than many within a decomposition
+        side_by_side(lambda pair: pair[0].add(pair[1], weight), pairs, threads_for(captured.inputs.device))
 
 
-def stream_layers(
-    batches: Iterable[tuple[Mapping[str, LayerCapture], float]],
-    memory: int,
-    total: Callable[[], float] = lambda: 1.0,
-    collect: Callable[[str, LayerInputs], Any] | None = feature_statistics,
-) -> tuple[dict[str, BlockHessian], dict[str, Any]]:
-    """Layer Hessians and statistics of the inputs over batches of a data set; arguments as in `stream`."""
-    blocks: dict[str, StreamedBlock] = {}
-    statistics: dict[str, Any] = {}
-    for captures, weight in batches:
-        for name, captured in captures.items():
-            geometry = captured.inputs.geometry
-            order = geometry.units * geometry.n_params
-            if 16 * order**2 > memory:
-                raise CaptureError(
-                    f"layer {name!r} has {order} parameters, whose triangular factor over a data set takes "
-                    f"{16e-9 * order**2:.3g} GB, more than memory={memory / 1e9:.3g} GB (which is enough for "
-                    f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
-                )
-            gather(statistics, captured, collect)
-            block = blocks.setdefault(name, StreamedBlock(order, geometry.units))
-            block.add(layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
-    return {name: block.hessian(total()) for name, block in blocks.items()}, statistics
+def add_layer(
+    blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
+) -> None:
+    """Add a layer in one batch to its block; a CaptureError if the triangular factor does not fit into the memory."""
+    geometry = captured.inputs.geometry
+    order = geometry.units * geometry.n_params
+    if 16 * order**2 > memory:
+        raise CaptureError(
+            f"layer {captured.name!r} has {order} parameters, whose triangular factor over a data set takes "
+            f"{16e-9 * order**2:.3g} GB, more than memory={memory / 1e9:.3g} GB (which is enough for "
+            f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
+        )
+    block = blocks.setdefault((captured.name, None), StreamedBlock(order, geometry.units))
+    block.add(layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))

@@ -11,12 +11,12 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse
-from hesscond.spectra.eigen import Progress
+from hesscond.spectra.eigen import SolverProgress
 from hesscond.spectra.error_estimates import Errors, Ratio, preconditioned_errors, residual_errors, smaller
 from hesscond.spectra.expansion import Expansion, Pair, PreconditionedResidual, expansions
 from hesscond.spectra.search_space import (
+    CountedProducts,
     Excluded,
-    Products,
     RitzSpace,
     SingularSpace,
     complement,
@@ -93,10 +93,10 @@ class Estimates:
 
 
 @dataclass(eq=False)
-class Search(ABC):
+class ExpandingSpace(ABC):
     """Search space that grows by one direction at a time, each to improve one pair: the target."""
 
-    products: Products  # A
+    products: CountedProducts  # A
     space: RitzSpace
     excluded: Excluded
     inverse: ApproximateInverse | None
@@ -190,13 +190,13 @@ class Search(ABC):
 
 
 @dataclass(eq=False)
-class Davidson(Search):
+class Davidson(ExpandingSpace):
     """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1."""
 
     k: int  # number of eigenvalues
     tol: float
     #: called before each expansion; if it returns True the search is stopped
-    callback: Callable[[Progress], object] | None
+    callback: Callable[[SolverProgress], object] | None
     found: Approximations = field(init=False)
     estimates: Estimates = field(init=False)
     columns: int = field(init=False)  # number of approximations formed
@@ -491,11 +491,11 @@ class Davidson(Search):
         """Call the callback, and return whether it asks to stop."""
         return self.callback is not None and bool(self.callback(self.report()))
 
-    def report(self) -> Progress:
+    def report(self) -> SolverProgress:
         """Progress of the search, in the scale of the operator."""
         scale = 2.0**self.products.exponent
         order = self.found.values[: self.k].argsort(descending=True)
-        return Progress(
+        return SolverProgress(
             self.found.values[order] * scale,
             self.found.residuals[order] * scale,
             self.products.norm * scale,
@@ -505,7 +505,7 @@ class Davidson(Search):
 
 
 @dataclass(eq=False)
-class Missing(Search):
+class Missing(ExpandingSpace):
     """Search for smaller |λ| on the complement of the pairs that were found, from random vectors alone.
 
     The approximations are the smallest singular vectors of AV and the Ritz vectors among them. The j-th smallest

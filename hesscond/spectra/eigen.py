@@ -38,7 +38,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SolverProgress:
     """Progress of an iteration at a restart, as passed to a callback.
 
     Attributes

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from hesscond.operators import ApproximateInverse
-from hesscond.spectra.search_space import Excluded, Products
+from hesscond.spectra.search_space import CountedProducts, Excluded
 
 #: Inner iterations reduce the residual by the first factor, then by increasing ones up to the second …
 REDUCTION, LEAST = 0.1, 0.02
@@ -63,7 +63,7 @@ class Correction(Expansion):
 
     patience = 8
 
-    def __init__(self, products: Products, excluded: Excluded, inverse: ApproximateInverse | None) -> None:
+    def __init__(self, products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> None:
         self.products, self.excluded, self.inverse = products, excluded, inverse
         self.name = "correction equation, " + ("MINRES" if inverse is None else "preconditioned MINRES")
         self._steps, self._rtol = STEPS, REDUCTION
@@ -104,7 +104,7 @@ class Correction(Expansion):
         return found.solution[None] if found.steps and found.definite else pair.residual
 
 
-def expansions(products: Products, excluded: Excluded, inverse: ApproximateInverse | None) -> list[Expansion]:
+def expansions(products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> list[Expansion]:
     """Methods of expansion, to be tried one after the other as each stagnates."""
     plain = Correction(products, excluded, None)
     if inverse is None:

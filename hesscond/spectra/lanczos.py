@@ -15,7 +15,7 @@ from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, 
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
-from hesscond.spectra.eigen import EigenResult, Interval, Progress, Wanted, intervals
+from hesscond.spectra.eigen import EigenResult, Interval, SolverProgress, Wanted, intervals
 from hesscond.spectra.krylov import Krylov, closest, given_vectors, project_on, set_scale, summed
 from hesscond.spectra.smallest import smallest_nonzero
 
@@ -40,7 +40,7 @@ MORE = 20
 #: Ritz vectors at the far end with estimates below this, relative to the norm, are kept at a restart.
 FAR = 1e-3
 
-Callback = Callable[[Progress], object]
+Callback = Callable[[SolverProgress], object]
 
 
 def lanczos(
@@ -102,8 +102,8 @@ def lanczos(
     inverse, null_space
         Only for "smallest-nonzero": see `smallest_nonzero`.
     callback
-        Called with a `Progress` at each restart; if it returns True the run stops with what was found, which can be
-        passed on as ``start``.
+        Called with a `SolverProgress` at each restart; if it returns True the run stops with what was found, which can
+        be passed on as ``start``.
 
     Returns
     -------
@@ -408,7 +408,7 @@ class Run:
         if self.callback is None:
             return
         order = values.argsort(descending=True)
-        progress = Progress(
+        progress = SolverProgress(
             self.scaled(values[order]),
             self.scaled(residuals[order]),
             math.ldexp(self.norm, self.process.exponent or 0),

@@ -38,23 +38,11 @@ SAFETY = 16.0
 
 @dataclass(frozen=True)
 class SolverLimits:
-    """Limits of an iteration.
+    """Limits of an iteration."""
 
-    Attributes
-    ----------
-    products
-        Products with the operator for the smallest nonzero eigenvalue.
-    memory
-        Bytes for its vectors; None: no limit.
-    dense_order, quick_order
-        Operators up to this order are formed, if their matrices fit into the memory; the second where an iteration
-        can be expected to be quicker.
-    seed
-        Seed of the random starts.
-    """
-
-    products: int = 2000
-    memory: int | None = None
+    products: int = 2000  # for the smallest nonzero eigenvalue
+    memory: int | None = None  # bytes for its vectors
+    #: operators up to these orders are formed, up to the second where an iteration is expected to be quicker
     dense_order: int = DENSE_ORDER
     quick_order: int = QUICK_ORDER
     seed: int = 0
@@ -66,20 +54,11 @@ class SolverLimits:
 
 @dataclass(frozen=True)
 class SolverHints:
-    """Facts known of an operator beforehand.
+    """Null space, preconditioner and coordinates that a solver uses where they are known."""
 
-    Attributes
-    ----------
-    null_space
-        A subspace of its null space; None: ``operator.null_space``.
-    inverse
-        Preconditioner of the iteration for the smallest eigenvalue.
-    coordinates
-        Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates.
-    """
-
-    null_space: Subspace | None = None
-    inverse: ApproximateInverse | None = None
+    null_space: Subspace | None = None  # None: ``operator.null_space``
+    inverse: ApproximateInverse | None = None  # for the smallest eigenvalue
+    #: Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates
     coordinates: LinearOperator | None = None
 
 
@@ -98,17 +77,6 @@ def operator_condition(
     rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
     and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
     smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
-
-    Parameters
-    ----------
-    operator
-        Any symmetric operator.
-    known
-        Makes what is known of it, if that is needed.
-    rtol
-        Relative accuracy of the eigenvalues.
-    limits
-        Limits of the iteration.
     """
     limits = limits or SolverLimits()
     facts = known()

@@ -31,17 +31,10 @@ WORKING = 3
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Coefficients of Lanczos recurrences from one vector.
+    """Coefficients of Lanczos recurrences from one vector."""
 
-    Attributes
-    ----------
-    alphas : (k,) float64
-        α_1 … α_k.
-    betas : (k,) float64
-        β_1 … β_k; the last is 0 if the Krylov space is invariant: then μ is J's own measure.
-    """
-
-    alphas: np.ndarray
+    alphas: np.ndarray  # (k,) float64 α_1 … α_k
+    #: (k,) float64 β_1 … β_k; the last is 0 if the Krylov space is invariant, and μ the measure of J itself
     betas: np.ndarray
 
     @property
@@ -135,33 +128,11 @@ def recurrences(
     null_space: Subspace | None,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Recurrence]:
-    """Lanczos recurrences from the next ``count`` of ``starts``; one product with all of them a step.
+    """Lanczos recurrences from the next ``count`` unit vectors of ``starts``, with one product a step for all.
 
     Every new vector is orthogonalized against its predecessors twice, by classical Gram-Schmidt, so that no eigenvalue
     comes twice (Giraud, Langou, Rozložník and van den Eshof, Numer. Math. 101, 2005). Recurrences whose next vector
     would be rounding only have found an invariant subspace and end there.
-
-    Parameters
-    ----------
-    operator
-        A, of order n.
-    starts
-        Iterator of unit vectors (n,), of any precision on any device.
-    count
-        Number of vectors that are taken.
-    steps
-        Number of steps, at most n minus the dimension of the null space.
-    dtype
-        Precision of the recurrences.
-    null_space
-        Null space that the vectors are kept orthogonal to.
-    on_step
-        Called after each product.
-
-    Returns
-    -------
-    list[Recurrence]
-        One for each vector.
     """
     order, device = operator.order, operator.device
     whole = order - (null_space.dimension if null_space is not None else 0)

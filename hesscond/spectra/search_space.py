@@ -14,7 +14,7 @@ from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
 from hesscond.spectra.basis import Basis, Plan
 
 
-class Products(SymmetricOperator):
+class CountedProducts(SymmetricOperator):
     """Operator 2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision."""
 
     def __init__(self, operator: SymmetricOperator) -> None:

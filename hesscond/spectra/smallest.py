@@ -16,8 +16,8 @@ from hesscond.operators.operator import ritz_range
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP
 from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
-from hesscond.spectra.eigen import EigenResult, Interval, Progress, intervals
-from hesscond.spectra.search_space import Excluded, HarmonicSpace, Products, RitzSpace
+from hesscond.spectra.eigen import EigenResult, Interval, SolverProgress, intervals
+from hesscond.spectra.search_space import CountedProducts, Excluded, HarmonicSpace, RitzSpace
 
 logger = logging.getLogger("hesscond")
 
@@ -45,7 +45,7 @@ def smallest_nonzero(
     seed: int = 0,
     max_products: int | None = None,
     dense_order: int | None = None,
-    callback: Callable[[Progress], object] | None = None,
+    callback: Callable[[SolverProgress], object] | None = None,
 ) -> EigenResult:
     """The k eigenvalues of smallest nonzero |λ| of a symmetric operator A (n, n).
 
@@ -91,7 +91,7 @@ def smallest_nonzero(
         Operators up to this order are formed; by default 300 if A is known to be positive semidefinite, else 1,000, and
         2,000 without ``inverse``: an iteration would need as many products.
     callback
-        Called with a `Progress` before each expansion; if it returns True the run stops with what was found.
+        Called with a `SolverProgress` before each expansion; if it returns True the run stops with what was found.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def smallest_nonzero(
     initial = start_rows(start, operator, dtype)
 
     def compute() -> EigenResult:
-        products = Products(operator)
+        products = CountedProducts(operator)
         excluded = Excluded(known, operator.order, dtype, operator.device)
         if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
             return smallest_dense(products, k, excluded, tol=tol)
@@ -267,7 +267,7 @@ def sizes(
     return capacity, vectors
 
 
-def set_scale(products: Products, norm: float | None) -> bool:
+def set_scale(products: CountedProducts, norm: float | None) -> bool:
     """Scale the operator to norm about 1; False if it is zero."""
     if norm is None:
         norm = max(abs(value) for value in ritz_range(products, NORM_STEPS))
@@ -337,7 +337,7 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     )
 
 
-def rayleigh_ritz(products: Products, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def rayleigh_ritz(products: CountedProducts, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Orthonormal Ritz vectors U (n, c) in the span of ``rows`` (c, n), AU, and the Ritz values, descending."""
     U = torch.linalg.qr(rows.T).Q
     images = products.images(U.T.contiguous()).T
@@ -379,7 +379,7 @@ def advice(search: Davidson) -> str:
     return "give a better approximate inverse, or more max_products; the result can be passed on as start"
 
 
-def nothing(products: Products, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
+def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
     """Result if no eigenvalue is nonzero, or none was found."""
     none = torch.zeros(0, dtype=torch.float64)
     known = 0 if excluded.known is None else excluded.known.dimension
@@ -413,7 +413,7 @@ def scaled(result: EigenResult, exponent: int) -> EigenResult:
     )
 
 
-def formed(products: Products) -> torch.Tensor:
+def formed(products: CountedProducts) -> torch.Tensor:
     """The matrix (n, n), scaled to norm about 1, symmetric, float64 on the device."""
     A = products.to_dense().double()
     largest = float(A.abs().max())
@@ -441,7 +441,7 @@ def eigenpairs(A: torch.Tensor, known: Subspace | None) -> tuple[torch.Tensor, t
     return values[:kept], vectors[:, :kept]
 
 
-def smallest_dense(products: Products, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
+def smallest_dense(products: CountedProducts, k: int, excluded: Excluded, *, tol: float) -> EigenResult:
     """Result as by iteration, from all eigenvalues of the formed matrix."""
     A = formed(products)
     values, vectors = eigenpairs(A, excluded.known)

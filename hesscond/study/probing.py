@@ -84,7 +84,7 @@ class ProbeRow(NamedTuple):
 Again = Callable[[], AbstractContextManager[None]]
 
 
-class Measured(NamedTuple):
+class ProbeData(NamedTuple):
     """Data of a probe, with what is needed to make and check Hessians of them."""
 
     name: str  # ``"batch"`` or ``"train"``
@@ -117,7 +117,7 @@ class Systems(NamedTuple):
 class Unit(NamedTuple):
     """A unit of a layer and its Hessian, in the plain parameters."""
 
-    data: Measured
+    data: ProbeData
     place: str
     unit: int
     samples: int
@@ -129,7 +129,7 @@ class Unit(NamedTuple):
 class Probe(NamedTuple):
     """Probe of a mini-batch before κ is computed, with everything that the next step changes."""
 
-    data: Measured
+    data: ProbeData
     samples: int
     seen: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
     systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
@@ -177,7 +177,7 @@ class Prober:
         self._snapshots = {place: method.snapshots(place) for place in self.units}
         self._differentiated: set[str] = set()
         # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
-        self._kept = Measured("batch", (), self._maker(()), {})
+        self._kept = ProbeData("batch", (), self._maker(()), {})
         self._loss_is_known = False
 
     @property
@@ -226,7 +226,7 @@ class Prober:
                     systems[place] = Systems(*copied([*own], KEPT))
                 except TypeError:
                     waits = False
-        data = self._kept if waits else Measured("batch", pair, self._maker(pair), checks, again)
+        data = self._kept if waits else ProbeData("batch", pair, self._maker(pair), checks, again)
         return Probe(data, len(targets), seen, systems, others, waits)
 
     def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
@@ -299,7 +299,7 @@ class Prober:
         pairs: Any = Stream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
-        data = Measured("train", pairs, self._maker(pairs), checks)
+        data = ProbeData("train", pairs, self._maker(pairs), checks)
         factors: dict[str, np.ndarray] = {}
         if self._reads_inputs:
             # once more, now that the means are known: a factor of Ĥ itself would lose digits when it is centred
@@ -316,6 +316,7 @@ class Prober:
         found = [
             Unit(data, place, unit, samples, hessian, seen[place], systems[place])
             for (place, unit), hessian in hessians.items()
+            if unit is not None
         ]
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
