@@ -840,8 +840,8 @@ def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerRes
     reasons: dict[str, str] = {}
     for owner, attributes in missing.items():
         if (owner or "model") in found:
-            beside = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
-            reasons |= {f"{owner}.{attribute}" if owner else attribute: beside for attribute in attributes}
+            reason = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
+            reasons |= {f"{owner}.{attribute}" if owner else attribute: reason for attribute in attributes}
             continue
         kind = type(model.get_submodule(owner)).__name__
         what = f"{kind} with {', '.join(attributes)}, no dense or convolutional layer"

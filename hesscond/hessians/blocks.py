@@ -657,9 +657,9 @@ class Choice:
                 block = catalogue.block(own)
                 # at this level, parameters that belong to no unit form separate blocks
                 apart = level == "unit" and block.units and block.layer is None
-                beside = [p.parameter for p in block.pieces if p.rows is None] if apart else []
-                optional |= {key for key in (own, *beside) if key not in found}
-                found |= dict.fromkeys((own, *beside))
+                indivisible = [p.parameter for p in block.pieces if p.rows is None] if apart else []
+                optional |= {key for key in (own, *indivisible) if key not in found}
+                found |= dict.fromkeys((own, *indivisible))
         own_groups = {} if groups is None else {name: catalogue.members(name, given) for name, given in groups.items()}
         if not found and not own_groups:
             raise ConfigError("no layer was named: leave layers= out for all of them")

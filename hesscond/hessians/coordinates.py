@@ -364,16 +364,6 @@ class Preconditioner(LinearCoordinates):
         """P as a dense (n̂, k) float64 tensor."""
         return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
 
-    def inverse(self, order: int, device: torch.device | None = None) -> DensePreconditioner:
-        """P⁻¹; a ConfigError if P is not square, or is singular."""
-        P = self.matrix(order, device)
-        if P.shape[0] != P.shape[1]:
-            raise ConfigError(f"{self.name} leaves out {order - P.shape[1]} of {order} parameters: it has no inverse")
-        found, info = torch.linalg.inv_ex(P)
-        if int(info) or not bool(torch.isfinite(found).all()):
-            raise ConfigError(f"{self.name} is singular: it has no inverse")
-        return DensePreconditioner(found, f"inverse of {self.name}")
-
     def __matmul__(self, other: Any) -> Any:
         """ŵ = P Q z."""
         return Product(self, other) if other.same_for_units else super().__matmul__(other)

@@ -78,11 +78,6 @@ class CentringScaling(Preconditioner):
         ]
 
     @property
-    def dead(self) -> int:
-        """Number of features left out because σ = 0."""
-        return int((self.sigma == 0).sum())
-
-    @property
     def kappa_D(self) -> float:
         """κ(D) = max(1, σ) / min(1, σ) over the features with σ > 0 (without bias: max σ / min σ)."""
         return scaling_conditions(self.sigma[None], bias=self.bias)[0]

@@ -207,7 +207,7 @@ class Davidson(ExpandingSpace):
     #: (m, m) projector on the directions added since the search for missed pairs began
     family: torch.Tensor | None = field(default=None, init=False)
     searched: float = field(default=math.inf, init=False)  # |λ| up to which missed pairs were searched for
-    #: lower bound of the |λ| that were not found, as far as `search_beside` has seen
+    #: lower bound of the |λ| that were not found, as far as `search_complement` has seen
     missed_beyond: float = field(default=math.inf, init=False)
     searching: bool = field(default=False, init=False)  # whether that search is running
     #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
@@ -242,7 +242,7 @@ class Davidson(ExpandingSpace):
             if target is None:
                 if self.complete or self.reach >= self.searched:
                     return
-                (self.search if self.products.psd else self.search_beside)()
+                (self.search if self.products.psd else self.search_complement)()
             elif self.products.count >= self.max_products:
                 self.stopped = f"not within {self.max_products} products"
             elif self.interrupted():
@@ -441,7 +441,7 @@ class Davidson(ExpandingSpace):
         """
         found = self.found
         self.searched = self.reach * (1 - self.slack)
-        foretold = list(zip(found.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
+        predicted = list(zip(found.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
         worst = int((found.residuals / found.values.abs())[: self.k].argmax())
         size = self.space.size
         self.family = torch.zeros(size, size, dtype=torch.float64)
@@ -449,17 +449,17 @@ class Davidson(ExpandingSpace):
         for row in [*self.random(FRESH), found.remainders[worst].clone()]:
             self.join(row[None])
         U, images = self.space.vectors(self.space.pairs(3 * self.products.error)[:, : self.k])
-        for (before, energy), now in zip(foretold, (U * images).sum(1).abs().tolist(), strict=False):
+        for (before, energy), now in zip(predicted, (U * images).sum(1).abs().tolist(), strict=False):
             self.ratio.remember(before, energy, now, self.products.error)
         self.forget()
 
-    def search_beside(self) -> None:
+    def search_complement(self) -> None:
         """Search for missed pairs of an indefinite operator, on the complement of the wanted ones (`Missing`).
 
         Harmonic Ritz values of a family are no bounds of the eigenvalues that are missing from it. Vectors that are
         found join the space, and once it has settled, the search is repeated.
         """
-        missing = Missing.beside(self)
+        missing = Missing.on_complement(self)
         self.searching = True
         missing.run(self.interrupted)
         self.searching = False
@@ -529,13 +529,13 @@ class Missing(ExpandingSpace):
         self.found, self.smaller = Approximations.none(self.products.order), self.wanted[:0]
 
     @classmethod
-    def beside(cls, search: Davidson) -> Missing:
+    def on_complement(cls, search: Davidson) -> Missing:
         """Search on the complement of the pairs that ``search`` found."""
         products, wanted = search.products, search.found.vectors[: search.k]
         return cls(
             products,
             SingularSpace(search.space.capacity, products.order, wanted.dtype, products.device),
-            search.excluded.beside(wanted),
+            search.excluded.extended(wanted),
             search.inverse,
             search.fresh,
             search.max_products,

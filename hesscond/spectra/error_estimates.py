@@ -24,13 +24,13 @@ class Ratio:
         """Record |θ| and η of the pair; decreases of θ up to ``noise`` are rounding."""
         self.history.append((size, energy))
         earlier = self.history[-OBSERVED:-DELAY]
-        recent = max((ratio(before, foretold, size, noise) for before, foretold in earlier), default=0.0)
+        recent = max((ratio(before, predicted, size, noise) for before, predicted in earlier), default=0.0)
         self.worst = max(self.worst, recent)
         self.value = max(recent, self.worst / MEMORY) or math.inf
 
-    def remember(self, before: float, foretold: float, now: float, noise: float) -> None:
+    def remember(self, before: float, predicted: float, now: float, noise: float) -> None:
         """Record a decrease that is to count permanently."""
-        self.worst = max(self.worst, MEMORY * ratio(before, foretold, now, noise))
+        self.worst = max(self.worst, MEMORY * ratio(before, predicted, now, noise))
 
     def stagnates(self, patience: int) -> bool:
         """Whether neither θ nor η became smaller over the last expansions."""
@@ -41,10 +41,10 @@ class Ratio:
         return not fell and min(e for _, e in recent) > 0.5 * min(e for _, e in older)
 
 
-def ratio(before: float, foretold: float, now: float, noise: float) -> float:
+def ratio(before: float, predicted: float, now: float, noise: float) -> float:
     """Decrease of |θ| over the η before it; 0 if it is not significant."""
     fall = before - now - noise
-    return fall / foretold if 0 < fall < ASYMPTOTIC * now and 0 < foretold < math.inf else 0.0
+    return fall / predicted if 0 < fall < ASYMPTOTIC * now and 0 < predicted < math.inf else 0.0
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Excluded:
             rows = rows - (rows @ self.found.T) @ self.found
         return rows
 
-    def beside(self, rows: torch.Tensor) -> Excluded:
+    def extended(self, rows: torch.Tensor) -> Excluded:
         """Return the subspace extended by the span of ``rows`` (p, n), which are no null vectors."""
         more = Excluded(self.known, rows.shape[1], rows.dtype, rows.device)
         more.found = torch.cat([self.found, torch.linalg.qr(self.remove(rows).T).Q.T])

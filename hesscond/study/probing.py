@@ -53,6 +53,7 @@ from hesscond.hessians.preconditioner import scaling_conditions
 from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream
 from hesscond.layer_probe import LayerProbe
+from hesscond.measurement import Measurement
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.network_probe import NetworkProbe
@@ -337,56 +338,45 @@ class Prober:
                 if not chosen:
                     continue
                 units = None if table or level == "layer" else self._wanted
-                measure = partial(self._probe, pairs, level=level, units=units, weights=weights)
-                plain = measure(chosen, None)
+                measure = partial(self._measured, LayerProbe, pairs, weights, level=level, units=units)
+                plain = measure(None, choice=Choice(tuple(chosen)))
                 moved = [place for place in chosen if self._has_coordinates(place)]
-                own = measure(moved, self.method) if moved else {}
+                own = measure(self.method, choice=Choice(tuple(moved))) if moved else {}
                 for place in chosen:
                     yield from self._rows_of(name, samples, plain[place], own.get(place))
         if "network" in self.config.levels:
-            yield self._network_row(name, samples, partial(self._network, pairs, weights=weights))
+            network = partial(self._measured, NetworkProbe, pairs, weights, level="network", choice=Choice())
+            yield self._network_row(name, samples, lambda method: network(method)[NETWORK])
 
-    def _probe(
+    def _measured(
         self,
+        kind: type[Measurement],
         pairs: Any,
-        places: Sequence[str],
-        method: Method | None,
-        *,
-        level: str,
-        units: tuple[int, ...] | None,
         weights: list[int] | None,
+        method: Method | None,
+        level: str,
+        choice: Choice,
+        units: tuple[int, ...] | None = None,
     ) -> Mapping[str, LayerResult]:
-        """Result of `hesscond.probe` for blocks, in the plain parameters or in the method's coordinates."""
-        asked: dict[str, Any] = {
-            "choice": Choice(tuple(places)),
-            "level": level,
-            "method": method,
-            "units": units,
-            "products": None,
-        }
-        return LayerProbe(data=pairs, weight=weights, **asked, **self._asked).result()
-
-    def _network(self, pairs: Any, method: Method | None, *, weights: list[int] | None) -> LayerResult:
-        """Result of `hesscond.probe` for all parameters together, in the plain or the method's coordinates."""
-        asked: dict[str, Any] = {"choice": Choice(), "level": "network", "method": method, "units": None}
-        return NetworkProbe(data=pairs, weight=weights, products=self.config.products, **asked, **self._asked).result()[
-            NETWORK
-        ]
-
-    @property
-    def _asked(self) -> dict[str, Any]:
-        """Arguments that all probes have in common."""
-        return {
-            "model": self.model,
-            "loss_fn": self.loss_fn,
-            "dtype": torch.float64 if self.config.precision == "float64" else None,
-            "rtol": self.config.rtol,
-            "memory": MEMORY,
-            "reduction": None,
-            "check": True,
-            "lift_casts": True,
-            "team": None,
-        }
+        """Result of `hesscond.probe` for some blocks, in the plain parameters or in the method's coordinates."""
+        return kind(
+            self.model,
+            self.loss_fn,
+            pairs,
+            choice,
+            level,
+            method,
+            units,
+            dtype=torch.float64 if self.config.precision == "float64" else None,
+            rtol=self.config.rtol,
+            memory=MEMORY,
+            reduction=None,
+            weight=weights,
+            check=True,
+            lift_casts=True,
+            team=None,
+            products=self.config.products if level == "network" else None,
+        ).result()
 
     def _has_coordinates(self, place: str) -> bool:
         """Whether the method has coordinates of a block other than the plain ones."""

@@ -100,23 +100,6 @@ def test_products_are_those_of_the_matrix(change, columns, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(centrings())
-def test_the_inverse_undoes_it_or_says_what_is_left_out(change):
-    P, matrix = change
-    if matrix.shape[1] == ORDER:
-        assert close(P.inverse(ORDER).matrix(ORDER), np.linalg.inv(matrix))
-        return
-    assert P.dead == ORDER - matrix.shape[1]
-    with pytest.raises(ConfigError, match=f"leaves out {P.dead} of 5 parameters"):
-        P.inverse(ORDER)
-
-
-def test_a_singular_change_has_no_inverse():
-    with pytest.raises(ConfigError, match="singular"):
-        Scaling(tensor([1.0, 0.0])).inverse(2)
-
-
-@settings(max_examples=40, deadline=None)
-@given(centrings())
 def test_kappa_D_is_that_of_the_live_features(change):
     P, _ = change
     live = [s for s in P.sigma.tolist() if s] + [1.0] * P.bias
