@@ -99,78 +99,97 @@ def applied(
     alone: bool = True,
 ) -> Applied:
     """Model, coordinates and data that `hesscond.probe` measures for ``method``, as described in `hesscond.probe`."""
-    work = partial(Applied, data=data, given=model)
     if isinstance(method, (str, Spec)):
         spec = parse(method) if isinstance(method, str) else method
-        chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
-        if building is None:
-            return work(model, chosen, what=said(None, chosen))
-        if any(part.preconditions_in_step for part, _ in building.parts):
-            raise no_step(spec.text)
-        built_in, data = rebuilt(model, building, data, alone=alone)
-        changing = building.without(lambda part: part.of_first_step)
-        of_step = changing is None or len(changing.parts) < len(building.parts)
-        if of_step:
-            take_first_step(built_in, spec.text, loss_fn, data, dtype, alone=alone)
-        found = applied(built_in.model, built_in, data, loss_fn=loss_fn, dtype=dtype, whole=whole)
-        what = f"{found.what}, of a first step on the data" if of_step else found.what
-        changed = ""
-        if changing is not None:
-            penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
-            changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
-            what = f"{changed}, {what}"
-        built = replace(found, given=model, what=what)
-        if chosen is None:
-            return built
-        if found.method is not None:
-            together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
-            raise ConfigError(
-                f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
-                + ("" if any(other.constrains for other, _ in building.parts) else together)
-            )
-        placed = chosen.placed(built.model)
-        return replace(built, method=placed, what=f"{changed}, {said(None, placed)}")
+        return by_name(model, spec, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=alone)
     if isinstance(method, torch.optim.Optimizer) or (isinstance(method, (list, tuple)) and method):
         method = at_work(model, method)
     if isinstance(method, Method):
-        if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
-            raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
-        if whole:
-            method.check_network()
-        trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        still = method.unmoved(trained)
-        names: dict[str, None] = {}
-        plain: list[str] = []
-        refusals: list[ConfigError] = []
-        for name in eligible_layers(model):
-            try:
-                own = method.probed(name)
-            except ConfigError as refusal:
-                # raised later, if such a layer is asked for
-                refusals.append(refusal)
-            else:
-                names |= {} if own is None else {own.name: None}
-                plain += [name] if own is None else []
-        if isinstance(method, ByParameter):
-            inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
-            outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
-            names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
-        if refusals and not names:
-            raise refusals[0]
-        if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
-            raise no_step(method.whole.name)
-        what = said(" and ".join(names), None)
-        if names and plain:
-            what += f", and plain ones in {listed(plain)}"
-        if still:
-            moved = [name for name in trained if name not in still]
-            what += f", of the parameters moved by {method.name}: {listed(moved)}"
-        return work(model, method if names else None, what=what)
+        own, what = in_coordinates_of(model, method, whole=whole)
+        return Applied(model, own, data, what, model)
     if method is None or isinstance(method, Coordinates):
-        return work(model, method, what=said(None if method is None else method.name, None))
+        return Applied(model, method, data, described(None if method is None else method.name), model)
     raise ConfigError(
         f"method must be a name, a Method, an optimizer, a Preconditioner or a Chart, not {type(method).__name__}"
     )
+
+
+def by_name(
+    model: nn.Module,
+    spec: Spec,
+    data: Batch | Iterable[Batch],
+    *,
+    loss_fn: LossFunction,
+    dtype: torch.dtype | None,
+    whole: bool,
+    alone: bool,
+) -> Applied:
+    """Model itself, or a copy that the named methods have rebuilt, with their coordinates from the data."""
+    chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
+    if building is None:
+        return Applied(model, chosen, data, described(None, chosen), model)
+    if any(part.preconditions_in_step for part, _ in building.parts):
+        raise no_step(spec.text)
+    built_in, data = rebuilt(model, building, data, alone=alone)
+    changing = building.without(lambda part: part.of_first_step)
+    of_step = changing is None or len(changing.parts) < len(building.parts)
+    if of_step:
+        take_first_step(built_in, spec.text, loss_fn, data, dtype, alone=alone)
+    found = applied(built_in.model, built_in, data, loss_fn=loss_fn, dtype=dtype, whole=whole)
+    what = f"{found.what}, of a first step on the data" if of_step else found.what
+    changed = ""
+    if changing is not None:
+        penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
+        changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
+        what = f"{changed}, {what}"
+    built = replace(found, given=model, what=what)
+    if chosen is None:
+        return built
+    if found.method is not None:
+        together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
+        raise ConfigError(
+            f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
+            + ("" if any(other.constrains for other, _ in building.parts) else together)
+        )
+    placed = chosen.placed(built.model)
+    return replace(built, method=placed, what=f"{changed}, {described(None, placed)}")
+
+
+def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple[Method | None, str]:
+    """The method at work if it has coordinates for the model, and the description of a measurement in them."""
+    if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
+        raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
+    if whole:
+        method.check_network()
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    still = method.unmoved(trained)
+    names: dict[str, None] = {}
+    plain: list[str] = []
+    refusals: list[ConfigError] = []
+    for name in eligible_layers(model):
+        try:
+            own = method.probed(name)
+        except ConfigError as refusal:
+            # raised later, if such a layer is asked for
+            refusals.append(refusal)
+        else:
+            names |= {} if own is None else {own.name: None}
+            plain += [name] if own is None else []
+    if isinstance(method, ByParameter):
+        inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+        outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
+        names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
+    if refusals and not names:
+        raise refusals[0]
+    if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
+        raise no_step(method.whole.name)
+    what = described(" and ".join(names))
+    if names and plain:
+        what += f", and plain ones in {listed(plain)}"
+    if still:
+        moved = [name for name in trained if name not in still]
+        what += f", of the parameters moved by {method.name}: {listed(moved)}"
+    return method if names else None, what
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:
@@ -187,7 +206,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
 
 
-def said(name: str | None, chosen: OfInputs | None) -> str:
+def described(name: str | None, chosen: OfInputs | None = None) -> str:
     """Description of coordinates in words."""
     if chosen is not None:
         layers = chosen.options.get("layers")

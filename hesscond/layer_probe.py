@@ -84,41 +84,12 @@ class LayerProbe(Measurement):
     precision: Precision | None = None  # precision of the forward pass, once it was observed
 
     def result(self) -> ProbeResult:
-        chosen, blocks = self.choice.blocks(self.model), self.blocks
+        chosen = self.choice.blocks(self.model)
         self.refuse_little(
             block.width if self.level == "unit" and block.units else block.order for block in chosen.values()
         )
-        for name, block in chosen.items():
-            with self.skipping(name, ConfigError):
-                part = self.moved(name, block)
-                self.systems[name] = self._system(name, part)
-                blocks[name] = part
-        odd = [name for name, own in blocks.items() if own.layer is not None and stock_class(own.layer) is None]
-        if self.level == "unit" and (odd := [name for name in odd if not isinstance(self.systems[name], Chart)]):
-            # a custom forward pass may use the weight in another way
-            self.data = self.data if is_batch(self.data) else list(self.data)
-            turned, unclear = self.turned(odd, self.data)
-            for name, why in unclear.items():
-                if self._named(name):
-                    raise ConfigError(why)
-                self.skipped[name] = why
-                del blocks[name]
-            blocks |= turned
-            self.systems |= {name: self._system(name, block) for name, block in turned.items()}
-        charts = {name: own for name in blocks if isinstance(own := self.systems[name], Chart)}
-        plain = {name: block for name, block in blocks.items() if name not in charts and block.layer is None}
-        if (charts or plain) and self.team is not None:
-            raise ConfigError(
-                f"layer {next(iter(charts | plain))!r} is measured by products, which several processes form together "
-                "at level='network' only: start one process"
-            )
-        captured = {name: b.layer for name, b in blocks.items() if name not in charts and b.layer is not None}
-        if bool(charts) + bool(captured) + bool(plain) > 1 and not is_batch(self.data):
-            # they read the data one after the other
-            self.data = list(self.data)
-        found = self._captured(captured) if captured else {}
-        found |= self._in_charts(charts)
-        found |= self._by_products(plain) if plain else {}
+        self._choose(chosen)
+        found = self._measured()
         if self.check and self.choice.names is None:
             reached = self._reached() if self.reached is None else self.reached
             self.skipped = unmeasured(self.model, reached, found) | self.skipped
@@ -127,7 +98,46 @@ class LayerProbe(Measurement):
             raise CaptureError(reasons)
         skipped = {name: why for name, why in self.skipped.items() if name not in found}
         precision = "not looked at (check=False)" if self.precision is None else str(self.precision)
-        return ProbeResult({name: found[name] for name in blocks if name in found}, skipped, precision)
+        return ProbeResult({name: found[name] for name in self.blocks if name in found}, skipped, precision)
+
+    def _choose(self, chosen: Mapping[str, Block]) -> None:
+        """Find the coordinates of the chosen blocks, and the units of layers with a forward pass of their own."""
+        for name, block in chosen.items():
+            with self.skipping(name, ConfigError):
+                part = self.moved(name, block)
+                self.systems[name] = self._system(name, part)
+                self.blocks[name] = part
+        odd = [name for name, own in self.blocks.items() if own.layer is not None and stock_class(own.layer) is None]
+        odd = [name for name in odd if not isinstance(self.systems[name], Chart)]
+        if self.level == "layer" or not odd:
+            return
+        # a custom forward pass may use the weight in another way
+        self.data = self.data if is_batch(self.data) else list(self.data)
+        turned, unclear = self.turned(odd, self.data)
+        for name, why in unclear.items():
+            if self._named(name):
+                raise ConfigError(why)
+            self.skipped[name] = why
+            del self.blocks[name]
+        self.blocks |= turned
+        self.systems |= {name: self._system(name, block) for name, block in turned.items()}
+
+    def _measured(self) -> dict[str, LayerResult]:
+        """Results of the blocks: of captured layers, of layers in charts, and of other parameters by products."""
+        charts = {name: own for name in self.blocks if isinstance(own := self.systems[name], Chart)}
+        plain = {name: block for name, block in self.blocks.items() if name not in charts and block.layer is None}
+        if (charts or plain) and self.team is not None:
+            raise ConfigError(
+                f"layer {next(iter(charts | plain))!r} is measured by products, which several processes form together "
+                "at level='network' only: start one process"
+            )
+        captured = {name: b.layer for name, b in self.blocks.items() if name not in charts and b.layer is not None}
+        if bool(charts) + bool(captured) + bool(plain) > 1 and not is_batch(self.data):
+            # they read the data one after the other
+            self.data = list(self.data)
+        found = self._captured(captured) if captured else {}
+        found |= self._in_charts(charts)
+        return found | (self._by_products(plain) if plain else {})
 
     # what blocks are measured in
 
