@@ -15,7 +15,7 @@ from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator, NetworkOperator
 from hesscond.hessians.parameters import UnitLayout
-from hesscond.operators import LinearOperator, SymmetricOperator
+from hesscond.operators import Diagonal, LinearOperator, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
@@ -575,21 +575,6 @@ class UnitCoordinates(LinearOperator):
         return (left.to(vectors) @ by_unit.flatten(1)).view(-1, *by_unit.shape[1:]).flatten(0, 1)
 
 
-class Identity(LinearOperator):
-    """The identity (n, n)."""
-
-    def __init__(self, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> None:
-        super().__init__((order, order), dtype, device)
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """V."""
-        return vectors.clone()
-
-    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """V."""
-        return vectors.clone()
-
-
 class LayerCoordinates(LinearOperator):
     """Block-diagonal change of variables of several layers, with rectangular blocks."""
 
@@ -626,7 +611,7 @@ def coordinates_of(
         P, n_params = preconditioners.get(name), layout.geometries[name].n_params
         size = where.stop - where.start
         blocks.append(
-            Identity(size, dtype=operator.dtype, device=operator.device)
+            Diagonal(operator.point.new_ones(size))
             if P is None
             else UnitCoordinates(P, layout.units[name], n_params, dtype=operator.dtype, device=operator.device)
         )

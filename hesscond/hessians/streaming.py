@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import FeatureStatistics, LayerCapture, LayerInputs, channel_statistics
+from hesscond.capture import LayerCapture, LayerInputs, channel_statistics
 from hesscond.causes import NOTHING
 from hesscond.errors import CaptureError
 from hesscond.hessians.build import layer_hessian, runs, unit_hessians
@@ -116,16 +116,11 @@ class StreamedBlock:
         return FormedHessian(formed.H / total, formed.spread / total**0.5, formed.terms, self.units, self._vanishing)
 
 
-def feature_statistics(layer: str, inputs: LayerInputs) -> FeatureStatistics:
-    """Statistics of the input features, or channels, of a layer."""
-    return channel_statistics(inputs)
-
-
 def stream(
     batches: Iterable[tuple[Mapping[str, LayerCapture], float]],
     memory: int,
     total: Callable[[], float] = lambda: 1.0,
-    collect: Callable[[str, LayerInputs], Any] | None = feature_statistics,
+    collect: Callable[[str, LayerInputs], Any] = lambda _, inputs: channel_statistics(inputs),
     *,
     whole: bool = False,
 ) -> tuple[dict[tuple[str, int | None], BlockHessian], dict[str, Any]]:
@@ -133,14 +128,13 @@ def stream(
 
     Hessians are by (layer, unit), with the unit None for a layer. Each batch has its weight in the loss of the whole
     (samples / total for a mean loss); ``total`` is called at the end for a divisor of the weights. ``collect`` makes
-    statistics with ``merged(other)`` from a layer's name and inputs.
+    statistics with ``merged(other)`` from a layer's name and inputs, by default of its features or channels.
     """
     blocks: dict[tuple[str, int | None], StreamedBlock] = {}
     statistics: dict[str, Any] = {}
     for captures, weight in batches:
         for name, captured in captures.items():
-            found = None if collect is None else collect(name, captured.inputs)
-            if found is not None:
+            if (found := collect(name, captured.inputs)) is not None:
                 statistics[name] = statistics[name].merged(found) if name in statistics else found
             (add_layer if whole else add_units)(blocks, captured, weight, memory)
     return {key: block.hessian(total()) for key, block in blocks.items()}, statistics

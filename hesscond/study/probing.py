@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -253,7 +253,9 @@ class Prober:
         for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
             units = []
             for place, captured in own.items():
-                seen = inputs_of(captured, next(statistics), self._reads_inputs)
+                own_statistics = next(statistics)
+                centred = partial(centred_rows, captured.h) if self._reads_inputs else unread
+                seen = Inputs(own_statistics, partial(centred, own_statistics))
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
                     units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, systems[place]))
@@ -485,7 +487,7 @@ class Prober:
         linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
         # several names may mean one P
         distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
-        hessians = {k: one.hessian for k, one in enumerate(units) if is_factored(one.hessian)}
+        hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, FactoredHessian)}
         forms = forms_of([*hessians.values()], [distinct[k] for k in hessians])
         traces = dict(zip(hessians, traces_of([*hessians.values()]), strict=True))
         together = dict(zip(hessians, conditions_of(forms, rtol=rtol), strict=True))
@@ -531,8 +533,9 @@ class Prober:
             if name in known:
                 continue
             block = source.block(system, one.place, one.unit)
-            if direction is not None and direction.unit == one.unit:
-                self._refuse_differing(block, direction, one.place, name)
+            if direction is not None and direction.unit == one.unit and in_coordinates(block, direction) > TOLERANCE:
+                place = self.names[one.place]
+                raise CaptureError(f"layer {place!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
             found[name] = block.P
         return found
 
@@ -567,20 +570,10 @@ class Prober:
                 checked = [at | outcome for statement in wanted for outcome in outcomes(statement, seen)]
         return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
 
-    def _refuse_differing(self, block: BlockHessian, direction: CheckDirection, place: str, name: str) -> None:
-        """Raise a CaptureError if PᵀHP is not the product of P and H."""
-        if in_coordinates(block, direction) > TOLERANCE:
-            raise CaptureError(f"layer {self.names[place]!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
-
 
 def is_small(seen: Recorded | Mapping[str, LayerCapture] | None) -> bool:
     """Whether ``seen`` is a training pass that is small enough to be kept."""
     return isinstance(seen, Recorded) and seen.size <= KEPT
-
-
-def is_factored(hessian: BlockHessian) -> TypeGuard[FactoredHessian]:
-    """Whether the Hessian's factor is at hand, so that it can be decomposed together with others."""
-    return isinstance(hessian, FactoredHessian)
 
 
 def placed(method: Method, name: str) -> str:
@@ -634,11 +627,6 @@ def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
         for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
             found[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
     return found
-
-
-def inputs_of(captured: LayerCapture, statistics: FeatureStatistics, read: bool) -> Inputs:
-    """Inputs of a layer on a mini-batch; ``read``: whether a statement reads them."""
-    return Inputs(statistics, partial(centred_rows, captured.h, statistics) if read else partial(unread, statistics))
 
 
 def copied(value: Any, room: int) -> Any:
