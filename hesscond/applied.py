@@ -156,7 +156,7 @@ def by_name(
 
 
 def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple[Method | None, str]:
-    """The method at work if it has coordinates for the model, and the description of a measurement in them."""
+    """Method at work if it has coordinates for the model, and the description of a measurement in them."""
     if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
         raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
     if whole:

@@ -248,7 +248,6 @@ class NetworkResult(LayerResult):
         self.bounded: Bounded | None = None
 
     def rename(self, name_of: Callable[[str], str]) -> None:
-        """Call the parts by other names."""
         super().rename(name_of)
         self.parts = {name_of(part): where for part, where in self.parts.items()}
 
@@ -265,7 +264,6 @@ class NetworkResult(LayerResult):
 
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
-        """Tuple of the one κ."""
         # its bounds include the uncertainty
         return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
 

@@ -188,7 +188,7 @@ class BlockLayout(Layout):
 
 
 class Catalogue:
-    """The blocks of a model, by their names: modules, parameters, parts of both, and globs."""
+    """Blocks of a model, by their names: modules, parameters, parts of both, and globs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -218,7 +218,7 @@ class Catalogue:
         return self.bare(name) if name in self.parameters else None
 
     def module(self, name: str) -> nn.Module | None:
-        """The module of a block, which "model" may be the whole model."""
+        """Module of a block, which "model" may be the whole model."""
         if name == ROOT and ROOT not in self.modules:
             return self.model
         return self.modules.get(name) if name else None
@@ -232,7 +232,7 @@ class Catalogue:
         return "Parameter" if base in self.parameters else ""
 
     def bare(self, name: str) -> Block:
-        """The block of one parameter."""
+        """Block of one parameter."""
         name = self._first[id(self.parameters[name])]
         shape = self._shape(name)
         rows = range(shape[1])
@@ -375,7 +375,7 @@ class Catalogue:
         return parts + [self.bare(piece.parameter) for piece in left]
 
     def _by_units(self, name: str, units: Sequence[int]) -> Piece:
-        """A parameter with a row for each entry of some of its dimensions together."""
+        """Parameter with a row for each entry of some of its dimensions together."""
         shape = [1]
         for d, size in enumerate(self.parameters[name].shape):
             # those of the rows are every second one
@@ -420,7 +420,7 @@ class Catalogue:
     # parts
 
     def _part(self, name: str, whole: Block, base: str, label: str) -> Block:
-        """A part of a block."""
+        """Part of a block."""
         parts = self.parts(base)
         if label in parts:
             return parts[label](name)

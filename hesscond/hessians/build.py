@@ -139,7 +139,7 @@ def batch_conditions(
 
 
 def rank_bound(captured: LayerCapture, unit: int, memory: int) -> int:
-    """An upper bound of the rank of a unit's Hessian."""
+    """Upper bound of the rank of a unit's Hessian."""
     hessian = unit_hessian(captured, unit, memory)
     return hessian.rank_bound() if isinstance(hessian, FactoredHessian) else hessian.order
 

@@ -67,7 +67,7 @@ class BlockHessian(ABC):
 
     @abstractmethod
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (k, k), float64; parameters in the order [bias, weight row], unit by unit."""
+        """Dense Hessian (k, k), float64; parameters in the order [bias, weight row], unit by unit."""
 
     def diagonal(self) -> torch.Tensor:
         """(k,) the diagonal of H, float64."""
@@ -127,17 +127,14 @@ class TransformedHessian(BlockHessian):
         return self.P if Q is None else self.P @ Q
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense PᵀHP (k, k)."""
         return self.whole.matrix(self._then(P))
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """PᵀHP V (k, c)."""
         return self.whole.product(vectors, self._then(P))
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ(PᵀHP), and in further coordinates."""
         return self.whole.condition_numbers([self._then(P) for P in coordinates], rtol=rtol)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -365,7 +362,6 @@ class Preconditioner(LinearCoordinates):
         return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
 
     def __matmul__(self, other: Any) -> Any:
-        """ŵ = P Q z."""
         return Product(self, other) if other.same_for_units else super().__matmul__(other)
 
 
@@ -378,7 +374,6 @@ class DensePreconditioner(Preconditioner):
     cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P."""
         return rows @ self.P.to(rows)
 
 
@@ -404,7 +399,6 @@ class Scaling(DiagonalMixin, Preconditioner):
     name: str = "diagonal"
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P."""
         return rows * self.d.to(rows)
 
 
@@ -416,7 +410,6 @@ class Product(Preconditioner):
         self.cancels = first.cancels or second.cancels
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P Q."""
         return self.second.right_multiply(self.first.right_multiply(rows))
 
 
@@ -428,11 +421,9 @@ class UnitProduct(LinearCoordinates):
         self.left, self.cancels = first.left, first.cancels or second.cancels
 
     def of_unit(self, unit: int) -> Preconditioner:
-        """P_i Q_i of one unit."""
         return Product(self.first.of_unit(unit), self.second.of_unit(unit))
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """Products P_i Q_i for each of the units, or one for all."""
         first, second = self.first.by_unit(units), self.second.by_unit(units)
         count = max(len(first), len(second))
         pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
@@ -447,7 +438,6 @@ class UnitScaling(DiagonalMixin, LinearCoordinates):
     name: str = "diagonal, unit by unit"
 
     def of_unit(self, unit: int) -> Scaling:
-        """diag(d_i)."""
         return Scaling(self.d[unit].to(torch.float64), self.name)
 
 
@@ -490,7 +480,6 @@ class LayerPreconditioner(LinearCoordinates):
     whole: Preconditioner  # P
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """P itself, for all units together."""
         return [self.whole]
 
     def _inner(self, units: int) -> int:
@@ -536,7 +525,6 @@ class UnitCoordinates(LinearOperator):
         super().__init__((len(units) * n_params, sum(self._columns)), dtype, device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """θ = P z."""
         if self._joint is not None:
             return self._joint.expanded(vectors.T.to(torch.float64)).T.to(vectors.dtype)
         parts = vectors.split(self._columns)
@@ -549,7 +537,6 @@ class UnitCoordinates(LinearOperator):
         return found if self._left is None else self._mixed(found, self._left)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Pᵀ θ."""
         if self._joint is not None:
             rows = vectors.T.to(torch.float64)
             return self._joint.multiplied(rows, rows.shape[1] // self.n_params).T.to(vectors.dtype)

@@ -1,4 +1,4 @@
-"""A Hessian kept as its factor, ∇²L = Fᵀ diag(±1) F."""
+"""Hessian kept as its factor, ∇²L = Fᵀ diag(±1) F."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class FactoredHessian(BlockHessian):
 
     @property
     def order(self) -> int:
-        """Number of parameters u n̂."""
         return self.rows.shape[1]
 
     def factor(self, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -50,23 +49,19 @@ class FactoredHessian(BlockHessian):
         return factors_of([self], [[P]])[0][0]
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (k, k)."""
         F = self.factor(P)
         return F.T @ (F if self.sign is None else F * self.sign[:, None])
 
     def diagonal(self) -> torch.Tensor:
-        """(k,) the diagonal of H: H is not formed."""
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """H V or PᵀHP V (k, c), from the factor."""
         F = self.factor(P)
         images = F @ vectors
         return F.T @ (images if self.sign is None else images * self.sign[:, None])
 
     def scales(self) -> torch.Tensor:
-        """Norms (k,) of the factor's columns, no smaller than their errors allow."""
         found = torch.linalg.vector_norm(self.factor(), dim=0)
         if self.spread is not None:
             found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
@@ -83,7 +78,6 @@ class FactoredHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in several coordinate systems at once."""
         return conditions_of(forms_of([self], [coordinates]), rtol=rtol)[0]
 
     def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
@@ -114,7 +108,6 @@ class FactoredHessian(BlockHessian):
         return torch.from_numpy(np.ascontiguousarray(form.eigenvalues(form.condition()))).to(self.rows.device)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All nonzero eigenvalues, descending, and their eigenvectors."""
         form = self.form(P)
         pairs = form.eigenpairs(form.condition())
         values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(self.rows.device) for part in pairs)

@@ -1,4 +1,4 @@
-"""A Hessian known as a matrix, with a bound of the rounding in its entries."""
+"""Hessian known as a matrix, with a bound of the rounding in its entries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class FormedHessian(BlockHessian):
         return len(self.H)
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (k, k)."""
         if P is None:
             return self.H
         dense = self._dense(P)
@@ -46,13 +45,11 @@ class FormedHessian(BlockHessian):
         return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:
-        """Roots (k,) of the diagonal, no smaller than its rounding allows."""
         return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in several coordinate systems at once."""
         forms: list[SummedForm] = []
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
         for P in coordinates:

@@ -104,7 +104,7 @@ class OptimalKronecker(HessianScaling):
 
 
 def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
-    """The factor of a positive semidefinite Hessian."""
+    """Factor of a positive semidefinite Hessian."""
     factored = hessian.dense()
     if not isinstance(factored, FactoredHessian) or factored.sign is not None:
         raise ConfigError(

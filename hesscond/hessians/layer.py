@@ -46,7 +46,6 @@ class LayerHessian(BlockHessian):
 
     @property
     def order(self) -> int:
-        """Number of parameters m n̂."""
         geometry = self.captured.inputs.geometry
         return geometry.units * geometry.n_params
 
@@ -80,7 +79,6 @@ class LayerHessian(BlockHessian):
         return torch.cat(present) if present else None
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (k, k)."""
         if 8 * self.order**2 > self.memory:
             raise CaptureError(
                 f"the dense Hessian of layer {self.captured.name!r} has order {self.order} and takes "
@@ -147,7 +145,6 @@ class LayerHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """κ in several coordinate systems at once."""
         return [
             conditions([self.form(P)], rtol=rtol)[0] if has_dual(P) else self.dense().condition_number(P, rtol=rtol)
             for P in coordinates
@@ -182,7 +179,6 @@ class LayerHessian(BlockHessian):
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All nonzero eigenvalues, descending, and their eigenvectors (k, r)."""
         return self.dense().eigenpairs(P)
 
     def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:

@@ -96,7 +96,6 @@ class HessianLinearization(Linearization):
         return self._psd
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """∇(vᵀ∇L)."""
         chosen = range(len(self.leaves)) if among is None else among
         leaves = [self.leaves[i] for i in chosen]
         curved = [(g, seed) for i, seed in zip(chosen, seeds, strict=True) if (g := self._slopes[i]) is not None]
@@ -106,7 +105,6 @@ class HessianLinearization(Linearization):
             return gradients([g for g, _ in curved], leaves, [seed for _, seed in curved])
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """Products in one pass, where the first of them agree with `product`."""
         chosen = tuple(range(len(self.leaves)) if among is None else among)
         leaves = [self.leaves[i] for i in chosen]
         if chosen not in self._together:
@@ -164,7 +162,6 @@ class GGNLinearization(Linearization):
         return self._psd
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
-        """Jᵀ(H_L(J v))."""
         chosen = range(len(self.leaves)) if among is None else among
         with differentiable():
             pushed = gradients([self._pulled[i] for i in chosen], self._dummies, seeds)

@@ -65,11 +65,9 @@ class NetworkHessian(BlockHessian):
         return self._known()
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (n, n), float64."""
         return self._changed(P)._formed
 
     def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """H V (n, c)."""
         return (self._changed(P).operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
     def scales(self) -> torch.Tensor:
@@ -89,7 +87,6 @@ class NetworkHessian(BlockHessian):
     def condition_numbers(
         self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
     ) -> list[ConditionNumber]:
-        """Condition numbers in the coordinates of the operator, or in others."""
         return [self._changed(P)._condition(rtol) for P in coordinates]
 
     def _condition(self, rtol: float) -> ConditionNumber:
@@ -119,7 +116,6 @@ class NetworkHessian(BlockHessian):
         )
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """All nonzero eigenvalues, descending, and their eigenvectors."""
         refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
         return super().eigenpairs(P)
 
@@ -169,7 +165,6 @@ class ZeroPaddedHessian(BlockHessian):
         return self._order
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """The dense Hessian (n, n), float64."""
         refuse_large(self.order, self._memory)
         own = self.inner.matrix(P)
         found = own.new_zeros(self.order, self.order)

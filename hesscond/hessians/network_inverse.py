@@ -38,7 +38,6 @@ class BlockInverse(ApproximateInverse):
         self.order, self.blocks, self.null_space = order, list(blocks), null_space
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """Each block with its rows of V (n, k)."""
         if self.null_space is not None:
             vectors = self.null_space.remove(vectors)
         result = torch.zeros_like(vectors)
@@ -119,7 +118,7 @@ def sampled_terms(
 
 
 def random_root(node: CurvedNode, generator: torch.Generator) -> torch.Tensor:
-    """A random b in the shape of a curved node's input with mean bbᵀ = |S|; as in K-FAC, the model draws the class."""
+    """Random b in the shape of a curved node's input with mean bbᵀ = |S|; as in K-FAC, the model draws the class."""
 
     def uniform(shape: torch.Size) -> torch.Tensor:
         return torch.rand(shape, generator=generator, dtype=torch.float64).to(roots.device)

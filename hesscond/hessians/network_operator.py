@@ -185,7 +185,7 @@ class NetworkOperator(SymmetricOperator):
 
     @abstractmethod
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
-        """The matrix of one batch."""
+        """Matrix of one batch."""
 
     # the parameters
 
@@ -204,7 +204,7 @@ class NetworkOperator(SymmetricOperator):
         return dict(zip(self.names, self.layout.tensors_of(vector), strict=True))
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The inverse of `unflatten`: (n,)."""
+        """Inverse of `unflatten`: (n,)."""
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wanted = {name: tuple(shape) for name, shape in zip(self.names, self.layout.shapes, strict=True)}
         if found != wanted:
@@ -291,11 +291,10 @@ class NetworkOperator(SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V for V (n, k)."""
         return self._mean(vectors.T.contiguous(), self._one_by_one).T
 
     def to_dense(self) -> torch.Tensor:
-        """The matrix, from its products with the columns of the identity, many in one pass."""
+        """Matrix, from its products with the columns of the identity, many in one pass."""
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for start, block in identity_blocks(self.order, self.dtype, self.device):
             dense[:, start : start + block.shape[1]] = self._mean(block.T.contiguous(), self._together).T
@@ -481,11 +480,11 @@ class UnitMatrices:
     difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
 
     def times(self, weight: float) -> UnitMatrices:
-        """The matrices of a batch with a weight, in place."""
+        """Matrices of a batch with a weight, in place."""
         return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
 
     def plus(self, other: UnitMatrices) -> UnitMatrices:
-        """The sum of the matrices of two batches, in place of the first."""
+        """Sum of the matrices of two batches, in place of the first."""
         terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
         return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
 
@@ -506,7 +505,7 @@ class UnitMatrices:
 
 
 class GGNOperator(NetworkOperator):
-    """The generalized Gauss-Newton matrix Jᵀ H_L J of a data set; arguments and attributes of its base.
+    """Generalized Gauss-Newton matrix Jᵀ H_L J of a data set; arguments and attributes of its base.
 
     J is the Jacobian of the model's outputs in the parameters and H_L the Hessian of the loss in these outputs. It is
     the Hessian of the loss of the linearized model, and positive semidefinite if the loss is convex.

@@ -49,7 +49,7 @@ FLAT = 1e-10
 
 @dataclass(frozen=True)
 class NullDirections:
-    """A subspace that a Hessian is known to annihilate.
+    """Subspace that a Hessian is known to annihilate.
 
     Attributes
     ----------
@@ -253,7 +253,7 @@ def aligned(
 
 
 def placed(operator: NetworkOperator, index: torch.Tensor, subspace: Subspace) -> DirectSum:
-    """A subspace of the parameters of a layer, at the rows ``index`` (m, n̂) of all parameters."""
+    """Subspace of the parameters of a layer, at the rows ``index`` (m, n̂) of all parameters."""
     return DirectSum(operator.order, [(index.flatten(), subspace)])
 
 

@@ -99,14 +99,12 @@ class Columns(Preconditioner):
     cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P_i."""
         own = [
             (rows[:, where] if R is None else rows[:, where] @ R.to(rows)) * v.to(rows) for where, R, v in self.pieces
         ]
         return torch.cat(own, 1)
 
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
-        """P_i times ``vectors`` (k, m)."""
         parts = vectors.to(torch.float64).split([len(v) for *_, v in self.pieces])
         found = parts[0].new_zeros(order, vectors.shape[1])
         for part, (where, R, v) in zip(parts, self.pieces, strict=True):
@@ -158,7 +156,6 @@ class LayerMap(JointCoordinates):
         return [Columns(self._bias(k) if k < biases else (self._weight(k - biases),), self.name) for k in units]
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
-        """``rows`` (r, m n̂) times P."""
         inner = self._mixed(rows, units, self.left).unflatten(1, (self._inner(units), -1))
         own = inner[:, -self.m :, self._where]
         own = (own if self._right is None else own @ self._right.to(own)) * self._v.to(own)
@@ -170,7 +167,6 @@ class LayerMap(JointCoordinates):
         return torch.cat([biases.flatten(1), own.flatten(1)], 1)
 
     def expanded(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (r, k) times Pᵀ, (r, m n̂)."""
         biases = None
         if self.left is None or self._c is None:
             own = rows.unflatten(1, (self.m, -1))
@@ -246,7 +242,6 @@ class Mapped(Preconditioner):
     cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P."""
         order = torch.cat([index for _, index in self.places]).argsort()
         return torch.cat([own.multiply_adjoint(rows[:, index]) for own, index in self.places], 1)[:, order]
 

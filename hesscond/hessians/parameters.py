@@ -98,7 +98,7 @@ class UnitLayout(Layout):
         refuse_twice(self.names, self.tensors)
 
     def rows(self, layer: str, vectors: torch.Tensor) -> torch.Tensor:
-        """The part of ``vectors`` (n, …) that belongs to a layer, (units, n̂, …)."""
+        """Part of ``vectors`` (n, …) that belongs to a layer, (units, n̂, …)."""
         return vectors[self.parts[layer]].unflatten(0, (-1, self.geometries[layer].n_params))
 
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -114,7 +114,6 @@ class UnitLayout(Layout):
         return found
 
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Unit by unit."""
         given, found = iter(tensors), []
         for name, layer in self.layers.items():
             geometry = self.geometries[name]
@@ -160,7 +159,7 @@ def layout_of(
 
 
 def parameters_of(model: nn.Module, name: str, layer: Layer) -> list[tuple[str, nn.Parameter]]:
-    """The weight and bias of a layer with their names."""
+    """Weight and bias of a layer with their names."""
     found = []
     for attribute in ("weight", "bias"):
         if attribute == "bias" and not has_bias(layer):
@@ -204,7 +203,7 @@ class Placement:
         return 24 * ((units // self.geometry.groups) ** 2 + width**2)
 
     def request(self, evaluation: WatchedEvaluation) -> Request:
-        """The calls of the layer in an evaluation."""
+        """Calls of the layer in an evaluation."""
         return Request(self.name, self.layer, evaluation.calls[self.name], (), True)
 
 

@@ -125,7 +125,6 @@ class GroupedPreconditioner(LinearCoordinates):
         self.units, self.name = units, parts[0].name
 
     def of_unit(self, unit: int) -> Preconditioner:
-        """P_g of its group."""
         return self.parts[unit * len(self.parts) // self.units]
 
 
@@ -136,6 +135,5 @@ class ZeroPadded(Preconditioner):
         self.P, self.columns, self.name = P, columns, P.name
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times [P, 0]."""
         product = self.P.right_multiply(rows)
         return functional.pad(product, (0, self.columns - product.shape[1]))

@@ -42,7 +42,7 @@ class LayerPiece:
         return (self.Q_C.to(X) @ Y.flatten(1)).unflatten(1, Y.shape[1:])
 
     def gathered(self, values: torch.Tensor) -> torch.Tensor:
-        """The transpose: (k, c) of (m, n̂, c)."""
+        """Transpose: (k, c) of (m, n̂, c)."""
         Y = (self.Q_C.T.to(values) @ values.flatten(1)).unflatten(1, values.shape[1:])
         X = self.Q_A.T.to(Y) @ Y
         if self.W is not None:
@@ -67,7 +67,6 @@ class RemainingCoordinates(LinearOperator):
         super().__init__((order, sum(self._sizes)), dtype, device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Z Y."""
         result = vectors.new_zeros(self.shape[0], vectors.shape[1])
         *parts, last = vectors.split(self._sizes)
         for piece, part in zip(self.pieces, parts, strict=True):
@@ -76,7 +75,6 @@ class RemainingCoordinates(LinearOperator):
         return result
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Zᵀ V."""
         return torch.cat([*(piece.gathered(vectors[piece.index]) for piece in self.pieces), vectors[self.rest]])
 
 
@@ -88,7 +86,6 @@ class Pulled(Subspace):
         self.order, self.dimension = Z.shape[1], subspace.dimension
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Zᵀ Π Z Y."""
         return self.Z.multiply_adjoint(self.subspace.project(self.Z.multiply(vectors)))
 
 
@@ -99,7 +96,6 @@ class PulledInverse(ApproximateInverse):
         self.inverse, self.Z, self.order = inverse, Z, Z.shape[1]
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """Zᵀ (M − shift)⁻¹ Z Y."""
         return self.Z.multiply_adjoint(self.inverse.solve(self.Z.multiply(vectors), shift))
 
 

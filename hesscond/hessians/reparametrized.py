@@ -1,4 +1,4 @@
-"""The parameters of a module as coordinates: those behind a weight that is computed, or those of any module."""
+"""Parameters of a module as coordinates: those behind a weight that is computed, or those of any module."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
 
 
 def certain_rank(sigma: np.ndarray, shape: tuple[int, int], error: float) -> int | None:
-    """The rank of a matrix with singular values ``sigma``, or None if it cannot be decided."""
+    """Rank of a matrix with singular values ``sigma``, or None if it cannot be decided."""
     unit = EPS * float(sigma[0])
     bound = np.full(len(sigma), error_factor(*shape) * unit + error)
     floors = np.full(len(sigma), NOISE * unit)

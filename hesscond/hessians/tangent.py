@@ -102,7 +102,6 @@ class SphereTangentOperator(SymmetricOperator):
         self._normals = DirectSum(operator.order, parts)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Proj(∇²L ξ) − (⟨w, ∇L⟩/c) ξ for the tangent part ξ of each vector."""
         tangent = self._normals.remove(vectors)
         return self._normals.remove(self.operator.multiply(tangent)).addcmul_(self.curvature, tangent, value=-1)
 

@@ -415,7 +415,6 @@ class Davidson(ExpandingSpace):
 
     @property
     def kept(self) -> int:
-        """Number of pairs kept at a restart."""
         capacity = self.space.capacity
         return min(max(self.columns + 2, capacity // 4), capacity - 3)
 
@@ -482,7 +481,6 @@ class Davidson(ExpandingSpace):
             self.family = torch.block_diag(self.family, torch.ones(1, 1, dtype=torch.float64))
 
     def rotate(self, Y: torch.Tensor) -> torch.Tensor:
-        """Go on with the span of V Y."""
         C = super().rotate(Y)
         self.family = None if self.family is None else C.T @ self.family @ C
         return C
@@ -546,7 +544,6 @@ class Missing(ExpandingSpace):
 
     @property
     def kept(self) -> int:
-        """Number of pairs kept at a restart."""
         return max(self.space.size // 3, PAIRS)
 
     def run(self, interrupted: Callable[[], object]) -> None:

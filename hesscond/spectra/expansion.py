@@ -48,7 +48,6 @@ class PreconditionedResidual(Expansion):
     name, patience = "generalized Davidson", 60
 
     def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """Return the direction that the search has already computed."""
         return pair.residual if pair.solved is None else pair.solved
 
 

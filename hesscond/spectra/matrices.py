@@ -24,7 +24,7 @@ def as_array(matrix: object) -> np.ndarray:
 
 
 def as_matrix(matrix: object) -> np.ndarray:
-    """A finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host)."""
+    """Finite, non-empty, two-dimensional float64 array of ``matrix`` (a torch tensor is copied to the host)."""
     if np.ma.is_masked(matrix):
         raise MatrixError("the matrix has masked entries: fill them or leave their rows or columns out")
     try:

@@ -77,7 +77,7 @@ class Rank:
 
 
 def rank(matrix: object, *, error: float | None = None) -> Rank:
-    """The rank of a matrix up to its rounding: how many singular values are certainly not zero, and whether others may.
+    """Rank of a matrix up to its rounding: how many singular values are certainly not zero, and whether others may.
 
     The singular values of an array of doubles are known to c·eps·σ_max, c = max(16, √(mn)); what exceeds that counts.
     The rest are zeros if they are no more than 16 eps·σ_max, and 1e3 smaller than those that count. Values between

@@ -149,7 +149,7 @@ def minor_bits(mantissas: np.ndarray, exponents: np.ndarray) -> float:
 
 
 def residues(mantissas: np.ndarray, exponents: np.ndarray, p: int) -> np.ndarray:
-    """The numbers m·2^e modulo p, as doubles."""
+    """Numbers m·2^e modulo p, as doubles."""
     distinct, where = np.unique(exponents, return_inverse=True)
     powers = np.array([pow(2, int(e), p) for e in distinct], dtype=np.int64)
     return (mantissas % p * powers[where.reshape(exponents.shape)] % p).astype(float)

@@ -53,7 +53,6 @@ class CountedProducts(SymmetricOperator):
 
     @property
     def rounding(self) -> float:
-        """The relative rounding of a product with A."""
         return self._rounding
 
 
@@ -204,7 +203,6 @@ class HarmonicSpace(RitzSpace):
         return combined(Y, self.V), combined(self.R @ Y, self.W)
 
     def restart(self, Y: torch.Tensor) -> torch.Tensor:
-        """Continue with V C."""
         C = torch.linalg.qr(Y).Q
         rotation, self.R = torch.linalg.qr(self.R @ C)
         self.V.rotate_(C)
@@ -221,7 +219,6 @@ class SingularSpace(HarmonicSpace):
     """
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Coefficients of the singular vectors."""
         return torch.linalg.svd(self.R).Vh.flip(0).T
 
 

@@ -33,7 +33,7 @@ class SmallForm(NamedTuple):
 
 
 def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
-    """The form of the smaller order of F (m, n) with ``signs`` (m,) of ±1.
+    """Form of the smaller order of F (m, n) with ``signs`` (m,) of ±1.
 
     Rows of Fᵀ are sorted by size and its columns pivoted, so that the QR commits errors of the size of each row: those
     of every entry stay relative to the scales of F's columns.

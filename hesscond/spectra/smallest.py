@@ -1,4 +1,4 @@
-"""The smallest nonzero eigenvalues of a symmetric operator from its products."""
+"""Smallest nonzero eigenvalues of a symmetric operator from its products."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def check(
 def start_rows(
     start: torch.Tensor | EigenResult | None, operator: SymmetricOperator, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """The given vectors as rows (j, n)."""
+    """Given vectors as rows (j, n)."""
     if start is None:
         return None
     vectors = start.eigenvectors if isinstance(start, EigenResult) else start
@@ -414,7 +414,7 @@ def scaled(result: EigenResult, exponent: int) -> EigenResult:
 
 
 def formed(products: CountedProducts) -> torch.Tensor:
-    """The matrix (n, n), scaled to norm about 1, symmetric, float64 on the device."""
+    """Matrix (n, n), scaled to norm about 1, symmetric, float64 on the device."""
     A = products.to_dense().double()
     largest = float(A.abs().max())
     products.exponent = math.frexp(largest)[1] if largest else 0

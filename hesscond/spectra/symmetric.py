@@ -96,7 +96,7 @@ def symmetric_condition(
 
 
 def rank_bounds(core: np.ndarray, known: Callable[[], int] | None) -> list[Callable[[], int]]:
-    """The given bound of the rank, if any, and the structural one."""
+    """Given bound of the rank, if any, and the structural one."""
     structural = partial(structural_rank_bound, core)
     return [structural] if known is None else [known, structural]
 

@@ -74,7 +74,7 @@ KEPT = 2**17
 
 
 class ProbeRow(NamedTuple):
-    """A row of the probe table, and rows of the tables of readings and of statements."""
+    """Row of the probe table, and rows of the tables of readings and of statements."""
 
     measured: dict[str, Any]
     readings: list[dict[str, Any]]
@@ -116,7 +116,7 @@ class Systems(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A unit of a layer and its Hessian, in the plain parameters."""
+    """Unit of a layer and its Hessian, in the plain parameters."""
 
     data: ProbeData
     place: str
@@ -183,7 +183,7 @@ class Prober:
 
     @property
     def _wanted(self) -> tuple[int, ...] | None:
-        """The units to be measured; None: all."""
+        """Units to be measured; None: all."""
         return None if isinstance(self.config.units, str) else tuple(self.config.units)
 
     def batch(
@@ -267,7 +267,7 @@ class Prober:
         ]
 
     def _systems_at(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
-        """The systems of each layer at each probe."""
+        """Systems of each layer at each probe."""
         found = [dict(probe.systems) for probe in probes]
         for place, snapshots in self._snapshots.items():
             if snapshots is not None and found:
@@ -411,7 +411,7 @@ class Prober:
             yield ProbeRow(row | best, [], [])
 
     def _network_row(self, name: str, samples: int, measure: Callable[[Method | None], LayerResult]) -> ProbeRow:
-        """The row of all parameters together; the own coordinates are left empty where they are not defined."""
+        """Row of all parameters together; the own coordinates are left empty where they are not defined."""
         plain = measure(None)
         kappa = plain.conditions[0]
         row = {"data": name, "layer": NETWORK, "unit": None, "samples": samples, "n_params": plain.n_params}
@@ -540,7 +540,7 @@ class Prober:
         return found
 
     def _row(self, one: Unit, columns: dict[str, Any], found: Mapping[str, ConditionNumber]) -> ProbeRow:
-        """The row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
+        """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
         own, inputs, hessian = one.systems.own, one.inputs, one.hessian
         at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
         row = at | {
@@ -617,7 +617,7 @@ def kappa_columns(plain: ConditionNumber, own: ConditionNumber) -> dict[str, Any
 
 
 def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
-    """The columns of D from raw statistics."""
+    """Columns of D from raw statistics."""
     found: list[dict[str, Any]] = [{} for _ in raws]
     for members in by_shape([P.sigma for P in raws], [P.bias for P in raws]):
         sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
