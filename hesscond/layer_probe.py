@@ -113,7 +113,7 @@ class LayerProbe(Measurement):
             return
         # a custom forward pass may use the weight in another way
         self.data = self.data if is_batch(self.data) else list(self.data)
-        turned, unclear = self.turned(odd, self.data)
+        turned, unclear = self.units_by_use(odd, self.data)
         for name, why in unclear.items():
             if self._named(name):
                 raise ConfigError(why)
@@ -268,7 +268,7 @@ class LayerProbe(Measurement):
             return self._by_products(fit) if fit else {}
         return {name: own for block in fit for name, own in self._by_products({block: fit[block]}).items()}
 
-    def turned(self, names: Iterable[str], data: Any) -> tuple[dict[str, Block], dict[str, str]]:
+    def units_by_use(self, names: Iterable[str], data: Any) -> tuple[dict[str, Block], dict[str, str]]:
         """Blocks of the layers whose units are not the rows of their weight, and reasons why others have no units."""
         catalogue = Catalogue(self.model)
         found: dict[str, Block] = {}
@@ -354,7 +354,7 @@ class LayerProbe(Measurement):
         if self.units is not None and not self.units:
             raise ConfigError("no unit was named: leave units= out for all of them")
         reference = self._reference(layers) if self.check else None
-        run = Capturing(self, layers, reference)
+        run = LayerCapturing(self, layers, reference)
         if is_batch(self.data) and self.team is None:
             sums = run.kept(self.data)
         else:
@@ -529,7 +529,7 @@ def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Paramet
 
 
 @dataclass
-class Capturing:
+class LayerCapturing:
     """Captured layers, each compared with the derivatives of the model itself on every batch.
 
     A layer that disagrees on the first batch is captured again, by double backward in the parameters themselves.
@@ -542,7 +542,7 @@ class Capturing:
     verdicts: dict[str, Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
     failed: set[str] = field(default_factory=set)
-    turned: dict[str, str] = field(default_factory=dict)
+    without_units: dict[str, str] = field(default_factory=dict)
 
     def kept(self, batch: Batch) -> LayerSums:
         """Return the Hessians on one batch, from their captures."""
@@ -639,7 +639,7 @@ class Capturing:
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
         if self.reference is None or captures.mass == 0:
-            self._left_out(captures)
+            self._note_skipped(captures)
             return captures, weight
         if self.directions or captures.skipped:
             self.reference.add(batch, list(self.directions.values()), weight)
@@ -648,22 +648,22 @@ class Capturing:
             # the loss depends on them, though not through their outputs
             self.in_parameters |= unseen
             captures = self._captures(batch, None)
-        self._leave_turned(captures, batch)
-        self._left_out(captures)
+        self._skip_without_units(captures, batch)
+        self._note_skipped(captures)
         new = {name: own for name, own in captures.items() if name not in self.directions}
         if new:
             failed = self._failed(batch, captures, new)
             for name in [name for name, verdict in failed.items() if verdict.contradicted]:
-                self._leave_out(name, failed.pop(name))
+                self._skip_wrong(name, failed.pop(name))
                 del captures[name], new[name]
             for name, verdict in failed.items():
-                self._refuse_dear(name, captures, verdict)
+                self._refuse_expensive(name, captures, verdict)
             if failed and captures.stopped:
                 # there is no time to do it again
                 for name in failed:
                     del captures[name], new[name]
                     captures.stopped.append(name)
-                self._left_out(captures)
+                self._note_skipped(captures)
             elif failed:
                 self.in_parameters |= frozenset(failed)
                 captures = self._captures(batch, None)
@@ -690,22 +690,22 @@ class Capturing:
             self.probe.skipped[name] = str(error)
         return captures
 
-    def _leave_turned(self, captures: Captures, batch: Batch) -> None:
+    def _skip_without_units(self, captures: Captures, batch: Batch) -> None:
         """Leave out layers whose weight is also used elsewhere in a way that its rows are not outputs."""
-        odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.turned.keys()
+        odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.without_units.keys()
         odd = {name for name in odd if stock_class(self.layers[name]) is not None}
         if odd and self.probe.level == "unit":
-            turned, why = self.probe.turned(odd, batch)
+            turned, why = self.probe.units_by_use(odd, batch)
             words = "its weight is used elsewhere, where its rows are no outputs: use level='layer'"
-            self.turned |= why | dict.fromkeys(turned, words)
-        for name in self.turned.keys() & captures.keys():
+            self.without_units |= why | dict.fromkeys(turned, words)
+        for name in self.without_units.keys() & captures.keys():
             del captures[name]
-            captures.skipped[name] = self.turned[name]
+            captures.skipped[name] = self.without_units[name]
 
     def _parameters(self, name: str) -> list[str]:
         return [parameter for parameter, _ in parameters_of(self.probe.model, name, self.layers[name])]
 
-    def _left_out(self, captures: Captures) -> None:
+    def _note_skipped(self, captures: Captures) -> None:
         """Note the layers that a batch does not reach; an error if one was named, and the batch is all the data."""
         if captures.stopped and not is_batch(self.probe.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
@@ -731,7 +731,7 @@ class Capturing:
                 failed[name] = verdict
         return failed
 
-    def _leave_out(self, name: str, verdict: Check) -> None:
+    def _skip_wrong(self, name: str, verdict: Check) -> None:
         """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
         try:
             refuse_failed(name, verdict, "")
@@ -741,7 +741,7 @@ class Capturing:
             self.probe.skipped[name] = str(error)
             self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
-    def _refuse_dear(self, name: str, captures: Captures, verdict: Check) -> None:
+    def _refuse_expensive(self, name: str, captures: Captures, verdict: Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
         why, own = self._reason(captures, verdict), captures[name]
         if name in captures.in_parameters:
