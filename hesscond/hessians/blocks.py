@@ -354,14 +354,7 @@ class Catalogue:
         left = sorted(block.pieces, key=lambda piece: self.owner(piece.parameter) is not owner)
         parts: list[Block] = []
         while first := next((weights[piece.parameter] for piece in left if piece.parameter in weights), None):
-            members = {first.parameter: first}
-            for key, own in (queue := [(first.parameter, first)]):
-                for name in (piece.parameter for piece in left if piece.parameter not in members):
-                    if (order := uses.order(key, name)) is not None:
-                        every = range(self.parameters[name].ndim)
-                        other = weights[name] if name in weights else self._by_units(name, every)
-                        members[name] = replace(other, rows=ranged([order[row] for row in own.rows or ()]))
-                        queue.append((name, members[name]))
+            members = self._with_outputs_of(first, left, weights, uses)
             biases = [key for key, own in members.items() if key not in weights and own.width == 1]
             pieces = [members[piece.parameter] for piece in block.pieces if piece.parameter in members]
             pieces.sort(key=lambda piece: piece.parameter not in biases)
@@ -373,6 +366,20 @@ class Catalogue:
                     refuse_unclear(block.name, piece, found[piece.parameter].reason)
             return [block]
         return parts + [self.bare(piece.parameter) for piece in left]
+
+    def _with_outputs_of(
+        self, first: Piece, left: Sequence[Piece], weights: Mapping[str, Piece], uses: Uses
+    ) -> dict[str, Piece]:
+        """Parameters with the same outputs as a first weight, by name, with rows in the order of its rows."""
+        members = {first.parameter: first}
+        for key, own in (queue := [(first.parameter, first)]):
+            for name in (piece.parameter for piece in left if piece.parameter not in members):
+                if (order := uses.order(key, name)) is not None:
+                    every = range(self.parameters[name].ndim)
+                    other = weights[name] if name in weights else self._by_units(name, every)
+                    members[name] = replace(other, rows=ranged([order[row] for row in own.rows or ()]))
+                    queue.append((name, members[name]))
+        return members
 
     def _by_units(self, name: str, units: Sequence[int]) -> Piece:
         """Parameter with a row for each entry of some of its dimensions together."""
