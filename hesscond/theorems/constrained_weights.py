@@ -184,12 +184,6 @@ def symmetric_law(rng: np.random.Generator, sizes: int) -> Law:
     return Law(values[:, None], shares)
 
 
-def skew_law(rng: np.random.Generator) -> Law:
-    """Two values of mean zero, a with probability b/(a + b) and −b: not symmetric."""
-    a, b = float(rng.uniform(0.2, 1.0)), float(rng.uniform(2.0, 5.0))
-    return Law(np.array([[a], [-b]]), np.array([b, a]) / (a + b))
-
-
 def permuted(w: np.ndarray, *, signs: bool) -> Law:
     """Law of all permutations of w, with all signs of each entry, or both signs of w: they satisfy w's constraints."""
     orders = np.array(list(permutations(w)))
@@ -208,12 +202,11 @@ class KeptVariance(Statement):
     text = (
         "Var(y_l) = (n/2) Var(w) Var(y_{l−1}) for y_l = w_lᵀ relu(y_{l−1}) with n inputs, which Var(w) = c/n keeps for "
         "c = 2. True for independent weights of mean zero, if y_{l−1} is symmetric: then E relu(y)² = Var(y)/2. It is, "
-        "if the law of the weights of the layer before is: through as many layers as there are. Mean zero alone is not "
-        "enough. True as well on the sphere ‖w‖² = 2, where E wwᵀ = (2/n) I. False on the paper's own set, the sphere "
-        "with 1ᵀw = 0, which takes out what inputs have in common, and rectified ones have a mean: there Var(y_l) = 2 "
-        "Var(relu(y_{l−1})) for independent y_{l−1}, which for Gaussian ones is (1 − 1/π) Var(y_{l−1}), a third less "
-        "in every layer; c = 2π/(π − 1) = 2.93 would keep it. All moments are computed by enumeration of laws with "
-        "finitely many values."
+        "if the law of the weights of the layer before is: through as many layers as there are. True as well on the "
+        "sphere ‖w‖² = 2, where E wwᵀ = (2/n) I. False on the paper's own set, the sphere with 1ᵀw = 0, which takes "
+        "out what inputs have in common, and rectified ones have a mean: there Var(y_l) = 2 Var(relu(y_{l−1})) for "
+        "independent y_{l−1}, which for Gaussian ones is (1 − 1/π) Var(y_{l−1}), a third less in every layer; c = "
+        "2π/(π − 1) = 2.93 would keep it. All moments are computed by enumeration of laws with finitely many values."
     )
     hypotheses = (
         "w is independent of y_{l−1}, uncorrelated and of mean zero",
@@ -226,7 +219,6 @@ class KeptVariance(Statement):
         Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
         Claim("centred, on the sphere", "the same with 1ᵀw = 0", False),
         Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
-        Claim("mean zero alone", "several layers, with weights that are not symmetric", False, published=False),
     )
     trials = 60
     elsewhere = "speaks of random weights, of which a network in training is one draw"
@@ -252,7 +244,6 @@ class KeptVariance(Statement):
             equal(np.array(on_sphere), allowed),
             equal(np.array(on_both), allowed),
             equal(np.array(on_both), np.array(2 * y.rectified().variance())),
-            self.layers(rng, skew_law(rng)),
         ]
 
     def layers(self, rng: np.random.Generator, law: Law) -> Outcome:
@@ -265,17 +256,12 @@ class KeptVariance(Statement):
         return equal(np.array([second.variance(), third.variance()]), np.array(allowed))
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """For w = ±(1, −1) and y = (±a, ±a), all signs; and weights a, −b with one input of 1."""
-        a, b = sorted(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 8), 2, replace=False))
+        """For w = ±(1, −1) and y = (±a, ±a), all signs."""
+        a = min(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 8), 2, replace=False))
         pairs = [(s * a, t * a) for s in (1, -1) for t in (1, -1)]
         after = Fraction(sum((max(s, 0) - max(t, 0)) ** 2 for s, t in pairs), len(pairs))
         text = f"Var(y_l) = {after}, Var(y_(l−1)) = {a * a} for w = ±(1, −1): values of y_(l−1)"
         yield Counterexample("centred, on the sphere", [list(pair) for pair in pairs], text, float(a * a / after))
-        # y = w₁ is a with probability b/(a + b), −b else, and one weight more of the same law behind it
-        share, variance = Fraction(b, a + b), Fraction(a * b)
-        found, claimed = variance * share * a * a, variance * variance / 2
-        text = f"Var(y_2) = {found}, not {claimed}, for an input of 1, w = a with probability b/(a+b), else −b: [a, b]"
-        yield Counterexample("mean zero alone", [[a, b]], text, float(max(found / claimed, claimed / found)))
 
 
 @register
@@ -354,17 +340,13 @@ class StandardizedGradient(Statement):
     text = (
         "With weight standardization, ŵ = (w − mean(w) 1)/σ_w, the gradient in w is (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n), g that "
         "in ŵ and P centring: it grows as 1/σ_w, and so may explode. True, with the hats as here; as printed ŵ and w "
-        "have changed places. Descent does not make σ_w small: the gradient is centred and orthogonal to w, so that a "
-        "plain step makes σ_w² + α²‖∇‖²/n of σ_w². Nor does momentum, whose sum v of gradients has vᵀw ≤ 0 from v = 0 "
-        "on. It takes weight decay."
+        "have changed places."
     )
     hypotheses = ("σ_w > 0, and nothing is added to it", "L is differentiable at ŵ")
     claims = (
         Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
         Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
         Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False, published=False),
-        Claim("plain steps", "σ_w² grows by α²‖∇_w‖²/n in a plain step", True, published=False),
-        Claim("explodes by itself", "σ_w falls in a plain step", False, published=False),
     )
     trials = 100
     elsewhere = "speaks of any weights and gradients, whatever the network"
@@ -388,22 +370,14 @@ class StandardizedGradient(Statement):
             return loss(standardized(own))
 
         w_hat, found = standardized(w), grad(through)(w)
-        g, t, alpha = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0)), float(10.0 ** rng.uniform(-2, 1))
+        g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
-            return not_applicable(5, "the gradient is zero")
-        sigma = w.std(1, correction=0)
-        terms = (self.terms(w, g) / sigma).max().item()
-        variances = [(own.std(1, correction=0) ** 2) for own in (w - alpha * found, w)]
-        grown = variances[1] + (alpha * found).square().mean(1)
-        # w less a multiple of what is centred: their common mean is taken out again
-        rounding = float((w.square().mean(1) + (alpha * found).square().mean(1)).max())
-        fallen = float(((variances[1] - variances[0]) / (alpha * found).square().mean(1)).max())
+            return not_applicable(3, "the gradient is zero")
+        terms = (self.terms(w, g) / w.std(1, correction=0)).max().item()
         return [
             equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
             equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
             equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
-            equal(variances[0].numpy(), grown.numpy(), rounding),
-            Outcome("violated" if fallen < 0 else "unresolved", 1 - fallen),
         ]
 
     def terms(self, w: Tensor, g: Tensor) -> Tensor:
@@ -421,9 +395,6 @@ class StandardizedGradient(Statement):
         text = f"∇_w = ({', '.join(map(str, right))}), with the hats exchanged ({', '.join(map(str, wrong))}): [w, g]"
         w = [s * sign for sign in signs]
         yield Counterexample("hats exchanged", [w, g], text, float(discrepancy(wrong, right)))
-        grown = sum((a - b) ** 2 for a, b in zip(w, right, strict=True)) / 4
-        text = f"σ_w² = {s * s} becomes {grown} in a step of length 1: [w, g]"
-        yield Counterexample("explodes by itself", [w, g], text, float(grown / (s * s)))
 
 
 def pulled_back(along: list[int], g: list[int], sigma: int) -> list[Fraction]:
@@ -583,7 +554,6 @@ class ProjectedRate(Statement):
         Claim("one unit", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", True),
         Claim("several units", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", False, published=False),
         Claim("ambient", "rate = (κ − 1)/(κ + 1), κ = κ(∇²L)", False, published=False),
-        Claim("without curvature", "rate = (κ − 1)/(κ + 1), κ = κ(Proj ∇²L Proj)", False, published=False),
     )
     trials = 30
     elsewhere = "speaks of a minimum, and of the steps to it"
@@ -597,7 +567,7 @@ class ProjectedRate(Statement):
         problem = random_problem(rng)
         minimum = problem.minimum()
         if minimum is None:
-            return not_applicable(7, "no minimum was found")
+            return not_applicable(6, "no minimum was found")
         at = problem.tangent(minimum.point)
         ambient, Hess = at.operator.to_dense(), self.riemannian(at)
         Hess = (Hess + Hess.T) / 2
@@ -607,11 +577,11 @@ class ProjectedRate(Statement):
         linear = Linearization(basis, Hess, at.curvature[:, 0])
         alpha = linear.best_step()
         if alpha is None:
-            return not_applicable(7, "no step size is the best one")
+            return not_applicable(6, "no step size is the best one")
         values, vectors = torch.linalg.eigh(linear.symmetric(alpha))
         kappa = hessian_kappa(linear.symmetric(alpha))
         if kappa.nullity or kappa.negative:
-            return not_applicable(7, "the Riemannian Hessian is not positive definite")
+            return not_applicable(6, "the Riemannian Hessian is not positive definite")
 
         def step(point: Tensor) -> Tensor:
             return problem.retract(point - alpha * gradient(problem.value, point))
@@ -632,7 +602,6 @@ class ProjectedRate(Statement):
             alone if one else Outcome("not-applicable", reason="λ_i differ"),
             alone if not one else Outcome("not-applicable", reason="all λ_i are equal"),
             with_inertia(attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
-            attained(slow, hessian_kappa(basis.T @ ambient @ basis)),
         ]
 
     def jacobian(
@@ -651,9 +620,8 @@ class ProjectedRate(Statement):
         # at e_3, with λ = −depth
         alpha = Fraction(2, first + last)
         rate = slowest([first, last], [-depth, -depth], alpha)
-        for name, values in {"ambient": [first, last, along], "without curvature": [first, last]}.items():
-            text = "w = e_3 of the unit sphere: diagonal of A, β = (0, 0, ·)"
-            yield self.exact(name, [[first, last, along], [-depth - along]], rate, values, text)
+        text = "w = e_3 of the unit sphere: diagonal of A, β = (0, 0, ·)"
+        yield self.exact("ambient", [[first, last, along], [-depth - along]], rate, [first, last, along], text)
         # two circles at e_2, at α = 1/q with J = ± p/q, λ = (−q, 0)
         p, q = sorted(int(i) for i in rng.choice(np.arange(2, 12), 2, replace=False))
         a, multipliers = [2 * (q - p) - q, q + p], [-q, 0]

@@ -116,20 +116,6 @@ def test_without_centring_the_preconditioned_hessian_is_another():
         check_broken(Unbiased(), claim, trials=10)
 
 
-def test_the_counterexample_to_the_hessian_through_the_statistics():
-    w, v, y = example_of(verify("bnp-theorem-3", trials=1), "batch statistics").matrix[0]
-    x = torch.tensor([-1.0, 1.0], dtype=torch.float64)
-
-    def loss(weight, sigma=None):
-        h = weight * x
-        sigma = (h.square().mean()).sqrt() if sigma is None else sigma
-        return (v * h / sigma - y).square().mean() / 2
-
-    at = torch.tensor(float(w), dtype=torch.float64)
-    assert torch.func.hessian(loss)(at).abs() < 1e-14
-    assert float(torch.func.hessian(lambda weight: loss(weight, at))(at)) == pytest.approx(v**2 / w**2)
-
-
 @pytest.mark.slow
 @pytest.mark.share(2)
 def test_other_curvatures_of_regression():
@@ -227,10 +213,6 @@ def test_the_counterexample_to_the_gradient_through_the_statistics():
 def test_merging():
     verdict = check_known("bnp-merging", trials=60)
     assert tallies(verdict)["gradients"].holds > 50
-    w, gamma, g = example_of(verdict, "step").matrix[0]
-    pair = torch.tensor([w, gamma], dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(g * pair.prod(), pair)
-    assert (pair - slope).prod().item() != w * gamma - g
 
 
 def test_broken_mergers():

@@ -13,7 +13,6 @@ from hesscond.theorems.constrained_weights import (
     feasible,
     permuted,
     projected_step,
-    skew_law,
     symmetric_law,
 )
 from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
@@ -44,7 +43,7 @@ def test_the_variance_behind_gaussian_inputs_by_drawing(centred, share):
 
 def test_laws():
     rng = np.random.default_rng(0)
-    for law in (symmetric_law(rng, 2), skew_law(rng)):
+    for law in (symmetric_law(rng, 2), symmetric_law(rng, 3)):
         assert law.shares.sum() == pytest.approx(1)
         assert law.shares @ law.values[:, 0] == pytest.approx(0, abs=1e-12)
         drawn = rng.choice(law.values[:, 0], 200_000, p=law.shares)
@@ -81,11 +80,6 @@ def test_the_counterexamples_of_variances():
     pairs = np.array(example_of(verdict, "centred, on the sphere").matrix, dtype=float)
     after = np.maximum(pairs, 0) @ [1.0, -1.0]
     assert (after**2).mean() < pairs[:, 0].var()
-    ((a, b),) = example_of(verdict, "mean zero alone").matrix
-    values, shares = np.array([a, -b]), np.array([b, a]) / (a + b)
-    second = np.multiply.outer(values, np.maximum(values, 0))
-    variance = shares @ values**2
-    assert shares @ second**2 @ shares != pytest.approx(variance * variance / 2, rel=1e-3)
 
 
 def test_weights_that_are_not_centred_see_the_mean():
@@ -137,23 +131,6 @@ def test_the_gradient_by_torchs_own_norm():
     w_hat = torch.nn.functional.layer_norm(leaf, (7,), eps=0.0)
     (g * w_hat).sum().backward()
     assert torch.allclose(StandardizedGradient().formula(w, g, w_hat.detach()), leaf.grad, rtol=1e-12)
-
-
-def test_momentum_does_not_make_the_deviation_fall():
-    """vᵀw ≤ 0 for the sum v of gradients that are each orthogonal to the weights they are taken at."""
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        w, v, sizes = rng.standard_normal(6), np.zeros(6), []
-        for _ in range(30):
-            centred = w - w.mean()
-            g = rng.standard_normal(6)
-            g -= g.mean()
-            g -= (g @ centred) / (centred @ centred) * centred
-            v = 0.9 * v + g
-            assert v @ centred <= 1e-12
-            sizes.append(w.std())
-            w = w - 10.0 ** rng.uniform(-3, 0) * v
-        assert (np.diff(sizes) >= -1e-14).all()
 
 
 def test_a_step_that_is_not_projected_is_no_decay():

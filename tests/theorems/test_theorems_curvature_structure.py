@@ -32,7 +32,7 @@ IDS = [
 
 
 def test_adam_on_diagonal_quadratics():
-    check_known("adam-diagonal", trials=60, seldom=("never worse",))
+    check_known("adam-diagonal", trials=60)
 
 
 @pytest.mark.parametrize("d", [2, 7, 50])
@@ -71,7 +71,7 @@ def test_other_powers_of_the_first_gradient():
 
 
 def test_adam_on_blocks():
-    check_known("adam-blocks", trials=100, seldom=("r = 1",))
+    check_known("adam-blocks", trials=100)
 
 
 @pytest.mark.parametrize("most", [1.5, 30.0, 1e4])
@@ -93,7 +93,7 @@ def test_smaller_constants_of_the_start():
         def constant(self, least, most):
             return float(np.mean(most) / np.mean(least))
 
-    check_broken(Mean(), "κ of D^½HD^½", trials=100)
+    check_broken(Mean(), "Adam", trials=100)
 
 
 def test_layerwise():
@@ -117,14 +117,6 @@ def test_no_block_diagonal_preconditioner_beats_that_of_two_layers(seed):
         assert found >= own * (1 - 1e-9)
 
 
-def test_three_layers_of_the_example():
-    example = example_of(verify("layerwise-gauss-newton", trials=1), "three layers")
-    F = np.array(example.matrix, dtype=float)
-    weights = np.array([float(entry) for entry in example.text.rsplit("diag(")[1].rstrip(")").split(", ")])
-    pair = [np.linalg.cond(F / scale) ** 2 for scale in (np.linalg.norm(F, axis=0), weights**0.5)]
-    assert example.factor == pytest.approx(pair[0] / pair[1], rel=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.share(2)
 def test_layers_that_are_only_scaled():
@@ -139,7 +131,7 @@ def test_layers_that_are_only_scaled():
 
 
 def test_linear_networks():
-    check_known("gauss-newton-linear", trials=40, seldom=("skip connections",))
+    check_known("gauss-newton-linear", trials=40, least=0.4)
 
 
 @pytest.mark.parametrize("seed", range(3))

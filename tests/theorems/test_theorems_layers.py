@@ -220,7 +220,7 @@ def test_the_row_blocks_of_a_softmax_layer(bias):
     x, labels = torch.randn(30, 4, generator=generator, dtype=torch.float64), torch.arange(30) % 3
     problem = (model, nn.functional.cross_entropy, (x, labels))
     found = outcomes("softmax-row-blocks", *problem, "2")
-    assert [found[name].status for name in ("sum", "at least", "at most")] == ["holds"] * 3
+    assert found["sum"].status == "holds"
     assert found["(3.6)"].status == "not-applicable"
     H = layer_hessian(*problem, "2")
     rows = np.arange(15).reshape(3, 5)
@@ -228,9 +228,6 @@ def test_the_row_blocks_of_a_softmax_layer(bias):
         rows = np.hstack([rows, 15 + np.arange(3)[:, None]])
     squares = np.array([[(H[np.ix_(a, b)] ** 2).sum() for b in rows] for a in rows])
     own = np.diagonal(squares)
-    shares = (squares.sum(1) - own) / own
-    assert found["at most"].used == pytest.approx(shares.max(), rel=1e-6)
-    assert found["at least"].used == pytest.approx(1 / (2 * shares.min()), rel=1e-6)
     pairs = (squares - np.diag(own)).max(1) / own
     assert found["any weights"].used == pytest.approx(pairs.max() ** 0.5 * 3 / 2, rel=1e-6)
     for other in (outcomes("softmax-row-blocks", *problem, "0"), outcomes("softmax-row-blocks", *regression(), "2")):

@@ -7,7 +7,7 @@ import scipy.linalg
 import torch
 from scipy.optimize import minimize
 
-from hesscond.theorems import statement, verify
+from hesscond.theorems import verify
 from hesscond.theorems.matrix_preconditioners import (
     DeepLinear,
     KfacLinear,
@@ -20,11 +20,11 @@ from hesscond.theorems.matrix_preconditioners import (
     random_gradients,
     rearranged,
 )
-from tests.theorems.verdicts import check_broken, check_known, example_of, tallies
+from tests.theorems.verdicts import check_broken, check_known, tallies
 
 
 def test_shampoo_is_a_power_step():
-    verdict = check_known("shampoo-power-step", trials=60, seldom=("close",))
+    verdict = check_known("shampoo-power-step", trials=60)
     (cosine,) = verdict.readings
     assert 0.5 < cosine.least <= cosine.median <= cosine.most < 1 + 1e-12
 
@@ -44,32 +44,6 @@ def test_the_nearest_kronecker_product_is_what_an_optimizer_finds(seed):
     assert found == pytest.approx((H**2).sum() - sigma[0] ** 2, rel=1e-6)
 
 
-def test_the_counterexample_to_the_nearest():
-    example = example_of(verify("shampoo-power-step", trials=1), "nearest")
-    G = np.array(example.matrix, dtype=float).reshape(2, 2, 2)
-    H = sum(np.outer(g.ravel(), g.ravel()) for g in G) / 2
-    L, R = sum(g @ g.T for g in G) / 2, sum(g.T @ g for g in G) / 2
-    own = np.linalg.norm(H - np.kron(L, R) / np.trace(L))
-    least = ((H**2).sum() - np.linalg.norm(rearranged(H, 2, 2), 2) ** 2) ** 0.5
-    # the product of integers is next to the nearest one
-    assert 1 < example.factor <= own / least * (1 + 1e-9)
-    assert example.factor == pytest.approx(own / least, rel=1e-2)
-
-
-def test_gradients_of_which_the_nearest_product_sees_one_entry():
-    k, a = example_of(verify("shampoo-power-step", trials=1), "close").matrix[0]
-    # smaller, with all gradients written out
-    k, a = k // 15, a / 3
-    G = np.zeros((k * k + 1, k + 1, k + 1))
-    G[0, 0, 0] = a
-    for number in range(k * k):
-        G[1 + number, 1 + number // k, 1 + number % k] = 1
-    H, (L, R) = covariance(G), kronecker_factors(G)
-    cosine = np.vdot(H, np.kron(L, R)) / np.linalg.norm(np.kron(L, R)) / np.linalg.norm(rearranged(H, k + 1, k + 1), 2)
-    assert ShampooPowerStep().apart(k, a).used == pytest.approx(0.5 / cosine, rel=1e-9)
-    assert cosine == pytest.approx((a**6 + k**4) / (a**4 + k**3) / a**2)
-
-
 def test_other_factors():
     class Centred(ShampooPowerStep):
         """Of what is left without the mean."""
@@ -82,15 +56,8 @@ def test_other_factors():
             L, R = super().factors(G)
             return (R, L) if len(L) == len(R) else (L, 2 * R)
 
-    class Small(ShampooPowerStep):
-        def factors(self, G):
-            L, R = super().factors(G)
-            return L / 9, R / 9
-
     check_broken(Centred(), "power step")
     check_broken(Transposed(), "power step")
-    check_broken(Small(), "Kronecker")
-    check_broken(Small(), "upper bound")
 
 
 def test_soap():
@@ -101,7 +68,7 @@ def test_claim_1_of_soap_with_forty_digits():
     G = random_gradients(np.random.default_rng(2), samples=3)
     L, R = kronecker_factors(G)
     g = np.random.default_rng(3).standard_normal(G.shape[1:])
-    shampoo, adafactor, *_ = SoapAdafactor().steps(G, g)
+    shampoo, adafactor = SoapAdafactor().shampoo(g, L, R), SoapAdafactor().adafactor(G, g, L, R)
     with mpmath.workdps(40):
 
         def root(S):
@@ -120,7 +87,6 @@ def test_shampoo_without_the_scale_is_another_step():
             return super().shampoo(G, L, R) / np.trace(L) ** 0.5
 
     check_broken(Unscaled(), "Claim 1")
-    check_broken(Unscaled(), "Kronecker")
 
 
 def test_kfac():
@@ -155,14 +121,6 @@ def test_kfac_without_the_mean():
 
     check_broken(Summed(), "deep linear", trials=5)
     check_broken(Swapped(), "one sample", trials=15)
-
-
-def test_the_counterexamples_to_kfac():
-    verdict = verify("kfac-linear", trials=1)
-    x, r = np.array(example_of(verdict, "empirical Fisher").matrix, dtype=float)
-    found, expected = (r**2).mean() * (x**2).mean(), (r**2 * x**2).mean()
-    factor = example_of(verdict, "empirical Fisher").factor
-    assert factor == pytest.approx(1 + abs(found - expected) / expected)
 
 
 def test_muon():
@@ -204,28 +162,8 @@ def test_other_directions():
     check_broken(Sign(), "Proposition 5")
 
 
-def test_five_newton_schulz_steps_are_those_of_the_example():
-    example = example_of(verify("muon-spectral-descent", trials=1), "Newton–Schulz")
-    x = 1.0
-    for _ in range(5):
-        x = 3.4445 * x - 4.7750 * x**3 + 2.0315 * x**5
-    assert example.factor == pytest.approx(1 + abs(x - 1))
-
-
 def test_muon_by_rows():
-    check_known("muon-row-blocks", trials=100, least=0.4, seldom=("improves",))
-
-
-def test_kappa_by_rows_is_that_of_a_pencil():
-    example = example_of(verify("muon-row-blocks", trials=1), "rows or columns")
-    *sigma, diagonal = np.array(example.matrix, dtype=float)
-    sigma, M = np.array(sigma), np.diag(diagonal)
-    H = np.kron(np.eye(2), sigma)
-    kappas = []
-    for P in (np.kron(np.eye(2), scipy.linalg.inv(M)), np.kron(scipy.linalg.inv(M), np.eye(2))):
-        values = scipy.linalg.eigh(H, scipy.linalg.inv(P), eigvals_only=True)
-        kappas.append(values[-1] / values[0])
-    assert example.factor == pytest.approx(kappas[1] / kappas[0], rel=1e-6)
+    check_known("muon-row-blocks", trials=100, least=0.4)
 
 
 def test_other_powers_of_the_gradient():
@@ -248,15 +186,6 @@ def test_gradients_without_full_column_rank_are_none():
         "M is not certainly of full column rank",
         "round-off is as large as what is compared",
     }
-
-
-@pytest.mark.parametrize("id", ["shampoo-power-step", "soap-adafactor", "kfac-linear", "muon-row-blocks"])
-def test_counterexamples_from_any_seed(id):
-    false = {claim.name for claim in statement(id).claims if not claim.true}
-    for seed in range(20):
-        found = list(statement(id).counterexamples(seed))
-        assert {example.claim for example in found} == false
-        assert all(example.factor > 1 for example in found)
 
 
 @pytest.mark.share(8)

@@ -214,9 +214,7 @@ def test_rates_are_as_predicted(verdicts):
 @pytest.mark.slow
 def test_a_rate_by_another_hessian_is_far_off(verdicts):
     # more than 10 times as far off as counts as equal is a violation; these are far above
-    assert tallies(verdicts["prec-theorem-1"])["plain Hessian"].worst > 300
     assert tallies(verdicts["cwo-rate"])["ambient"].worst > 300
-    assert tallies(verdicts["cwo-rate"])["without curvature"].worst > 100
 
 
 @pytest.mark.slow
@@ -389,16 +387,14 @@ def test_many_trials(id):
 
 def test_descent_on_quadratic_functions():
     verdict = check_known("wc-quadratic", trials=30)
-    gradients = {"(13) as printed": 1.0, "(13) with ½": 0.5}
-    for name, factor in gradients.items():
-        (example,) = [example for example in verdict.counterexamples if example.claim == name]
-        *A, P, theta = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
-        PA, theta = torch.diag(P) @ torch.stack(A), theta.requires_grad_()
-        assert torch.linalg.eigvalsh(torch.stack(A))[0] > 0
-        (slope,) = torch.autograd.grad(factor * theta @ PA @ theta, theta)
-        step = PA @ theta.detach()
-        off = (slope - step).abs().max() / step.abs().max()
-        assert float(off) == pytest.approx(example.factor - 1, rel=1e-12)
+    (example,) = verdict.counterexamples
+    *A, P, theta = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
+    PA, theta = torch.diag(P) @ torch.stack(A), theta.requires_grad_()
+    assert torch.linalg.eigvalsh(torch.stack(A))[0] > 0
+    (slope,) = torch.autograd.grad(theta @ PA @ theta, theta)
+    step = PA @ theta.detach()
+    off = (slope - step).abs().max() / step.abs().max()
+    assert float(off) == pytest.approx(example.factor - 1, rel=1e-12)
 
 
 def test_descent_with_another_factor_or_bound():

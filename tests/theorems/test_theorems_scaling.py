@@ -155,7 +155,7 @@ def test_bnp_theorem_4():
     assert found["centring"].reasons == {"Ĥ has no full column rank": found["centring"].not_applicable}
     assert found["scaling"].holds > 30
     examples = {example.claim: example for example in verdict.counterexamples}
-    assert set(examples) == {"scaling alone", "both together", "centring, N ≤ n", "strict, any mean"}
+    assert set(examples) == {"both together"}
 
     def plain(H):
         return np.hstack([np.ones((len(H), 1)), H])
@@ -163,15 +163,7 @@ def test_bnp_theorem_4():
     def normalized(H):
         return plain((H - H.mean(0)) / H.std(0))
 
-    check_counterexample(examples["scaling alone"], normalized, lambda H: plain(H - H.mean(0)))
     check_counterexample(examples["both together"], normalized, plain)
-    rows = np.array(examples["centring, N ≤ n"].matrix, dtype=float)
-    moved, before = (np.linalg.svd(A, compute_uv=False) for A in (plain(rows - rows.mean(0)), plain(rows)))
-    ratio = moved[0] / moved[2] * before[2] / before[0]
-    assert ratio == pytest.approx(examples["centring, N ≤ n"].factor, rel=1e-6)
-    rows = np.array(examples["strict, any mean"].matrix, dtype=float)
-    assert abs(rows.mean(0)).max() >= 1
-    assert np.linalg.cond(plain(rows - rows.mean(0))) == pytest.approx(np.linalg.cond(plain(rows)), rel=1e-12)
 
 
 @pytest.mark.slow
@@ -179,7 +171,6 @@ def test_strictness():
     found = tallies(verify("bnp-theorem-4", trials=60, counterexamples=False))
     assert found["strict"].holds > 35
     assert found["strict"].worst > 0.9
-    assert found["strict, any mean"].violated > 5
 
 
 def test_the_theorem_as_prec_prints_it_is_false():
@@ -205,9 +196,8 @@ def test_a_mean_along_the_top_eigenvector_lowers_kappa_by_what_is_claimed():
     trace, determinant = 1 + a**2 + m**2, a**2
     root = (trace**2 / 4 - determinant) ** 0.5
     kappa = ((trace / 2 + root) / (trace / 2 - root)) ** 0.5
-    assert outcomes[5].used == pytest.approx(a / kappa * (1 + m**2 / a**2) ** 0.5, rel=1e-9)
-    assert outcomes[5].status == "holds"
-    assert outcomes[5] == outcomes[6]
+    assert outcomes[3].used == pytest.approx(a / kappa * (1 + m**2 / a**2) ** 0.5, rel=1e-9)
+    assert outcomes[3].status == "holds"
 
 
 def test_with_property_a_scaling_is_optimal():
@@ -308,10 +298,7 @@ def test_a_tie_is_unresolved():
     plain = np.hstack([np.ones((20, 1)), H])
     outcomes = BNPTheorem4().check(plain, plain, plain, np.zeros(4))
     assert outcomes[0].status == "unresolved"
-    assert [outcome.reason for outcome in outcomes[5:7]] == [
-        "μ is zero or orthogonal to the top eigenvector, to round-off",
-        "μ is zero, to round-off",
-    ]
+    assert outcomes[3].reason == "μ is zero or orthogonal to the top eigenvector, to round-off"
     assert decided(1 - 1e-12, 1 + 1e-12).status == "unresolved"
     assert decided(float("nan"), 1.0).status == "unresolved"
 
@@ -337,7 +324,7 @@ def test_observed_in_a_layer():
     outcomes = statement("bnp-theorem-4").observe(seen)
     assert [o.status for o in outcomes[:2]] == ["holds", "holds"]
     # of the second the first is a part
-    assert statement("prec-theorem-4").observe(seen) == (outcomes[0], outcomes[4])
+    assert statement("prec-theorem-4").observe(seen)[0] == outcomes[0]
     factor = np.linalg.qr(centred, mode="r")
     small = Observation(factor, mu, sigma, 50, seen.weight, None, None)
     for a, b in zip(outcomes, statement("bnp-theorem-4").observe(small), strict=True):
