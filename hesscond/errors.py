@@ -21,6 +21,9 @@ GONE: dict[str, str] = {
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",
     "structure_figure": "draw the norms with matplotlib: plt.imshow(hesscond.block_structure(…).norms.value.log10())",
+    "indivisible": "groups must divide the channels of every layer: name the layers with layers=",
+    "noise_kind": "the noise of sphere is multiplicative, as in eq. (7) of its paper",
+    "noise_per": "the noise of sphere is drawn for each channel of each sample",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
 }
 

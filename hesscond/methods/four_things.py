@@ -15,11 +15,10 @@ from hesscond.hessians import Coordinates
 from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
 from hesscond.methods.normalization import (
     EPS,
-    Indivisible,
     Normalization,
     Position,
     Site,
-    channel_groups,
+    checked_groups,
     positive_eps,
 )
 from hesscond.methods.registry import register
@@ -106,8 +105,6 @@ class FourThings(Normalization):
         Samples in a ghost batch.
     groups
         Number of channel groups; None: every channel by itself.
-    indivisible
-        See `GroupNormalization`.
     example_weight
         w, which the paper tunes on validation data; 0: running averages alone.
     weight_decay
@@ -136,7 +133,6 @@ class FourThings(Normalization):
         position: Position = "pre",
         ghost: int = 16,
         groups: int | None = None,
-        indivisible: Indivisible = "refuse",
         example_weight: float = 0.05,
         weight_decay: float = 1e-4,
         affine: bool = True,
@@ -152,14 +148,14 @@ class FourThings(Normalization):
             raise ConfigError(f"option 'example_weight' must lie between 0 and 1, but is {example_weight}")
         if not weight_decay >= 0:
             raise ConfigError(f"option 'weight_decay' must not be negative, but is {weight_decay}")
-        self.ghost, self.groups, self.indivisible, self.example_weight = ghost, groups, indivisible, example_weight
+        self.ghost, self.groups, self.example_weight = ghost, groups, example_weight
         self.weight_decay, self.affine = weight_decay, affine
         self.momentum, self.eps = checked_momentum(momentum), positive_eps(eps)
         self.norms: list[GhostNorm] = []
         super().__init__(model, self._normalization, position=position, layers=layers)
 
     def _normalization(self, site: Site) -> nn.Module:
-        groups = site.channels if self.groups is None else channel_groups(site, self.groups, self.indivisible)
+        groups = site.channels if self.groups is None else checked_groups(site, self.groups)
         norm = GhostNorm(
             site.channels,
             groups,

@@ -16,7 +16,6 @@ from hesscond.methods.registry import register
 from hesscond.methods.wrapping import dimensions, layers_of, wrap
 
 Position = Literal["pre", "post"]
-Indivisible = Literal["refuse", "largest-divisor"]
 EPS = 1e-5
 
 
@@ -100,26 +99,20 @@ def positive_eps(eps: float) -> float:
     return eps
 
 
-def channel_groups(site: Site, groups: int | None, indivisible: Indivisible, *, size: int | None = None) -> int:
-    """The number of groups that the channels of a site are split into."""
+def checked_groups(site: Site, groups: int) -> int:
+    """``groups``, or a ConfigError if a site's channels do not split into as many groups of two values at least."""
     # a convolution's channel has many positions
     least = 1 if site.dimensions else 2
-    choices = [n for n in range(least, site.channels + 1) if site.channels % n == 0]
-    asked, option, what = size, "size", f"groups of {size} channels"
-    if groups is not None:
-        choices = [site.channels // n for n in reversed(choices)]
-        asked, option, what = groups, "groups", f"{groups} groups of the same size"
-    where = f"the {site.channels} channels at layer {site.name!r}"
-    if not choices or asked is None or asked < choices[0]:
+    choices = [n for n in range(1, site.channels // least + 1) if site.channels % n == 0]
+    where, what = f"the {site.channels} channels at layer {site.name!r}", f"{groups} groups of the same size"
+    if not choices:
         raise ConfigError(f"{where} cannot be normalized in {what}: a group needs two values")
-    if indivisible == "largest-divisor":
-        asked = max(n for n in choices if n <= asked)
-    if asked not in choices:
+    if groups not in choices:
         raise ConfigError(
-            f"{where} do not split into {what}, of two values at least: choose {option} among "
-            f"{', '.join(map(str, choices))}, or indivisible=largest-divisor"
+            f"{where} do not split into {what}, of two values at least: choose groups among "
+            f"{', '.join(map(str, choices))}"
         )
-    return asked if groups is not None else site.channels // asked
+    return groups
 
 
 @register
@@ -163,7 +156,7 @@ class LayerNormalization(Normalization):
         super().__init__(model, self._normalization, position=position, layers=layers)
 
     def _normalization(self, site: Site) -> nn.Module:
-        channel_groups(site, 1, "refuse")
+        checked_groups(site, 1)
         if site.dimensions:
             return nn.GroupNorm(1, site.channels, eps=self.eps, affine=self.affine)
         return nn.LayerNorm(site.channels, eps=self.eps, elementwise_affine=self.affine)
@@ -181,13 +174,7 @@ class GroupNormalization(Normalization):
     model, position, layers
         See `Normalization`.
     groups
-        Number of groups; 2 if there is no ``size``. The paper has 32 for 64 channels and more.
-    size
-        Channels in a group, instead of ``groups``.
-    indivisible
-        What to do where the channels do not split into as many groups of the same size, or groups of this size, and of
-        two values at least at a dense layer: ``"refuse"``, or take the largest smaller number for that layer,
-        ``"largest-divisor"``.
+        Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more.
     affine
         Whether γ and β are trained; else they are 1 and 0.
     eps
@@ -196,7 +183,7 @@ class GroupNormalization(Normalization):
     Raises
     ------
     ConfigError
-        Both a number and a size; see ``indivisible``.
+        The channels of a layer do not split into as many groups.
     """
 
     name = "groupnorm"
@@ -208,22 +195,16 @@ class GroupNormalization(Normalization):
         model: nn.Module,
         *,
         position: Position = "pre",
-        groups: int | None = None,
-        size: int | None = None,
-        indivisible: Indivisible = "refuse",
+        groups: int = 2,
         affine: bool = True,
         eps: float = EPS,
         layers: tuple[str, ...] | None = None,
     ) -> None:
-        if groups is not None and size is not None:
-            raise ConfigError(f"groupnorm has either a number of groups or their size: not {groups} and {size}")
-        self.groups = 2 if groups is None and size is None else groups
-        self.size, self.indivisible, self.affine, self.eps = size, indivisible, affine, positive_eps(eps)
+        self.groups, self.affine, self.eps = groups, affine, positive_eps(eps)
         super().__init__(model, self._normalization, position=position, layers=layers)
 
     def _normalization(self, site: Site) -> nn.Module:
-        groups = channel_groups(site, self.groups, self.indivisible, size=self.size)
-        return nn.GroupNorm(groups, site.channels, eps=self.eps, affine=self.affine)
+        return nn.GroupNorm(checked_groups(site, self.groups), site.channels, eps=self.eps, affine=self.affine)
 
 
 @register

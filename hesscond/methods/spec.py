@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from torch import nn
 
-from hesscond.errors import ConfigError
+from hesscond.errors import GONE, ConfigError
 from hesscond.methods.base import Method
 from hesscond.methods.composed import Composed
 from hesscond.methods.registry import method_class
@@ -132,8 +132,8 @@ def converted_options(method: type[Method], given: dict[str, str]) -> dict[str, 
     values = {}
     for name, text in given.items():
         if name not in known:
-            there = ", ".join(known) or "none"
-            raise ConfigError(f"method {method.name!r} has no option {name!r}: it has {there}")
+            there = f"it is gone, {GONE[name]}" if name in GONE else f"it has {', '.join(known) or 'none'}"
+            raise ConfigError(f"method {method.name!r} has no option {name!r}: {there}")
         values[name] = converted(f"option {name!r} of method {method.name!r}", text, kinds.get(name, str))
     return values
 

@@ -28,7 +28,6 @@ from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
 Constraint = Literal["none", "centred", "sphere", "both"]
-Share = Literal["batch", "sample", "entry"]
 #: ‖w‖² of n weights of variance 2/n, as He's initialization has them.
 C = 2.0
 #: σ of the noise if it is not given: the best of Table 4, and that of the point clouds.
@@ -66,7 +65,7 @@ class Affine(nn.Module):
 
 
 class Noise(nn.Module):
-    """(1 + n) a in training mode, n Gaussian: one number for each channel, shared by all its positions (eq. (7)).
+    """(1 + n) a in training mode, n Gaussian: one number for each channel of each sample (eq. (7)).
 
     n depends on the seed, the number of the step and its own shape, and on nothing that came before: a probe between
     two steps sees the noise of the training pass, and takes none away from it; several forward passes before one step
@@ -76,30 +75,22 @@ class Noise(nn.Module):
 
     step: torch.Tensor
 
-    def __init__(
-        self, deviation: float, seed: tuple[int, ...], axis: int, *, per: Share = "sample", additive: bool = False
-    ) -> None:
+    def __init__(self, deviation: float, seed: tuple[int, ...], axis: int) -> None:
         super().__init__()
         self.deviation, self.seed, self.axis = deviation, seed, axis
-        self.per, self.additive = per, additive
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def drawn(self, a: torch.Tensor) -> torch.Tensor:
         """Noise n for activations ``a``, in a shape that broadcasts to theirs."""
-        shape = list(a.shape)
-        if self.per != "entry":
-            kept = {self.axis % a.ndim} | ({0} if self.per == "sample" else set())
-            shape = [size if i in kept else 1 for i, size in enumerate(shape)]
+        kept = {0, self.axis % a.ndim}
+        shape = [size if i in kept else 1 for i, size in enumerate(a.shape)]
         # in one precision and on no device, so that a probe in another one has the same
         numbers = np.random.default_rng([*self.seed, int(self.step)]).standard_normal(shape, dtype=np.float32)
         return self.deviation * torch.from_numpy(numbers).to(a)
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        """Return (1 + n) a or a + n for activations a (N, …) in training mode, a itself in evaluation mode."""
-        if not self.training:
-            return a
-        n = self.drawn(a)
-        return a + n if self.additive else torch.addcmul(a, a, n)
+        """Return (1 + n) a for activations a (N, …) in training mode, a itself in evaluation mode."""
+        return torch.addcmul(a, a, self.drawn(a)) if self.training else a
 
 
 class SphereChart(Chart):
@@ -183,15 +174,9 @@ class Sphere(Method):
     noise
         The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all networks
         of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual networks).
+        It is drawn for each channel of each sample; eq. (7) has the index of the channel only.
     noise_scale
         σ; None: 1 for linear noise, 0.4 for a constant one (the best of Table 4, and that of the point clouds).
-    noise_per
-        Whether n is drawn for each channel once a ``"batch"``, for each channel of each ``"sample"``, or for each
-        ``"entry"``. Eq. (7) has the index of the channel only, as x and y in it. Batch statistics, which n stands for,
-        are those of a batch; but at σ of the paper and its learning rate that diverged where the noise of samples,
-        which a batch averages, trained (a 9-layer CNN, σ = 0.4, rate 0.1).
-    noise_kind
-        ``"multiplicative"``, or ``"additive"``: γ (x + n) + β.
     seed
         Seed of the noise; None: torch's global seed, which in a study is that of the run.
     layers
@@ -234,8 +219,6 @@ class Sphere(Method):
         affine: bool = True,
         noise: Literal["none", "constant", "linear"] = "none",
         noise_scale: float | None = None,
-        noise_per: Share = "sample",
-        noise_kind: Literal["multiplicative", "additive"] = "multiplicative",
         seed: int | None = None,
         layers: tuple[str, ...] | None = None,
         output: bool = False,
@@ -262,8 +245,7 @@ class Sphere(Method):
             parts = OrderedDict[str, nn.Module]()
             if noise != "none":
                 deviation = scale * number / of if noise == "linear" else scale
-                additive = noise_kind == "additive"
-                self.noises.append(Noise(deviation, (seed, number), axis, per=noise_per, additive=additive))
+                self.noises.append(Noise(deviation, (seed, number), axis))
                 parts["noise"] = self.noises[-1]
             if affine:
                 self._affines.append(Affine(channels, axis))

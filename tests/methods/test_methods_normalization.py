@@ -30,7 +30,7 @@ class TestVariants(MethodContract):
         "batchrenorm:clip=false,debias=true,second_average=true",
         "four-things-batchnorm:position=post,ghost=4,groups=2,affine=false",
         "layernorm:position=post,affine=false",
-        "groupnorm:position=post,groups=3,indivisible=largest-divisor",
+        "groupnorm:position=post,groups=2,affine=false",
         "instancenorm:position=post,affine=false",
     )
 
@@ -589,14 +589,10 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
         ("instancenorm:layers=fc1", "not defined for dense layers"),
         (
             "groupnorm:groups=3",
-            "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10, or indiv",
+            "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10",
         ),
-        ("groupnorm:size=3", "do not split into groups of 3 channels, .* choose size among 2, 4, 5, 10, 20, or indiv"),
-        ("groupnorm:size=1", "cannot be normalized in groups of 1 channels: a group needs two values"),
-        ("groupnorm:size=4,groups=5", "either a number of groups or their size"),
         ("groupnorm:groups=20", "do not split into 20 groups"),
-        ("groupnorm:groups=0", "cannot be normalized in 0 groups"),
-        ("groupnorm:indivisible=round", "must be one of refuse, largest-divisor"),
+        ("groupnorm:groups=0", "do not split into 0 groups"),
         ("four-things-batchnorm:groups=3", "do not split into 3 groups"),
         ("four-things-batchnorm:ghost=1", "a ghost batch of 1 has no statistics"),
         ("four-things-batchnorm:ghost=0,groups=2", "needs a sample at least"),
@@ -641,32 +637,7 @@ def test_a_model_without_hidden_layers_is_refused(position):
         parse(f"batchnorm:position={position}").create(nn.Sequential(nn.Linear(3, 2)))
 
 
-@pytest.mark.parametrize(("groups", "expected"), [(32, {20: 10, 6: 3}), (4, {20: 4, 6: 3}), (1, {20: 1, 6: 1})])
-def test_the_largest_divisor_leaves_two_values_a_group(groups, expected):
-    model = MLP(4, [20, 6], 2, generator=torch.Generator().manual_seed(0))
-    parse(f"groupnorm:groups={groups},indivisible=largest-divisor").create(model)
-    found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
-    assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ("size=4", {16: 4, 32: 8, 64: 16}),
-        ("size=32", "the 16 channels at layer '0'"),
-        ("size=32,indivisible=largest-divisor", {16: 1, 32: 1, 64: 2}),
-        ("size=1", {16: 16, 32: 32, 64: 64}),
-        ("", {16: 2, 32: 2, 64: 2}),
-    ],
-)
-def test_groups_by_size_have_as_many_channels(options, expected):
-    """The groups of ResNet-110's three widths, in the paper of BNP of size 4; of a convolution a channel will do."""
-    model = nn.Sequential(*(nn.Conv2d(n, m, 1) for n, m in [(3, 16), (16, 32), (32, 64), (64, 2)]))
-    spec = parse(f"groupnorm:{options}" if options else "groupnorm")
-    if isinstance(expected, str):
-        with pytest.raises(ConfigError, match=expected):
-            spec.create(model)
-        return
-    spec.create(model)
-    found = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
-    assert found == expected
+def test_a_channel_of_a_convolution_is_a_group():
+    model = nn.Sequential(*(nn.Conv2d(n, m, 1) for n, m in [(3, 16), (16, 32), (32, 2)]))
+    parse("groupnorm:groups=16").create(model)
+    assert {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)} == {16: 16, 32: 16}

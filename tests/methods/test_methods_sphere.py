@@ -28,7 +28,7 @@ LOSS = nn.CrossEntropyLoss()
 class TestVariants(MethodContract):
     specs = (
         "sphere:constraint=sphere,output=true,noise=linear,noise_scale=0.3",
-        "sphere:constraint=centred,noise=constant,noise_per=sample",
+        "sphere:constraint=centred,noise=constant",
         "sphere:constraint=none",
     )
 
@@ -408,8 +408,8 @@ def test_which_layers_are_constrained():
 
 
 def test_noise_has_its_deviation_and_leaves_the_random_states_alone():
-    noises = [Noise(0.1 * i, (5, i), 1, per="batch") for i in range(1, 5)]
-    a = torch.ones(3, 5000, 2, dtype=torch.float64)
+    noises = [Noise(0.1 * i, (5, i), 1) for i in range(1, 5)]
+    a = torch.ones(1, 5000, 2, dtype=torch.float64)
     before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     drawn = [noise(a) - a for noise in noises]
     assert torch.equal(torch.get_rng_state(), before)
@@ -430,12 +430,10 @@ def test_noise_has_its_deviation_and_leaves_the_random_states_alone():
     assert torch.equal(noises[0].eval()(a), a)
 
 
-@pytest.mark.parametrize(("per", "independent"), [("batch", (1, 4, 1)), ("sample", (3, 4, 1)), ("entry", (3, 4, 2))])
-@pytest.mark.parametrize("kind", ["multiplicative", "additive"])
-def test_noise_is_drawn_once_a_channel_a_sample_or_an_entry(kind, per, independent):
-    """y = (1 + n) γ x + β, or γ (x + n) + β, in the place of a normalization."""
+def test_noise_is_drawn_once_a_channel_of_a_sample():
+    """y = (1 + n) γ x + β in the place of a normalization."""
     model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 2)).double()
-    method = parse(f"sphere:noise=constant,noise_per={per},noise_kind={kind}").create(model)
+    method = parse("sphere:noise=constant").create(model)
     assert method.noises[0].deviation == 0.4
     a = torch.randn(3, 4, 2).double()
     affine = model[1].affine
@@ -443,10 +441,9 @@ def test_noise_is_drawn_once_a_channel_a_sample_or_an_entry(kind, per, independe
     nn.init.normal_(affine.bias)
     gamma, beta = affine.weight.detach()[:, None], affine.bias.detach()[:, None]
     y = model[1](a).detach()
-    n = (y - beta) / gamma / a - 1 if kind == "multiplicative" else (y - beta) / gamma - a
-    own = n[tuple(slice(None, size) for size in independent)]
-    assert torch.allclose(n, own.expand_as(n), rtol=1e-9, atol=1e-9)
-    assert len(own.flatten().round(decimals=6).unique()) == own.numel()
+    n = (y - beta) / gamma / a - 1
+    assert torch.allclose(n, n[:, :, :1].expand_as(n), rtol=1e-9, atol=1e-9)
+    assert len(n[:, :, 0].flatten().round(decimals=6).unique()) == 12
     method.after_step()
     assert not torch.allclose(model[1](a), y)
 
@@ -454,7 +451,7 @@ def test_noise_is_drawn_once_a_channel_a_sample_or_an_entry(kind, per, independe
 def test_noise_of_dense_layers_is_by_feature():
     """Features are last, also where tokens are in between."""
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    method = parse("sphere:noise=constant,noise_per=sample").create(model)
+    method = parse("sphere:noise=constant").create(model)
     a = torch.ones(5, 6, 4).double()
     n = method.noises[0](a) - a
     assert torch.equal(n, n[:, :1].expand_as(n))
@@ -484,10 +481,9 @@ def test_the_variance_of_outputs_is_kept(constraint, kept):
     assert float(second.square().mean() / first.square().mean()) == pytest.approx(kept, rel=0.05)
 
 
-@pytest.mark.parametrize("per", ["batch", "sample"])
-def test_a_probe_sees_the_noise_of_the_step(per):
+def test_a_probe_sees_the_noise_of_the_step():
     model, (x, y) = mlp()
-    method = parse(f"sphere:noise=constant,noise_scale=0.5,noise_per={per}").create(model)
+    method = parse("sphere:noise=constant,noise_scale=0.5").create(model)
     stepped(model, method, (x, y))
     with_noise = unit_truth(model, LOSS, (x, y), "4", 1)
     found = probe(model, LOSS, (x, y), ["4"], units=[1], method=method)["4"].hessian(1)
