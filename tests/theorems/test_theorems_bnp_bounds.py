@@ -11,7 +11,6 @@ from hesscond.theorems import Observation, exact, statement, verify
 from hesscond.theorems.base import reported
 from hesscond.theorems.bnp_algorithms import (
     BNPProposition5,
-    BNPProposition6,
     BNPProposition10,
     Counted,
     bn_as_written,
@@ -22,8 +21,8 @@ from hesscond.theorems.bnp_algorithms import (
     plain,
     random_layer,
 )
-from hesscond.theorems.bnp_condition_numbers import BNPGain, BNPProposition11
-from tests.theorems.verdicts import check_broken, check_known, example_of, kappa, tallies
+from hesscond.theorems.bnp_condition_numbers import BNPProposition11
+from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 
 def test_proposition_5():
@@ -32,14 +31,6 @@ def test_proposition_5():
     # neither the trivial bound √min(n, N), nor far from it
     assert 0.4 < found["bounded fourth moments"].worst < 0.9
     assert found["bounded fourth moments"].not_applicable > 20
-
-
-def test_without_q_the_size_grows_with_the_width():
-    class Plain(BNPProposition5):
-        def q(self, n, N):
-            return 1.0
-
-    check_broken(Plain(), "bounded fourth moments", trials=150)
 
 
 def test_a_tie_of_means_is_unresolved():
@@ -143,41 +134,11 @@ def test_every_operation_counts():
     assert tally == [9]
 
 
-def test_a_formula_that_leaves_something_out():
-    class OnceLess(BNPProposition6):
-        """As if step 5 were free."""
-
-        def printed(self, n, N, m):
-            return 4 * n * N + 3 * n * m + 8 * n, 28 * n * N
-
-    check_broken(OnceLess(), "BNP", trials=10)
-    check_broken(OnceLess(), "BN", trials=10)
-
-
 def test_proposition_10():
     verdict = check_known("bnp-proposition-10", trials=200)
     found = tallies(verdict)
     assert found["attained"].holds == 200
     assert 0.8 < found["bound"].worst <= 1
-
-
-def test_bounds_that_are_too_small():
-    class Corner(BNPProposition10):
-        def bound(self, p, r, s):
-            return super().bound(p, r, s) - (1 - super().bound(p, r, s)) / 100
-
-    class Side(BNPProposition10):
-        def bound(self, p, r, s):
-            return super().bound(p, r, r)
-
-    check_broken(Corner(), "attained", trials=40)
-    check_broken(Side(), "attained", trials=40)
-
-    class Sharper(BNPProposition10):
-        def bound(self, p, r, s):
-            return super().bound(p, r, s) / 8
-
-    check_broken(Sharper(), "bound", trials=100)
 
 
 def test_a_constant_channel_is_a_tie():
@@ -201,16 +162,6 @@ def test_proposition_11():
         H = np.array(example_of(verdict, claim).matrix, dtype=float)
         ratio = kappa(H.T @ np.diag([1, 1, 1, last]) @ H) / np.linalg.cond(H) ** 2
         assert ratio == pytest.approx(example_of(verdict, claim).factor, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.share(2)
-def test_the_root_of_the_curvature_is_not_enough():
-    class Squared(BNPProposition11):
-        def factor(self, B, H):
-            return B.T @ B.T @ H
-
-    check_broken(Squared(), "S > 0", trials=60)
 
 
 def test_without_curvature_the_product_is_a_tie():
@@ -245,24 +196,6 @@ def test_gain():
     assert (D.max() / D.min()) ** 2 / 40 / gain == pytest.approx(example.factor, rel=1e-6)
 
 
-@pytest.mark.slow
-def test_normalizing_by_something_else_is_violated():
-    class Wrong(BNPGain):
-        def normalize(self, H):
-            G = super().normalize(H)
-            return np.hstack([G[:, :1], G[:, 1:] * np.geomspace(1, 1e4, H.shape[1])])
-
-    check_broken(Wrong(), "κ afterwards", trials=20)
-
-    class Inverse(BNPGain):
-        def normalize(self, H):
-            """D where it should be its inverse: it gains what scaling cannot, where the features are graded."""
-            G = super().normalize(H)
-            return np.linalg.qr(G)[0]
-
-    check_broken(Inverse(), "gain of scaling", trials=40)
-
-
 def test_gain_in_a_layer():
     H = np.random.default_rng(0).standard_normal((40, 3)) * [1.0, 100.0, 1.0]
     centred = np.hstack([np.ones((40, 1)), H - H.mean(0)])
@@ -274,19 +207,3 @@ def test_gain_in_a_layer():
     assert gain.used == pytest.approx(seen.kappa_D**2 * float(after) / float(seen.kappa) / 40, rel=1e-6)
     unresolved = SimpleNamespace(kappa=seen.kappa, kappa_preconditioned=SimpleNamespace(resolved=False))
     assert statement("bnp-gain").observe(unresolved)[2].status == "unresolved"
-
-
-@pytest.mark.share(8)
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("id", "trials"),
-    [
-        ("bnp-proposition-5", 10_000),
-        ("bnp-proposition-6", 1500),
-        ("bnp-proposition-10", 10_000),
-        ("bnp-proposition-11", 5000),
-        ("bnp-gain", 1500),
-    ],
-)
-def test_many_trials(id, trials):
-    assert verify(id, trials=trials, seed=7, counterexamples=False).ok

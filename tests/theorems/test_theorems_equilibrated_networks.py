@@ -106,8 +106,7 @@ def test_weights_that_are_not_scale_invariant():
             W = weight[:, 1:]
             return torch.cat([weight[:, :1], W / (W.norm(dim=dim, keepdim=True) + 0.1)], 1)
 
-    check_broken(Shifted(), "scale identity", trials=10)
-    check_broken(Shifted(), "nullity", trials=10)
+    check_broken(Shifted(), ["scale identity", "nullity"], trials=10)
 
 
 def test_a_layer_with_squared_loss_is_a_tie_at_the_point_of_equilibration():
@@ -133,9 +132,3 @@ def test_the_directions_of_rows(dim):
     for found, weight in zip((first, second), network.weights, strict=True):
         assert torch.equal(found[:, 1:], weight[:, 1:])
         assert not found[:, 0].any()
-
-
-@pytest.mark.share(8)
-@pytest.mark.slow
-def test_many_trials():
-    assert verify("wc-theorem-2", trials=2000, seed=7, counterexamples=False).ok

@@ -30,11 +30,11 @@ def check_known(id, *, trials, least=0.5, seldom=()):
     return verdict
 
 
-def check_broken(broken, claim, *, trials=40):
-    """The variant comes out violated."""
+def check_broken(broken, claims, *, trials=40):
+    """These claims of the variant come out violated."""
     verdict = verify(broken, trials=trials, counterexamples=False)
     assert not verdict.ok
-    assert tallies(verdict)[claim].violated > 0
+    assert all(tallies(verdict)[claim].violated > 0 for claim in claims)
 
 
 def example_of(verdict, claim):

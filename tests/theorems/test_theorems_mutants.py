@@ -1,0 +1,296 @@
+"""Statements that are wrong by one formula come out violated: the trials tell a claim from its neighbours."""
+
+import numpy as np
+import pytest
+import torch
+
+from hesscond.theorems.bnp_algorithms import (
+    BNPAlgorithm2,
+    BNPAlgorithm3,
+    BNPProposition5,
+    BNPProposition6,
+    BNPProposition10,
+)
+from hesscond.theorems.bnp_condition_numbers import (
+    BNPGain,
+    BNPPropertyA,
+    BNPProposition11,
+    BNPTheorem4,
+    PRECInputScaling,
+)
+from hesscond.theorems.bnp_identities import (
+    BNPMerging,
+    BNPProposition2,
+    BNPProposition7,
+    BNPProposition9,
+    BNPTheorem3,
+)
+from hesscond.theorems.constrained_weights import (
+    IgnoredMean,
+    KeptVariance,
+    ProjectedRate,
+    ProjectedStep,
+    StandardizedGradient,
+)
+from hesscond.theorems.curvature_structure import (
+    AdamBlocks,
+    AdamDiagonal,
+    GaussNewtonLinear,
+    LayerwiseGaussNewton,
+    SoftmaxRowBlocks,
+    WidthCopies,
+)
+from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
+from hesscond.theorems.matrix_preconditioners import (
+    KfacLinear,
+    MuonRowBlocks,
+    MuonSpectralDescent,
+    ShampooPowerStep,
+    SoapAdafactor,
+)
+from hesscond.theorems.networks import CRITERIA
+from hesscond.theorems.preconditioning import (
+    AdaptivePreconditioning,
+    Averages,
+    GradientRegularization,
+    L2InP,
+    L2InZ,
+)
+from hesscond.theorems.rates import Decay, predicted
+from hesscond.theorems.van_der_sluis import VanDerSluis
+from hesscond.theorems.weight_conditioning import QuadraticDescent
+from tests.theorems.verdicts import check_broken
+
+
+def ones(H):
+    return np.ones((len(H), 1)) if isinstance(H, np.ndarray) else torch.ones_like(H[:, :1])
+
+
+def extended(H):
+    return np.hstack([ones(H), H]) if isinstance(H, np.ndarray) else torch.cat([ones(H), H], 1)
+
+
+def without_second_derivatives(self, network, layer, unit):
+    """Gauss and Newton's S = Jᵀ ∇²ℓ J leaves out what the second derivative of a smooth activation adds."""
+
+    def output(a_i, a):
+        return network.from_preactivation(layer, torch.cat([a[:unit], a_i[None], a[unit + 1 :]]))
+
+    a = network.features(layer) @ network.weights[layer].T
+    z, J = torch.func.vmap(lambda a_i, a: torch.func.jvp(lambda t: output(t, a), (a_i,), (torch.ones_like(a_i),)))(
+        a[:, unit], a
+    )
+    inner = torch.func.vmap(torch.func.hessian(CRITERIA[network.criterion]))(z, network.targets)
+    return torch.einsum("ja,jab,jb->j", J, inner, J) / len(a)
+
+
+def shifted_merge(self, weight, gamma, beta):
+    """β as if it came behind the layer."""
+    W = weight[:, 1:]
+    return torch.cat([weight[:, :1] + W.sum(1, keepdim=True) * beta.mean(), W * gamma], 1)
+
+
+def raw_gradient(self, gradient, mu, sigma):
+    right = BNPProposition7.step(self, gradient, mu, sigma)
+    return torch.cat([gradient[:, :1] - (gradient[:, 1:] @ mu)[:, None], right[:, 1:]], 1)
+
+
+def two_ends(self, network):
+    """Of the layers, the first and the last only."""
+    products = network.products()
+    first, last = products[0][0], products[-1][1]
+    least = min(np.linalg.svd(first, compute_uv=False)[-1], np.linalg.svd(last, compute_uv=False)[-1]) ** 2
+    return float(np.linalg.norm(first, 2) ** 2), float(least)
+
+
+def scaled_only(self, H):
+    """Graded by four decades after normalization."""
+    G = BNPGain.normalize(self, H)
+    return np.hstack([G[:, :1], G[:, 1:] * np.geomspace(1, 1e4, H.shape[1])])
+
+
+def by_variance(self, H):
+    moved = BNPTheorem4.centre(self, H)
+    moved[:, 1:] /= H.var(0) ** 2
+    return moved
+
+
+def bottom_only(self, alpha, kappa):
+    found = -np.log(abs(1 - alpha * kappa.lambda_min))
+    return Decay(found, found)
+
+
+def uncurved(self, found):
+    return found.to_dense() + found.curvature * found.null_space.remove(torch.eye(found.order).double())
+
+
+def best_only(self, alpha, kappa):
+    """(κ − 1)/(κ + 1) whatever the step size."""
+    return Decay(predicted(kappa.upper), predicted(kappa.lower))
+
+
+def uncentred(self, w, g, along):
+    inner = g - (along * g).sum(1, keepdim=True) * along / w.shape[1]
+    return inner / w.std(1, correction=0, keepdim=True)
+
+
+def forgotten(of):
+    """An update without the factor 2 of the derivative of a square."""
+    return lambda self, problem: [[step, penalty / 2] for step, penalty in of.updates(self, problem)]
+
+
+#: Statement, name of the method that is replaced and what by, violated claims, trials.
+QUICK = [
+    (BNPProposition5, "q", lambda s, n, N: 1.0, ["bounded fourth moments"], 150),
+    (BNPProposition6, "printed", lambda s, n, N, m: (4 * n * N + 3 * n * m, 28 * n * N), ["BNP", "BN"], 10),
+    (BNPProposition10, "bound", lambda s, p, r, S: BNPProposition10.bound(s, p, r, r), ["attained"], 40),
+    (BNPProposition10, "bound", lambda s, *a: BNPProposition10.bound(s, *a) / 8, ["bound"], 100),
+    *(
+        (
+            own,
+            "readings",
+            lambda s, *a, own=own: [own.readings(s, *a)[k] for k in (1, 0, 2)],
+            ["with the updated G_w"],
+            10,
+        )
+        for own in (BNPAlgorithm2, BNPAlgorithm3)
+    ),
+    (
+        BNPAlgorithm2,
+        "step_4",
+        lambda s, G, b, mu, v, q2: BNPAlgorithm2.step_4(s, G, b, mu, v**0.5, q2),
+        ["with the updated G_w"],
+        10,
+    ),
+    (BNPProposition7, "step", raw_gradient, ["dense", "convolution, border of μ"], 5),
+    (BNPMerging, "merge", shifted_merge, ["function"], 5),
+    (BNPMerging, "chain_rule", lambda s, *a: [BNPMerging.chain_rule(s, *a)[k] for k in (0, 2, 1)], ["gradients"], 5),
+    (BNPPropertyA, "normalize", lambda s, H: extended((H - H.mean(0)) / H.var(0)), ["D optimal"], 10),
+    (PRECInputScaling, "standardize", lambda s, H: H / H.std(0), ["standardization"], 5),
+    (PRECInputScaling, "standardize", lambda s, H: (H - H.mean(0)) / H.std(0, ddof=1), ["standardization"], 5),
+    (PRECInputScaling, "minmax", lambda s, H: 4 * PRECInputScaling.minmax(s, H) - 1, ["min-max"], 5),
+    (
+        KeptVariance,
+        "kept",
+        lambda s, before, n, v: n * v * before.variance(),
+        ["independent weights", "several layers", "on the sphere"],
+        3,
+    ),
+    (IgnoredMean, "centre", lambda s, w: w - 0.9 * w.mean(1, keepdims=True), ["inputs of a sample"], 40),
+    (StandardizedGradient, "formula", uncentred, ["gradient"], 5),
+    (ProjectedStep, "step", lambda s, w, g, alpha, c: w - alpha * (g - g.mean()), ["decay"], 5),
+    (ProjectedStep, "step", lambda s, *a: -ProjectedStep.step(s, *a), ["nearest"], 10),
+    (SoftmaxRowBlocks, "on_diagonal", lambda s, p: p**2, ["(3.6)"], 5),
+    (ShampooPowerStep, "factors", lambda s, G: ShampooPowerStep.factors(s, 2 * G - G.mean(0)), ["power step"], 40),
+    (
+        SoapAdafactor,
+        "shampoo",
+        lambda s, G, L, R: SoapAdafactor.shampoo(s, G, L, R) / np.trace(L) ** 0.5,
+        ["Claim 1"],
+        40,
+    ),
+    (KfacLinear, "product", lambda s, C, h: len(h) * KfacLinear.product(s, C, h), ["deep linear"], 5),
+    (KfacLinear, "product", lambda s, C, h: torch.kron(h.T @ h / len(h), C.mean(0)), ["one sample"], 15),
+    (
+        MuonSpectralDescent,
+        "direction",
+        lambda s, G: G / np.linalg.norm(G, 2),
+        ["Proposition 5", "unique", "Proposition 4", "Shampoo"],
+        40,
+    ),
+    (MuonRowBlocks, "exponent", lambda s: -1.0, ["rows", "κ(E)"], 40),
+    (MuonRowBlocks, "exponent", lambda s: -0.25, ["rows", "κ(E)"], 40),
+    (L2InZ, "penalty_weights", lambda s, problem: L2InZ.penalty_weights(s, problem) ** 2, ["scale-adjusted"], 5),
+    (Averages, "accumulate", lambda s, r, g, rho: rho * r + g**2, ["from the first gradient", "from zero"], 5),
+    (Averages, "first", lambda s, g: g**4, ["from the first gradient", "first step"], 5),
+    (AdaptivePreconditioning, "row_sizes", lambda s, H: np.diagonal(H), ["isotropic"], 5),
+    (AdaptivePreconditioning, "row_sizes", lambda s, H: np.abs(H).sum(1), ["isotropic"], 5),
+    (QuadraticDescent, "factors", lambda s, eta, sigma: 1 - eta * sigma / 2, ["per direction", "preconditioned"], 3),
+    (QuadraticDescent, "longest", lambda s, sigma: 2.5 / sigma.max(), ["step size"], 20),
+    (QuadraticDescent, "longest", lambda s, sigma: 1 / sigma.max(), ["step size"], 20),
+]
+SLOW = [
+    (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
+    (BNPGain, "normalize", scaled_only, ["κ afterwards"], 20),
+    (BNPGain, "normalize", lambda s, H: np.linalg.qr(BNPGain.normalize(s, H))[0], ["gain of scaling"], 40),
+    (BNPProposition2, "curvature", without_second_derivatives, ["Hessian"], 40),
+    (
+        BNPProposition2,
+        "curvature",
+        lambda s, *a: -BNPProposition2.curvature(s, *a),
+        ["S ≥ 0, piecewise linear"],
+        20,
+    ),
+    (
+        BNPProposition2,
+        "regressions",
+        dict.fromkeys(BNPProposition2.regressions, lambda y: (y * (1 - y)).abs().sqrt()),
+        ["linear regression", "logistic regression"],
+        5,
+    ),
+    (
+        BNPTheorem3,
+        "normalized",
+        lambda s, H: extended(H / H.std(0, correction=0)),
+        ["normalized inputs", "constant statistics"],
+        10,
+    ),
+    (
+        BNPTheorem3,
+        "normalized",
+        lambda s, H: extended((H - H.mean(0)) / H.std(0)),
+        ["normalized inputs", "constant statistics"],
+        10,
+    ),
+    (
+        BNPProposition9,
+        "blocks",
+        lambda s, *a: torch.diag_embed(BNPProposition9.blocks(s, *a).diagonal(dim1=1, dim2=2)),
+        ["block diagonal S"],
+        20,
+    ),
+    (BNPTheorem4, "normalize", by_variance, ["scaling"], 40),
+    (VanDerSluis, "scaled", lambda s, A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
+    (VanDerSluis, "scaled", lambda s, A: A, ["rows"], 20),
+    (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
+    (AdamDiagonal, "preconditioner", lambda s, g: np.ones_like(g), ["start"], 40),
+    (AdamBlocks, "constant", lambda s, least, most: float(np.mean(most) / np.mean(least)), ["Adam"], 100),
+    (LayerwiseGaussNewton, "orthonormal", lambda s, F: F / np.linalg.norm(F), ["within L", "two layers"], 40),
+    (GaussNewtonLinear, "ends", two_ends, ["attained"], 60),
+    (WidthCopies, "scale", lambda s, units: units**0.5, ["spectrum", "sharpness"], 10),
+    (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
+    (PreconditionedRate, "curvature", lambda s, H, P: H, ["attained"], 10),
+    (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),
+    (BNPTheorem1, "step_size", lambda s, kappa: 1 / kappa.lambda_max, ["bound", "attained"], 10),
+    (BNPTheorem1, "directions", lambda s, network: BNPTheorem1.directions(s, network).abs(), ["null space"], 5),
+    *(
+        (own, "decay", change, claims, 10)
+        for own in (PreconditionedRate, BNPTheorem1)
+        for change, claims in (
+            (best_only, ["bound, any α", "attained, any α", "diverges"]),
+            (bottom_only, ["diverges"]),
+        )
+    ),
+    (ProjectedRate, "riemannian", lambda s, found: found.operator.to_dense(), ["Jacobian", "attained"], 10),
+    (ProjectedRate, "riemannian", uncurved, ["Jacobian", "attained"], 10),
+    *(
+        (own, "updates", forgotten(own), [claim.name for claim in own.claims if claim.true], 5)
+        for own in (L2InZ, L2InP, GradientRegularization)
+    ),
+]
+
+
+def broken(statement, name, change):
+    return type("Broken", (statement,), {name: change})()
+
+
+@pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), QUICK)
+def test_it_is_violated(statement, name, change, claims, trials):
+    check_broken(broken(statement, name, change), claims, trials=trials)
+
+
+@pytest.mark.slow
+@pytest.mark.share(2)
+@pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), SLOW)
+def test_it_is_violated_in_longer_trials(statement, name, change, claims, trials):
+    check_broken(broken(statement, name, change), claims, trials=trials)

@@ -1,0 +1,33 @@
+"""What is true of all statements: many trials, and counterexamples from any seed."""
+
+import pytest
+
+from hesscond.theorems import statement, statements, verify
+
+#: Trials of a slow test, where a trial is dear or cheap; 1,500 of the others.
+TRIALS = {
+    **dict.fromkeys(("prec-theorem-1", "bnp-theorem-1", "cwo-rate", "kfac-linear", "wc-quadratic"), 700),
+    **dict.fromkeys(("bnp-theorem-3", "bnp-proposition-9", "bnp-merging", "adam-diagonal", "adam-blocks"), 3000),
+    **dict.fromkeys(("shampoo-power-step", "soap-adafactor", "muon-spectral-descent", "muon-row-blocks"), 3000),
+    **dict.fromkeys(("prec-l2-z", "prec-l2-p", "prec-gradient-regularization", "bnp-proposition-11"), 5000),
+    **dict.fromkeys(("bnp-proposition-2", "bnp-proposition-5", "bnp-proposition-7", "bnp-proposition-10"), 10_000),
+    **dict.fromkeys(("bnp-algorithm-2", "bnp-algorithm-3", "prec-averages", "cwo-projection"), 10_000),
+}
+IDS = [one.id for one in statements()]
+
+
+@pytest.mark.share(8)
+@pytest.mark.slow
+@pytest.mark.parametrize("id", IDS)
+def test_many_trials(id):
+    assert verify(id, trials=TRIALS.get(id, 1500), seed=7, counterexamples=False).ok
+
+
+@pytest.mark.share(8)
+@pytest.mark.parametrize("id", [one.id for one in statements() if any(not claim.true for claim in one.claims)])
+def test_counterexamples_from_any_seed(id):
+    false = {claim.name for claim in statement(id).claims if not claim.true}
+    for seed in range(4):
+        found = list(statement(id).counterexamples(seed))
+        assert {example.claim for example in found} == false
+        assert all(example.factor > 1 for example in found)
