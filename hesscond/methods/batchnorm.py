@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hesscond.errors import ConfigError
-from hesscond.methods.normalization import EPS, Normalization, Position, Site, positive_eps
+from hesscond.methods.normalization import EPS, Normalization, Position, Site
 from hesscond.methods.registry import register
 
 RunningVariance = Literal["unbiased", "tensorflow"]
@@ -136,14 +136,15 @@ class BatchNormalization(Normalization):
         eps: float = EPS,
         layers: tuple[str, ...] | None = None,
     ) -> None:
-        self.running_variance = running_variance
-        self.affine, self.gradient_through_statistics = affine, gradient_through_statistics
-        # with no ε a unit that is constant in a batch is divided by 0; Proposition 7 of BNP has none
-        exact = eps == 0 and not gradient_through_statistics
-        self.momentum, self.eps = checked_momentum(momentum), eps if exact else positive_eps(eps)
-        super().__init__(model, self._normalization, position=position, layers=layers)
+        self.running_variance, self.gradient_through_statistics = running_variance, gradient_through_statistics
+        self.momentum = checked_momentum(momentum)
+        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
 
-    def _normalization(self, site: Site) -> nn.Module:
+    def checked_eps(self, eps: float) -> float:
+        # with no ε a unit that is constant in a batch is divided by 0; Proposition 7 of BNP has none
+        return eps if eps == 0 and not self.gradient_through_statistics else super().checked_eps(eps)
+
+    def normalization(self, site: Site) -> nn.Module:
         options: dict[str, Any] = {"eps": self.eps, "momentum": self.momentum, "affine": self.affine}
         biased = self.running_variance == "tensorflow" and not site.dimensions
         if biased or not self.gradient_through_statistics:

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
-from hesscond.methods.normalization import Normalization, Position, Site, positive_eps
+from hesscond.methods.normalization import Normalization, Position, Site
 from hesscond.methods.registry import register
 
 
@@ -184,10 +184,10 @@ class BatchRenormalization(Normalization):
             raise ConfigError(f"batchrenorm counts batches from 0: not {min(start, r_end, d_end)}")
         self.clip, self.debias, self.second_average = clip, debias, second_average
         self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
-        self.affine, self.momentum, self.eps = affine, checked_momentum(momentum), positive_eps(eps)
-        super().__init__(model, self._normalization, position=position, layers=layers)
+        self.momentum = checked_momentum(momentum)
+        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
 
-    def _normalization(self, site: Site) -> nn.Module:
+    def normalization(self, site: Site) -> nn.Module:
         return BatchRenorm(
             site.channels,
             r_max=self.r_max if self.clip else math.inf,

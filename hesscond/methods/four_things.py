@@ -19,7 +19,6 @@ from hesscond.methods.normalization import (
     Position,
     Site,
     checked_groups,
-    positive_eps,
 )
 from hesscond.methods.registry import register
 
@@ -149,12 +148,11 @@ class FourThings(Normalization):
         if not weight_decay >= 0:
             raise ConfigError(f"option 'weight_decay' must not be negative, but is {weight_decay}")
         self.ghost, self.groups, self.example_weight = ghost, groups, example_weight
-        self.weight_decay, self.affine = weight_decay, affine
-        self.momentum, self.eps = checked_momentum(momentum), positive_eps(eps)
+        self.weight_decay, self.momentum = weight_decay, checked_momentum(momentum)
         self.norms: list[GhostNorm] = []
-        super().__init__(model, self._normalization, position=position, layers=layers)
+        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
 
-    def _normalization(self, site: Site) -> nn.Module:
+    def normalization(self, site: Site) -> nn.Module:
         groups = site.channels if self.groups is None else checked_groups(site, self.groups)
         norm = GhostNorm(
             site.channels,

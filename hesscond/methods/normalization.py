@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,12 +58,13 @@ class Normalization(Method):
     ----------
     model
         A model whose dense and convolutional layers are registered in the order in which they are called.
-    normalization
-        Returns the module for a site. At a dense layer the module gets features (N, C), or (N, C, positions) where the
-        model has (N, …, C).
     position
         ``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters
         the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.
+    affine
+        Whether γ and β are trained; else they are 1 and 0.
+    eps
+        ε.
     layers
         Names of any layers, in place of those that ``position`` selects; None: these.
     """
@@ -71,32 +72,37 @@ class Normalization(Method):
     def __init__(
         self,
         model: nn.Module,
-        normalization: Callable[[Site], nn.Module],
         *,
-        position: Position,
-        layers: tuple[str, ...] | None,
+        position: Position = "pre",
+        affine: bool = True,
+        eps: float = EPS,
+        layers: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(model)
+        self.affine, self.eps = affine, self.checked_eps(eps)
         named = layers is not None
         chosen = layers_of(model, layers, first=named or position == "pre", output=named or position == "post")
         sites = self.sites([Site.of(name, layer, position) for name, layer in chosen.items()], named)
         # all of them before the first is put in: a model that is refused stays as it is
-        modules = [(site, normalization(site)) for site in sites]
+        modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:
             # torch.nn.LayerNorm takes the features last as they are
             own = module if site.dimensions or isinstance(module, nn.LayerNorm) else FeaturesLast(module)
             wrap(model, site.name, **{"after" if position == "pre" else "before": own})
 
+    @abstractmethod
+    def normalization(self, site: Site) -> nn.Module:
+        """The module for a site; at a dense layer it gets features (N, C), or (N, C, positions) of (N, …, C)."""
+
     def sites(self, sites: list[Site], named: bool) -> list[Site]:
         """Sites at which the normalization is defined; if the user ``named`` them, it must be defined at all."""
         return sites
 
-
-def positive_eps(eps: float) -> float:
-    """``eps``, or a ConfigError if it is not positive."""
-    if not eps > 0:
-        raise ConfigError(f"option 'eps' must be positive, but is {eps}")
-    return eps
+    def checked_eps(self, eps: float) -> float:
+        """``eps``, or a ConfigError if it is not positive."""
+        if not eps > 0:
+            raise ConfigError(f"option 'eps' must be positive, but is {eps}")
+        return eps
 
 
 def checked_groups(site: Site, groups: int) -> int:
@@ -126,12 +132,8 @@ class LayerNormalization(Normalization):
 
     Parameters
     ----------
-    model, position, layers
+    model, position, affine, eps, layers
         See `Normalization`.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    eps
-        ε.
 
     Raises
     ------
@@ -143,19 +145,7 @@ class LayerNormalization(Normalization):
     summary = "layer normalization before or after the activations of hidden layers"
     source = "Ba, Kiros, Hinton, Layer Normalization, 2016, eq. (3)"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        affine: bool = True,
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        self.affine, self.eps = affine, positive_eps(eps)
-        super().__init__(model, self._normalization, position=position, layers=layers)
-
-    def _normalization(self, site: Site) -> nn.Module:
+    def normalization(self, site: Site) -> nn.Module:
         checked_groups(site, 1)
         if site.dimensions:
             return nn.GroupNorm(1, site.channels, eps=self.eps, affine=self.affine)
@@ -171,14 +161,10 @@ class GroupNormalization(Normalization):
 
     Parameters
     ----------
-    model, position, layers
+    model, position, affine, eps, layers
         See `Normalization`.
     groups
         Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    eps
-        ε.
 
     Raises
     ------
@@ -200,10 +186,10 @@ class GroupNormalization(Normalization):
         eps: float = EPS,
         layers: tuple[str, ...] | None = None,
     ) -> None:
-        self.groups, self.affine, self.eps = groups, affine, positive_eps(eps)
-        super().__init__(model, self._normalization, position=position, layers=layers)
+        self.groups = groups
+        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
 
-    def _normalization(self, site: Site) -> nn.Module:
+    def normalization(self, site: Site) -> nn.Module:
         return nn.GroupNorm(checked_groups(site, self.groups), site.channels, eps=self.eps, affine=self.affine)
 
 
@@ -216,12 +202,8 @@ class InstanceNormalization(Normalization):
 
     Parameters
     ----------
-    model, position, layers
+    model, position, affine, eps, layers
         See `Normalization`.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    eps
-        ε.
 
     Raises
     ------
@@ -233,18 +215,6 @@ class InstanceNormalization(Normalization):
     summary = "instance normalization before or after the activations of hidden convolutions"
     source = "Ulyanov, Vedaldi, Lempitsky, Instance Normalization, 2016, eq. (2)"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        affine: bool = True,
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        self.affine, self.eps = affine, positive_eps(eps)
-        super().__init__(model, self._normalization, position=position, layers=layers)
-
     def sites(self, sites: list[Site], named: bool) -> list[Site]:
         defined = [site for site in sites if site.dimensions]
         if not defined or (named and len(defined) < len(sites)):
@@ -255,6 +225,6 @@ class InstanceNormalization(Normalization):
             )
         return defined
 
-    def _normalization(self, site: Site) -> nn.Module:
+    def normalization(self, site: Site) -> nn.Module:
         kinds = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
         return kinds[site.dimensions](site.channels, eps=self.eps, affine=self.affine)

@@ -230,28 +230,3 @@ def test_detached_it_leaves_the_model_alone():
 def test_a_model_without_layers_is_refused():
     with pytest.raises(ConfigError, match="no dense or convolutional layer"):
         BNP(nn.LayerNorm(3))
-
-
-def test_one_bn_step_is_one_bnp_step():
-    """Proposition 7: BN without gradient through the statistics, ε = 0, q = 1, equals BNP on the merged network."""
-    x, y = batch_of(40)
-    torch.manual_seed(0)
-    W, b = torch.randn(3, 6, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    mu, sigma = x.mean(0), x.std(0, unbiased=False)
-    lr = 0.3
-    # BN network: a = W_z (x − μ)/σ + b_z
-    W_z, b_z = (W * sigma).requires_grad_(), (b + W @ mu).requires_grad_()
-    loss = nn.functional.cross_entropy((x - mu) / sigma @ W_z.T + b_z, y)
-    g_w, g_b = torch.autograd.grad(loss, (W_z, b_z))
-    merged = (W_z - lr * g_w).detach() / sigma
-    merged_bias = (b_z - lr * g_b).detach() - merged @ mu
-    model = nn.Sequential(nn.Linear(6, 3)).double()
-    with torch.no_grad():
-        model[0].weight.copy_(W)
-        model[0].bias.copy_(b)
-    method = BNP(model, epsilon_1=0, epsilon_2=0, rho=0)
-    backward(model, x, y)
-    method.transform_gradients()
-    assert method.layers["0"].q_squared == 1
-    assert torch.allclose(model[0].weight - lr * model[0].weight.grad, merged, rtol=1e-12, atol=1e-13)
-    assert torch.allclose(model[0].bias - lr * model[0].bias.grad, merged_bias, rtol=1e-12, atol=1e-13)

@@ -1,9 +1,6 @@
 """One step with batch normalization and no gradient through its statistics is one BNP step of the merged network."""
 
-import copy
-
 import numpy as np
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -119,71 +116,3 @@ def test_with_gradient_through_the_statistics_it_is_not():
     assert difference({"4": after["4"]}, {"4": truth["4"]}) < 1e-11
     for name in ("0", "2"):
         assert difference({name: after[name]}, {name: truth[name]}) > 1e-3
-
-
-class MeanPadded(nn.Module):
-    """A convolution whose border is padded with the channel means μ of its input, and so is the merged one."""
-
-    def __init__(self, conv, mu):
-        super().__init__()
-        self.conv, self.mu = conv, mu
-
-    def forward(self, h):
-        mu = self.mu[:, None, None]
-        return functional.conv2d(functional.pad(h - mu, (1, 1, 1, 1)) + mu, self.conv.weight, self.conv.bias)
-
-
-def convolutional():
-    generator = torch.Generator().manual_seed(0)
-    torch.manual_seed(1)
-    model = nn.Sequential(
-        nn.Conv2d(2, 3, 3, padding=1),
-        nn.Tanh(),
-        nn.Conv2d(3, 4, 3, padding=1),
-        nn.Flatten(),
-        nn.Tanh(),
-        nn.Linear(64, 5),
-    ).double()
-    x = torch.randn(16, 2, 4, 4, generator=generator, dtype=torch.float64)
-    return model, x, torch.randint(0, 5, (16,), generator=generator)
-
-
-@pytest.mark.parametrize("border", ["mean", "zero"])
-def test_for_convolutions_it_needs_a_border_of_means(border):
-    model, x, y = convolutional()
-    parse(NO_GRADIENT + ",layers=2").create(model)
-    h = model[:2](x).detach()
-    mu, sigma = h.mean((0, 2, 3)), h.var((0, 2, 3), correction=0).sqrt()
-    scale, centre = sigma[None, :, None, None], mu[None, :, None, None]
-
-    def merged_convolution():
-        own = model[2].layer
-        W = own.weight.detach() / scale
-        return W, own.bias.detach() - (W * centre).sum((1, 2, 3))
-
-    plain, _, _ = convolutional()
-    W, b = merged_convolution()
-    with torch.no_grad():
-        plain[2].weight.copy_(W)
-        plain[2].bias.copy_(b)
-    reference = copy.copy(plain)
-    conv = plain[2]
-    if border == "mean":
-        reference[2] = MeanPadded(conv, mu)
-    same_function = torch.allclose(reference(x), model(x), rtol=1e-12, atol=1e-12)
-    functional.cross_entropy(reference(x), y).backward()
-    # P Pᵀ of the rows [b, w], with μ and σ of its channel for every weight
-    G_w, G_b = conv.weight.grad, conv.bias.grad
-    new_w = (G_w - centre * G_b[:, None, None, None]) / scale**2
-    new_b = G_b - (new_w * centre).sum((1, 2, 3))
-    truth = conv.weight.detach() - LR * new_w, conv.bias.detach() - LR * new_b
-    functional.cross_entropy(model(x), y).backward()
-    torch.optim.SGD(model.parameters(), lr=LR).step()
-    found = merged_convolution()
-    error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, truth, strict=True))
-    if border == "mean":
-        assert same_function
-        assert error < 1e-13
-    else:
-        assert not same_function
-        assert error > 1e-3
