@@ -50,53 +50,36 @@ def make_shortcut(make: Layers, kind: str, before: int, after: int, stride: int,
     return nn.Sequential(OrderedDict(conv=projection, norm=make.normalization(after)))
 
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with a shortcut (He et al., CVPR 2016, figure 2)."""
+class ResidualBlock(nn.Module):
+    """Convolutions, each with a normalization, and a shortcut (He et al., CVPR 2016, figures 2 and 5).
 
-    expansion = 1
-
-    def __init__(self, make: Layers, before: int, width: int, stride: int, shortcut: str, activation: str) -> None:
-        super().__init__()
-        self.conv1 = make.conv(before, width, 3, stride=stride)
-        self.norm1 = make.normalization(width)
-        self.conv2 = make.conv(width, width, 3)
-        self.norm2 = make.normalization(width)
-        self.shortcut = make_shortcut(make, shortcut, before, width, stride, normalized=True)
-        self.activation = make_activation(activation)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, width, H / stride, W / stride) of (N, before, H, W)."""
-        out = self.activation(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
-        return self.activation(out + self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions with a shortcut (He et al., CVPR 2016, figure 5).
-
-    The stride is in the 3×3 convolution, as in all later code; the paper has it in the first 1×1.
+    Two 3×3 ones, or as a bottleneck 1×1, 3×3 and 1×1 to four times the width. There the stride is in the 3×3
+    convolution, as in all later code; the paper has it in the first 1×1.
     """
 
-    expansion = 4
-
-    def __init__(self, make: Layers, before: int, width: int, stride: int, shortcut: str, activation: str) -> None:
+    def __init__(
+        self, make: Layers, before: int, width: int, stride: int, shortcut: str, activation: str, *, expansion: int
+    ) -> None:
         super().__init__()
-        after = width * self.expansion
-        self.conv1 = make.conv(before, width, 1)
-        self.norm1 = make.normalization(width)
-        self.conv2 = make.conv(width, width, 3, stride=stride)
-        self.norm2 = make.normalization(width)
-        self.conv3 = make.conv(width, after, 1)
-        self.norm3 = make.normalization(after)
+        after = width * expansion
+        # channels before and after, kernel, stride
+        plan = [(before, width, 3, stride), (width, width, 3, 1)]
+        if expansion > 1:
+            plan = [(before, width, 1, 1), (width, width, 3, stride), (width, after, 1, 1)]
+        self.depth = len(plan)
+        for i, (fan_in, fan_out, kernel, step) in enumerate(plan, 1):
+            self.add_module(f"conv{i}", make.conv(fan_in, fan_out, kernel, stride=step))
+            self.add_module(f"norm{i}", make.normalization(fan_out))
         self.shortcut = make_shortcut(make, shortcut, before, after, stride, normalized=True)
         self.activation = make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 4 width, H / stride, W / stride) of (N, before, H, W)."""
-        out = self.activation(self.norm1(self.conv1(x)))
-        out = self.activation(self.norm2(self.conv2(out)))
-        out = self.norm3(self.conv3(out))
-        return self.activation(out + self.shortcut(x))
+        """(N, expansion · width, H / stride, W / stride) of (N, before, H, W)."""
+        out = x
+        for i in range(1, self.depth + 1):
+            out = self.get_submodule(f"norm{i}")(self.get_submodule(f"conv{i}")(out))
+            out = self.activation(out if i < self.depth else out + self.shortcut(x))
+        return out
 
 
 class PreActBlock(nn.Module):
@@ -135,7 +118,8 @@ class PreActBlock(nn.Module):
         return out + self.shortcut(start if self.shared else x)
 
 
-BLOCKS: dict[str, type[BasicBlock] | type[Bottleneck]] = {"basic": BasicBlock, "bottleneck": Bottleneck}
+#: Kinds of blocks, and how many times the width their outputs have as channels.
+BLOCKS = {"basic": 1, "bottleneck": 4}
 #: Kernel and stride of the first convolution.
 STEMS = {"3x3": (3, 1), "7x7": (7, 2)}
 
@@ -166,7 +150,7 @@ class ResNet(nn.Module):
         super().__init__()
         same_length("blocks", blocks, "widths", widths)
         kernel, stride = STEMS[chosen("stem", stem, STEMS)]
-        cls = BLOCKS[chosen("block", block, BLOCKS)]
+        expansion = BLOCKS[chosen("block", block, BLOCKS)]
         channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1) * stride**2)
         make = Layers(he_fan_out, generator, norm)
         self.conv1 = make.conv(channels, widths[0], kernel, stride=stride)
@@ -178,9 +162,10 @@ class ResNet(nn.Module):
         for name, number, width in zip(self.stages, blocks, widths, strict=True):
             stage = nn.Sequential()
             for b in range(1, number + 1):
-                halves = b == 1 and name != "stage1"
-                stage.add_module(f"block{b}", cls(make, before, width, 2 if halves else 1, shortcut, activation))
-                before = width * cls.expansion
+                stride = 2 if b == 1 and name != "stage1" else 1
+                own = ResidualBlock(make, before, width, stride, shortcut, activation, expansion=expansion)
+                stage.add_module(f"block{b}", own)
+                before = width * expansion
             self.add_module(name, stage)
         self.fc = make.dense(before, outputs)
 
