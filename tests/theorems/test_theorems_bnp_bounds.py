@@ -88,11 +88,6 @@ def test_readings_that_are_not_there_are_left_out():
     assert np.isnan(reported(reading, [np.nan]).median)
 
 
-@pytest.mark.slow
-def test_proposition_6():
-    check_known("bnp-proposition-6", trials=40, seldom=("comparison, sums shared",))
-
-
 @pytest.mark.parametrize(("n", "N", "m"), [(3, 4, 5), (7, 3, 2), (12, 10, 8)])
 def test_operations_are_those_of_a_count_by_hand(n, N, m):
     arrays = random_layer(np.random.default_rng(0), n, N, m)

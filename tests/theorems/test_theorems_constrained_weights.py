@@ -12,14 +12,7 @@ from hesscond.theorems.constrained_weights import (
     projected_step,
     symmetric_law,
 )
-from tests.theorems.verdicts import check_known, example_of, tallies
-
-IDS = ("cwo-variance", "cwo-mean", "cwo-standardized-gradient", "cwo-projection")
-
-
-@pytest.mark.parametrize("id", IDS)
-def test_what_is_known(id):
-    check_known(id, trials=20)
+from tests.theorems.verdicts import example_of, tallies
 
 
 def on_the_set(rng, count, n, *, centred):

@@ -16,7 +16,7 @@ from hesscond.theorems.curvature_structure import (
     LayerwiseGaussNewton,
     LinearLayers,
 )
-from tests.theorems.verdicts import check_known, example_of, kappa
+from tests.theorems.verdicts import example_of, kappa
 
 IDS = [
     "adam-diagonal",
@@ -26,10 +26,6 @@ IDS = [
     "width-copies",
     "softmax-row-blocks",
 ]
-
-
-def test_adam_on_diagonal_quadratics():
-    check_known("adam-diagonal", trials=60)
 
 
 @pytest.mark.parametrize("d", [2, 7, 50])
@@ -51,10 +47,6 @@ def test_the_preconditioner_is_that_of_the_first_step_of_adam():
     assert np.allclose(p.detach().numpy(), -0.1 * AdamDiagonal().preconditioner(g) * g)
 
 
-def test_adam_on_blocks():
-    check_known("adam-blocks", trials=100)
-
-
 @pytest.mark.parametrize("most", [1.5, 30.0, 1e4])
 def test_gradient_descent_from_that_start_is_no_faster(most):
     """The iteration itself, over a grid of step sizes."""
@@ -67,10 +59,6 @@ def test_gradient_descent_from_that_start_is_no_faster(most):
             theta = theta - eta * values * theta
         ratios = np.array(losses[1:]) / losses[:-1]
         assert (ratios >= (1 - 2 / (most + 1)) ** 2 * (1 - 1e-12)).all()
-
-
-def test_layerwise():
-    check_known("layerwise-gauss-newton", trials=40)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -88,10 +76,6 @@ def test_no_block_diagonal_preconditioner_beats_that_of_two_layers(seed):
     for start in (np.tile(np.eye(2).ravel(), 2), np.tile(np.eye(2).ravel(), 2) + 0.5 * rng.standard_normal(8)):
         found = minimize(factor, start, method="Nelder-Mead", options={"maxiter": 4000, "maxfev": 4000}).fun
         assert found >= own * (1 - 1e-9)
-
-
-def test_linear_networks():
-    check_known("gauss-newton-linear", trials=40, least=0.4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -117,10 +101,6 @@ def test_the_gauss_newton_matrix_is_the_hessian_without_residuals(seed):
     assert low * (1 - 1e-9) <= values[-1] / values[0] <= high * (1 + 1e-9)
 
 
-def test_width():
-    check_known("width-copies", trials=40, seldom=("κ",))
-
-
 def test_two_copies_of_the_example():
     example = example_of(verify("width-copies", trials=1), "κ")
     (v, w), x, r = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
@@ -138,10 +118,6 @@ def test_two_copies_of_the_example():
         )
         kappas.append(kappa(H.numpy()))
     assert example.factor == pytest.approx(kappas[1] / kappas[0], rel=1e-5)
-
-
-def test_softmax():
-    check_known("softmax-row-blocks", trials=40)
 
 
 def test_the_competing_classes_of_the_example():

@@ -42,10 +42,6 @@ def test_the_nearest_kronecker_product_is_what_an_optimizer_finds(seed):
     assert found == pytest.approx((H**2).sum() - sigma[0] ** 2, rel=1e-6)
 
 
-def test_soap():
-    check_known("soap-adafactor", trials=60)
-
-
 def test_claim_1_of_soap_with_forty_digits():
     G = random_gradients(np.random.default_rng(2), samples=3)
     L, R = kronecker_factors(G)
@@ -63,10 +59,6 @@ def test_claim_1_of_soap_with_forty_digits():
     assert np.allclose(adafactor, expected, rtol=1e-9)
 
 
-def test_kfac():
-    check_known("kfac-linear", trials=20)
-
-
 def test_kfac_of_an_output_layer_is_its_hessian():
     generator = torch.Generator().manual_seed(0)
     shapes = ((8, 3), (8, 2), (3, 4), (2, 4))
@@ -80,10 +72,6 @@ def test_kfac_of_an_output_layer_is_its_hessian():
     H = torch.autograd.functional.hessian(loss, last.flatten())
     assert torch.allclose(KfacLinear().product(torch.eye(2).double().expand(8, 2, 2), network.features(1)), H)
     assert KfacLinear().gauss_newton(network, 1).status == "holds"
-
-
-def test_muon():
-    check_known("muon-spectral-descent", trials=100, least=0.2)
 
 
 @pytest.mark.parametrize(("seed", "shape"), [(0, (2, 2)), (1, (1, 3)), (2, (3, 1))])
@@ -105,10 +93,6 @@ def test_the_steepest_step_is_what_an_optimizer_finds(seed, shape):
     assert found.fun == pytest.approx(-(np.linalg.norm(G, "nuc") ** 2) / (2 * sharpness), rel=1e-3)
     assert found.fun >= -(np.linalg.norm(G, "nuc") ** 2) / (2 * sharpness) * (1 + 1e-12)
     assert np.allclose(MuonSpectralDescent().direction(G), orthogonal)
-
-
-def test_muon_by_rows():
-    check_known("muon-row-blocks", trials=100, least=0.4)
 
 
 def test_gradients_without_full_column_rank_are_none():

@@ -3,6 +3,7 @@
 import pytest
 
 from hesscond.theorems import statement, statements, verify
+from tests.theorems.verdicts import check_known
 
 #: Trials of a slow test, where a trial is dear or cheap; 1,500 of the others.
 TRIALS = {
@@ -14,6 +15,26 @@ TRIALS = {
     **dict.fromkeys(("bnp-algorithm-2", "bnp-algorithm-3", "prec-averages", "cwo-projection"), 10_000),
 }
 IDS = [one.id for one in statements()]
+#: What `check_known` is asked of statements that have no test with more to say.
+KNOWN = {
+    "bnp-proposition-6": {"trials": 40, "seldom": ("comparison, sums shared",)},
+    "adam-diagonal": {"trials": 60},
+    "adam-blocks": {"trials": 100},
+    "layerwise-gauss-newton": {"trials": 40},
+    "gauss-newton-linear": {"trials": 40, "least": 0.4},
+    "width-copies": {"trials": 40, "seldom": ("κ",)},
+    "softmax-row-blocks": {"trials": 40},
+    "soap-adafactor": {"trials": 60},
+    "kfac-linear": {"trials": 20},
+    "muon-spectral-descent": {"trials": 100, "least": 0.2},
+    "muon-row-blocks": {"trials": 100, "least": 0.4},
+    **{f"cwo-{name}": {"trials": 20} for name in ("variance", "mean", "standardized-gradient", "projection")},
+}
+
+
+@pytest.mark.parametrize("id", KNOWN)
+def test_what_is_known(id):
+    check_known(id, **KNOWN[id])
 
 
 @pytest.mark.share(8)
