@@ -45,7 +45,7 @@ ORDER = [
     "testing",
     "report",
 ]
-ORDER += ["export", "schedules", "watching", "integrations", "progress", "commands", "cli"]
+ORDER += ["export", "schedules", "watching", "integrations", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "runs": set(ORDER) - {"errors", "lazy", "runs"},

@@ -10,13 +10,13 @@ from typing import Annotated, get_args
 import typer
 
 from hesscond.commands.options import BatchSize, DataDir, Device, Scale, Study, names_of
-from hesscond.commands.printing import print_table, stderr, stdout
+from hesscond.commands.printing import print_table, stdout
+from hesscond.commands.study import loaded
 from hesscond.commands.sweep import do, parse_ranges, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
-from hesscond.progress import loading_bar
 from hesscond.report import cells_frame, comparison_frame, comparison_table
-from hesscond.study import RunPlan, load_data, load_study
+from hesscond.study import RunPlan, load_study
 from hesscond.study.comparison import GRID, Comparison
 from hesscond.study.config import Level, StudyConfig
 from hesscond.study.grid import Overrides
@@ -84,8 +84,7 @@ def compare_methods(
         raise ConfigError(f"--seed {seed}: each may be given only once")
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     place = place_of(jobs, device, None)
-    with loading_bar(stderr, study.data.name) as on_decoded:
-        data = load_data(study.data, data_dir, on_decoded)
+    data = loaded(study.data, data_dir)
 
     def perform(plans: Sequence[RunPlan]) -> dict[Path, Outcome]:
         own = {data_key(plan): data for plan in plans}

@@ -25,12 +25,12 @@ from hesscond.commands.options import (
     Study,
     choice,
 )
-from hesscond.commands.printing import complain, print_table, stderr, stdout
+from hesscond.commands.printing import complain, print_table, sign_of_life, stderr, stdout
+from hesscond.commands.progress import progress_bar
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
 from hesscond.expectations import Expectation
 from hesscond.methods import registered
-from hesscond.progress import loading_bar, progress_bar
 from hesscond.report import (
     FIGURES,
     rounding_note,
@@ -43,7 +43,7 @@ from hesscond.runs import StoredRun, open_run
 from hesscond.study import RunPlan, check_plan, load_data, load_study, resolve_device, run
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.listing import aliases
-from hesscond.study.sections import LARGEST
+from hesscond.study.sections import LARGEST, DataConfig
 
 
 def study(
@@ -107,8 +107,7 @@ def study(
     )
     for expectation in expectations:
         expectation.check_methods([plan.method for plan in plans])
-    with loading_bar(stderr, config.data.name) as on_decoded:
-        data = load_data(config.data, data_dir, on_decoded)
+    data = loaded(config.data, data_dir)
     for plan in plans:
         check_plan(plan, data)
     if name in aliases():
@@ -125,6 +124,15 @@ def study(
         meet(expectations, stored, unresolved)
     if diverged:
         raise typer.Exit(DIVERGED)
+
+
+def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
+    """The data of a study, with a sign of life while they are loaded."""
+    label = f"loading {config.name}"
+    with sign_of_life(label) as say:
+        return load_data(
+            config, data_dir, lambda done, total: say(f"{label}, {done} of {total} pictures", done / total)
+        )
 
 
 def parse_seeds(text: str) -> list[int]:

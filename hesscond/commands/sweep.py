@@ -17,13 +17,12 @@ from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import sweep_view
 from hesscond.commands.options import DataDir, Devices, Epochs, Iterations, Jobs, Methods, ProbeEvery, Scale, Threads
 from hesscond.commands.printing import complain, print_table, stderr, stdout
-from hesscond.commands.study import parse_seeds, tell_default_rates
+from hesscond.commands.study import loaded, parse_seeds, tell_default_rates
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
-from hesscond.progress import loading_bar
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.runs import open_run
-from hesscond.study import RunPlan, load_data, load_study, resolve_device
+from hesscond.study import RunPlan, load_study, resolve_device
 from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
 from hesscond.study.sections import LARGEST
 from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, prepare_sweep, shared_files
@@ -157,8 +156,7 @@ def place_of(jobs: int | None, device: str, dask: str | None) -> Place:
 def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[DataKey, Dataset]:
     """The data sets of many runs, each loaded once."""
     wanted = {data_key(plan): plan.study.data for plan in plans}
-    with loading_bar(stderr, ", ".join(sorted({one.name for one in wanted.values()}))) as on_decoded:
-        return {key: load_data(one, data_dir, on_decoded) for key, one in wanted.items()}
+    return {key: loaded(one, data_dir) for key, one in wanted.items()}
 
 
 def do(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from hesscond.commands.exits import UNMET
@@ -21,7 +20,7 @@ from hesscond.commands.printing import (
     print_prose,
     print_source,
     print_table,
-    stderr,
+    sign_of_life,
     stdout,
 )
 from hesscond.errors import ConfigError
@@ -86,16 +85,14 @@ def verify_statements(
 
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
-    """Verify statements one after another, with a progress bar in a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    verdicts = []
-    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
-        total = sum(trials or s.trials for s in chosen)
-        task = bar.add_task("", total=total)
-        for one in chosen:
-            bar.update(task, description=one.id)
-            verdicts.append(verify(one, trials=trials, seed=seed, on_trial=lambda _: bar.advance(task)))
-    return verdicts
+    """Verify statements one after another, with a sign of life."""
+    with sign_of_life("starting") as say:
+
+        def run(number: int, one: Statement) -> Verdict:
+            label, total = f"{one.id} ({number} of {len(chosen)})", trials or one.trials
+            return verify(one, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
+
+        return [run(number, one) for number, one in enumerate(chosen, 1)]
 
 
 def list_statements(

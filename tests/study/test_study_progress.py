@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hesscond.progress import kappa_text, progress_bar
+from hesscond.commands.progress import kappa_text, progress_bar
 from hesscond.study import Progress
 
 ROW = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from hesscond.study import Progress
@@ -57,21 +57,3 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], 
             )
 
         yield show
-
-
-@contextmanager
-def loading_bar(console: Console, label: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Show a spinner and a bar of decoded pictures while data are loaded; yields the callback for ``load_data``."""
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=18),
-        TextColumn("{task.fields[decoded]}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"loading {label}", total=None, decoded="")
-        yield lambda done, total: bar.update(task, completed=done, total=total, decoded=f"{done}/{total} pictures")
