@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hesscond.commands.sweep import parse_ranges
+from hesscond.commands.options import parse_ranges
 from hesscond.errors import RunError
 from hesscond.runs import TABLES
 from hesscond.study import find_runs, open_run
@@ -157,7 +157,7 @@ def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
         (("tiny.toml", "-m", "vanilla", "--seed", "x"), "--seed takes integers"),
         (("tiny.toml", "-m", "vanilla", "--seed", "0:2,1"), "seeds: each may be given only once"),
         (("tiny.toml", "-m", "vanilla", "--lr", "fast"), "--lr takes numbers"),
-        (("tiny.toml", "-m", "vanilla", "--lr", "-1"), "rates"),
+        (("tiny.toml", "-m", "vanilla", "--lr", "-1"), "--lr: rates must be positive"),
         (("tiny.toml", "-m", "vanilla", "--batch-size", "0"), "--batch-size must be"),
         (("tiny.toml", "-m", "vanilla", "--batch-size", "5000", "--lr", "0.1"), "exceeds the 1437 training samples"),
         (("tiny.toml", "-m", "vanilla", "--set", "training.momentun=0"), "unknown key 'momentun'"),

@@ -9,10 +9,10 @@ from typing import Annotated, get_args
 
 import typer
 
-from hesscond.commands.options import BatchSize, DataDir, Device, Scale, Study, names_of
+from hesscond.commands.options import BatchSize, DataDir, Device, Scale, Study, names_of, parse_ranges, parse_rates
 from hesscond.commands.printing import print_table, stdout
 from hesscond.commands.study import loaded
-from hesscond.commands.sweep import do, parse_ranges, place_of, usual_threads
+from hesscond.commands.sweep import do, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.report import cells_frame, comparison_frame, comparison_table
@@ -20,7 +20,6 @@ from hesscond.study import RunPlan, load_study
 from hesscond.study.comparison import GRID, Comparison
 from hesscond.study.config import Level, StudyConfig
 from hesscond.study.grid import Overrides
-from hesscond.study.sections import LARGEST_RATE
 from hesscond.study.structure import layers_of, probed_layers
 from hesscond.study.sweep import Outcome, data_key, prepare
 
@@ -79,7 +78,7 @@ def compare_methods(
         raise ConfigError("a method is given twice")
     for text in methods:
         parse(text)
-    grid, seeds = parse_rates(rates), parse_ranges(seed)
+    grid, seeds = parse_rates("--rates", rates, "around"), parse_ranges(seed)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seed {seed}: each may be given only once")
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -132,17 +131,3 @@ def configured(
         if study.probe.layers is None or "layer" not in study.probe.levels:
             probe |= {"layers": list(layers_of(study.model, study.data.form))}
     return study.model_copy(update={"probe": study.probe.model_copy(update=probe)})
-
-
-def parse_rates(text: str) -> list[float] | None:
-    """Learning rates from ``0.01,0.1``; None: ``around``."""
-    if text == "around":
-        return None
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--rates takes numbers separated by commas, or around, got {text!r}") from None
-    for rate in rates:
-        if not 0 < rate <= LARGEST_RATE:
-            raise ConfigError(f"--rates must be positive and at most {LARGEST_RATE:.3g}, got {rate:g}")
-    return sorted(set(rates))

@@ -10,6 +10,7 @@ import typer
 
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.runs import StoredRun, find_runs, open_run
+from hesscond.study.sections import LARGEST, LARGEST_RATE
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,10 @@ TargetSpec = Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() re
 Junit = Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")]
 
 
+#: Largest number of seeds in one range.
+MANY_SEEDS = 100_000
+
+
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:
     """Refuse a file that could not be written after all the work: its folder, or the end of its name."""
     if path is None:
@@ -74,6 +79,53 @@ def forward_precision(given: str) -> torch.dtype | None:
 def names_of(texts: Sequence[str] | None) -> list[str] | None:
     """Names from options that may each hold several, separated by commas; None if there are none."""
     return [name.strip() for text in texts for name in text.split(",")] if texts else None
+
+
+def integers(option: str, text: str, least: int = 0) -> list[int]:
+    """Integers from ``60,6``."""
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} takes integers separated by commas, not {text!r}") from None
+    for number in found:
+        if not least <= number <= LARGEST:
+            raise ConfigError(f"{option} must be from {least} to {LARGEST}, got {number}")
+    return found
+
+
+def parse_rates(option: str, text: str, word: str) -> list[float] | None:
+    """Learning rates from ``0.01,0.1``; None for ``word``."""
+    if text.strip() == word:
+        return None
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} takes numbers separated by commas, or {word}, not {text!r}") from None
+    for rate in rates:
+        if not 0 < rate <= LARGEST_RATE:
+            raise ConfigError(f"{option}: rates must be positive and at most {LARGEST_RATE:.3g}, got {rate:g}")
+    return rates
+
+
+def parse_ranges(text: str) -> list[int]:
+    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both.
+
+    Examples
+    --------
+    >>> parse_ranges("0:3,7")
+    [0, 1, 2, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, colon, end = part.partition(":")
+        if not colon:
+            seeds += integers("--seed", part)
+            continue
+        (low,), (high,) = integers("--seed", first), integers("--seed", end)
+        if not low < high <= low + MANY_SEEDS:
+            raise ConfigError(f"--seed {part.strip()}: the second number, which is left out, must exceed the first")
+        seeds += range(low, high)
+    return seeds
 
 
 def parse_size(text: str) -> int:

@@ -24,6 +24,7 @@ from hesscond.commands.options import (
     Scale,
     Study,
     choice,
+    integers,
 )
 from hesscond.commands.printing import complain, print_table, sign_of_life, stderr, stdout
 from hesscond.commands.progress import progress_bar
@@ -43,7 +44,7 @@ from hesscond.runs import StoredRun, open_run
 from hesscond.study import RunPlan, check_plan, load_data, load_study, resolve_device, run
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.listing import aliases
-from hesscond.study.sections import LARGEST, DataConfig
+from hesscond.study.sections import DataConfig
 
 
 def study(
@@ -99,7 +100,7 @@ def study(
     plans = plan_runs(
         config,
         method,
-        parse_seeds("0" if seed is None else seed),
+        integers("--seed", "0" if seed is None else seed),
         where,
         resolve_device(device),
         overrides,
@@ -133,18 +134,6 @@ def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
         return load_data(
             config, data_dir, lambda done, total: say(f"{label}, {done} of {total} pictures", done / total)
         )
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Seeds from ``0,1,2``."""
-    try:
-        seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seed takes integers separated by commas, got {text!r}") from None
-    for seed in seeds:
-        if not 0 <= seed <= LARGEST:
-            raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
-    return seeds
 
 
 def run_all(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:

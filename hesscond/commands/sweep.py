@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,24 +17,34 @@ import typer
 
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
 from hesscond.commands.live_view import sweep_view
-from hesscond.commands.options import DataDir, Devices, Epochs, Iterations, Jobs, Methods, ProbeEvery, Scale, Threads
+from hesscond.commands.options import (
+    DataDir,
+    Devices,
+    Epochs,
+    Iterations,
+    Jobs,
+    Methods,
+    ProbeEvery,
+    Scale,
+    Threads,
+    integers,
+    parse_ranges,
+    parse_rates,
+)
 from hesscond.commands.printing import complain, print_table, stderr, stdout
-from hesscond.commands.study import loaded, parse_seeds, tell_default_rates
+from hesscond.commands.study import loaded, tell_default_rates
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.runs import open_run
 from hesscond.study import RunPlan, load_study, resolve_device
 from hesscond.study.grid import FILE, Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
-from hesscond.study.sections import LARGEST
 from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, prepare_sweep, shared_files
 from hesscond.study.sweep import sweep as run_sweep
 from hesscond.study.workers import WorkerProcesses, dask_workers, sigterm_interrupts
 
 #: Exit code after SIGTERM, as a shell has it.
 TERMINATED = 128 + signal.SIGTERM
-#: More runs than anybody means to ask for in one option.
-MANY_SEEDS = 100_000
 
 
 class Terminated(KeyboardInterrupt):
@@ -93,8 +105,10 @@ def sweep(
             "study": study.model_dump(mode="json", exclude_none=True, exclude={"run"}),
             "methods": method or [],
             "seeds": parse_ranges("0" if seed is None else seed),
-            "rates": parse_rates(lr),
-            "batch_sizes": [study.training.batch_size] if batch_size is None else integers("--batch-size", batch_size),
+            "rates": "study" if lr is None else parse_rates("--lr", lr, "grid") or "grid",
+            "batch_sizes": [study.training.batch_size]
+            if batch_size is None
+            else integers("--batch-size", batch_size, 1),
             "settings": parse_settings(set_ or []),
             "threads": threads if threads is not None else usual_threads(where, place),
         }
@@ -212,49 +226,6 @@ def usual_threads(where: Path, place: Place) -> int:
     return 1 if place.dask is not None else max(1, torch.get_num_threads() // place.jobs)
 
 
-def parse_ranges(text: str) -> list[int]:
-    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both.
-
-    Examples
-    --------
-    >>> parse_ranges("0:3,7")
-    [0, 1, 2, 7]
-    """
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, colon, end = part.partition(":")
-        if not colon:
-            seeds += parse_seeds(part)
-            continue
-        (low,), (high,) = parse_seeds(first), parse_seeds(end)
-        if not low < high <= low + MANY_SEEDS:
-            raise ConfigError(f"--seed {part.strip()}: the second number, which is left out, must exceed the first")
-        seeds += range(low, high)
-    return seeds
-
-
-def parse_rates(text: str | None) -> list[float] | str:
-    """Learning rates from ``0.01,0.1``; ``"grid"`` stays as it is, and None means ``"study"``."""
-    if text is None or text.strip() == "grid":
-        return "study" if text is None else "grid"
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--lr takes numbers separated by commas, or grid, not {text!r}") from None
-
-
-def integers(option: str, text: str) -> list[int]:
-    """Integers from ``60,6``."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} takes integers separated by commas, got {text!r}") from None
-    for number in numbers:
-        if not 1 <= number <= LARGEST:
-            raise ConfigError(f"{option} must be from 1 to {LARGEST}, got {number}")
-    return numbers
-
-
 def words(place: Place, threads: int, runs: int) -> str:
     """Words for the place of computation."""
     if not runs:
@@ -277,7 +248,10 @@ def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dic
         rows: list[tuple[Any, dict[str, Any], float]] = [
             (
                 run,
-                {axis: value_at(run.config, key) for axis, key in zip(config.axes, config.settings, strict=True)},
+                {
+                    axis: reduce(getitem, key.split("."), run.config)
+                    for axis, key in zip(config.axes, config.settings, strict=True)
+                },
                 run.seconds,
             )
             for run in stored
@@ -290,11 +264,3 @@ def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dic
         stdout.print(f"runs:   {where}", soft_wrap=True)
         stdout.print(f"tables: {where / 'best.csv'}, {where / 'runs.csv'}", soft_wrap=True)
     complain_of(outcomes)
-
-
-def value_at(config: dict[str, Any], key: str) -> Any:
-    """The value at a dotted key."""
-    place: Any = config
-    for name in key.split("."):
-        place = place[name]
-    return place

@@ -127,7 +127,7 @@ class Comparison:
     def grid(self, method: str) -> list[float]:
         """The rates to try, ascending."""
         if self.rates is not None:
-            return sorted(self.rates)
+            return sorted(set(self.rates))
         own = self.study.learning_rate(method, self.study.training.batch_size)
         lowest, highest = self.reach.setdefault(method, (AROUND.index(0.1), AROUND.index(10.0)))
         return [float(f"{factor * own:.3g}") for factor in AROUND[lowest : highest + 1]]
