@@ -92,7 +92,7 @@ def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresol
 
 
 def passes(one: Decision, unresolved: str) -> bool:
-    """Whether a decision lets the job go on."""
+    """Whether a decision counts as passed."""
     return one.status == "met" or (one.status == "unresolved" and unresolved == "pass")
 
 
@@ -137,9 +137,9 @@ def show(found: Sequence[Decision]) -> None:
     table.add_column("runs", overflow="fold")
     table.add_column("expected, and what was found", overflow="fold")
     for one in found:
-        told = Text(f"{one.expectation}\n")
-        told.append(one.reason, style="dim" if one.status == "met" else "")
-        table.add_row(Text(one.status, style=STYLES[one.status]), Text(one.runs), told)
+        words = Text(f"{one.expectation}\n")
+        words.append(one.reason, style="dim" if one.status == "met" else "")
+        table.add_row(Text(one.status, style=STYLES[one.status]), Text(one.runs), words)
     print_table(table)
     counts = {status: sum(one.status == status for one in found) for status in STYLES}
     stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))

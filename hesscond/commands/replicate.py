@@ -57,7 +57,7 @@ def replicate(
 
     Example: hesscond replicate bnp-figure-3 --scale small --seeds 2
 
-    Interrupted? Give the same command again: it goes on, and repeats no finished run.
+    The same command resumes an interrupted replication, and repeats no finished run.
     """
     if list_:
         list_replications(data_dir, as_json)

@@ -77,8 +77,8 @@ def study(
 
     Example: hesscond study fc-digits --method vanilla --method bnp
 
-    The config.toml of a run is a study too: without --method and --seed it repeats that run, with --resume it goes on
-    with it.
+    The config.toml of a run is a study too: without --method and --seed it repeats that run, and with --resume it
+    resumes it.
     """
     choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect or ()]
@@ -162,7 +162,7 @@ def interruptible(where: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stderr.print(f"interrupted: the log up to here is in {where}; --resume goes on", soft_wrap=True)
+        stderr.print(f"interrupted: the log up to here is in {where}; --resume continues", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

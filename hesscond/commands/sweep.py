@@ -86,7 +86,7 @@ def sweep(
 
     Example: hesscond sweep fc-digits -m vanilla -m bnp --seed 0:3 --lr 0.01,0.1,1 --iterations 500 --jobs 2
 
-    Interrupted? Give the same command again, or the sweep's folder: it goes on, and repeats no finished run. A larger
+    The same command, or the sweep's folder, resumes an interrupted sweep, and repeats no finished run. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
     place = place_of(jobs, device, dask)
@@ -184,9 +184,9 @@ def do(
 ) -> dict[str, Outcome]:
     """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
     left = prepared.left
-    said = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
-    said += f", {len(prepared.done)} of them over before" if prepared.done else ""
-    stderr.print(f"{said}; {words(place, threads, len(left))}", soft_wrap=True)
+    runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
+    runs += f", {len(prepared.done)} of them over before" if prepared.done else ""
+    stderr.print(f"{runs}; {words(place, threads, len(left))}", soft_wrap=True)
     outcomes = dict(prepared.done)
     if left:
         try:
@@ -198,7 +198,7 @@ def do(
                 data.clear()
                 outcomes |= run_sweep(left, executor, shown, threads=threads, files=files, data_dir=absolute(data_dir))
         except KeyboardInterrupt as interrupt:
-            stderr.print(f"interrupted: {again} goes on", soft_wrap=True)
+            stderr.print(f"interrupted: {again} resumes", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
     return outcomes
 
@@ -220,7 +220,7 @@ def cores() -> int:
 
 
 def usual_threads(where: Path, place: Place) -> int:
-    """Threads of a sweep begun in this folder, so that it goes on to the same digits; else a share of the cores."""
+    """Threads of the sweep in this folder, so that it resumes to the same digits; else a share of the cores."""
     if (where / FILE).exists():
         return read_sweep(where).threads
     return 1 if place.dask is not None else max(1, torch.get_num_threads() // place.jobs)

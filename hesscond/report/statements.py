@@ -57,8 +57,9 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 CAPTION = (
-    "held: of the applicable ones; worst: the most of what the claim allows that was used (violated above 1); first: "
-    "iteration of the first violation; known false: published or tempting, but not true"
+    "held: of the applicable ones; worst: largest ratio of measured value to claimed bound; above 1 the claim is "
+    "violated; first: iteration of the first violation; known false: wrong, whether it was published or only looks "
+    "plausible"
 )
 
 
@@ -121,9 +122,9 @@ def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 CLAIMS_CAPTION = (
-    "batch, train: held of the applicable checks, of all runs, layers and units; worst: the most of what the claim "
-    "allows that was used (violated above 1); first: iteration of the first violation; known false: published or "
-    "tempting, but not true; one by one: hesscond table statements RUN…"
+    "batch, train: held of the applicable checks, of all runs, layers and units; worst: largest ratio of measured "
+    "value to claimed bound; above 1 the claim is violated; first: iteration of the first violation; known false: "
+    "wrong, whether it was published or only looks plausible; one by one: hesscond table statements RUN…"
 )
 
 

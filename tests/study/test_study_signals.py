@@ -88,7 +88,7 @@ def test_ctrl_c_leaves_a_readable_run_and_starts_no_other(tmp_path, stopped):
     code, error = stopped(tmp_path / "out", 40, signal.SIGINT)
     assert code == 130
     assert error.splitlines() == [
-        f"interrupted: the log up to here is in {tmp_path / 'out' / 'bnp-seed0'}; --resume goes on"
+        f"interrupted: the log up to here is in {tmp_path / 'out' / 'bnp-seed0'}; --resume continues"
     ]
     run = open_run(tmp_path / "out" / "bnp-seed0")
     assert run.status == "interrupted"
