@@ -198,7 +198,7 @@ def do(
                 data.clear()
                 outcomes |= run_sweep(left, executor, shown, threads=threads, files=files, data_dir=absolute(data_dir))
         except KeyboardInterrupt as interrupt:
-            stderr.print(f"interrupted: {again} resumes", soft_wrap=True)
+            stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
     return outcomes
 

@@ -95,7 +95,7 @@ class DataConfig(Section):
     def known(cls, value: str) -> str:
         """Refuse a data set that does not exist."""
         if value not in data_names():
-            raise ValueError(f"there is none of this name: {did_you_mean(value, data_names())}")
+            raise ValueError(f"unknown data set {value!r}: {did_you_mean(value, data_names())}")
         return value
 
     @model_validator(mode="after")
@@ -157,7 +157,7 @@ class ModelConfig(Section):
     def known(cls, value: str) -> str:
         """Refuse a network that does not exist."""
         if value not in MODELS:
-            raise ValueError(f"there is none of this name: {did_you_mean(value, MODELS)}")
+            raise ValueError(f"unknown model {value!r}: {did_you_mean(value, MODELS)}")
         return value
 
     @model_validator(mode="after")
@@ -320,5 +320,5 @@ def sentence(error: ValidationError) -> str:
     if first["type"] in EXPECTED:
         message = EXPECTED[first["type"]].format(**context)
     got = first["input"]
-    shown = f" (got {got!r})" if isinstance(got, (str, int, float, bool)) else ""
+    shown = f" (got {got!r})" if isinstance(got, (str, int, float)) and repr(got) not in message else ""
     return f"{place}: {message}{shown}" if place else message
