@@ -10,7 +10,6 @@ import typer
 
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.runs import StoredRun, find_runs, open_run
-from hesscond.study.sections import LARGEST, LARGEST_RATE
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +82,8 @@ def names_of(texts: Sequence[str] | None) -> list[str] | None:
 
 def integers(option: str, text: str, least: int = 0) -> list[int]:
     """Integers from ``60,6``."""
+    from hesscond.study.sections import LARGEST
+
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
@@ -95,6 +96,8 @@ def integers(option: str, text: str, least: int = 0) -> list[int]:
 
 def parse_rates(option: str, text: str, word: str) -> list[float] | None:
     """Learning rates from ``0.01,0.1``; None for ``word``."""
+    from hesscond.study.sections import LARGEST_RATE
+
     if text.strip() == word:
         return None
     try:
