@@ -150,7 +150,9 @@ def sweep(
                 take(flying.pop(future), future)
             watcher.tick()
     except BaseException:
-        executor.shutdown(wait=False, cancel_futures=True)
+        for future in flying:
+            future.cancel()
+        executor.shutdown(wait=False)
         raise
     executor.shutdown()
     return outcomes
