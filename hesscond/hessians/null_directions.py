@@ -2,9 +2,7 @@
 
 Null at any point, not only at minima, are parameters without effect (of units that no sample activates, of features
 that are never used, of layers that are not reached), directions of a layer with given inputs that none of these sees,
-and shifts of the parameters that leave the loss as it is (softmax, layer normalization, a bias before batch norm). The
-directions of a rescaling symmetry are null for the Gauss-Newton matrix, and for the Hessian only where the gradient
-vanishes: see `hesscond.hessians.rescaling`.
+and shifts of the parameters that leave the loss as it is (softmax, layer normalization, a bias before batch norm).
 
 A direction V (m, n̂) in the parameters of a layer, whose Hessian is Σ_j,p,p' (C_j)_pp' ⊗ ĥ_jp ĥ_jp'ᵀ, is null whatever
 the curvature if its rows are orthogonal to all ĥ. For a unit on which most samples have no curvature (a ReLU that is
@@ -20,13 +18,12 @@ import torch
 
 from hesscond.capture import Geometry
 from hesscond.hessians.kronecker import CHUNK, Terms
-from hesscond.hessians.network_operator import GGNOperator, NetworkOperator
+from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.parameters import Placement, covered
-from hesscond.hessians.rescaling import scale_symmetries
 from hesscond.hessians.row_space import RowSpace, add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Subspace, SymmetricOperator
-from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, OrthogonalSum, Span, SparseSpan
+from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, OrthogonalSum, Span
 
 #: Null directions are refuted if the product with a random unit vector exceeds this multiple of its rounding.
 TOLERANCE = 8.0
@@ -39,9 +36,6 @@ CLOSE = 1e-12
 
 #: Null vectors of single units are kept up to this many bytes.
 KEPT = 2**28
-
-#: Units whose directions are formed at a time.
-UNITS = 64
 
 #: Gradients along a direction below this share of their norm count as zero: the direction is tested.
 FLAT = 1e-10
@@ -120,10 +114,7 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
         found += in_layer(operator, placement, rows.get(placement.name), zero, saturated=saturated)
     outside = ~covered(operator.placements, operator.order)
     found += elsewhere(operator, zero, outside.to(operator.device))
-    found = [own for own in found if holds(operator, own.subspace)]
-    if isinstance(operator, GGNOperator):
-        found += rescalings(operator, combined(found))
-    return found
+    return [own for own in found if holds(operator, own.subspace)]
 
 
 def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
@@ -295,27 +286,6 @@ def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tens
             if holds(operator, space):
                 found.append(NullDirections(f"parameter {name!r}", "it has no effect, but for rounding", space))
     return found
-
-
-def rescalings(operator: NetworkOperator, known: Subspace | None) -> list[NullDirections]:
-    """Directions of rescalings that leave the outputs as they are, less what is ``known`` to be null."""
-    symmetries = scale_symmetries(operator)
-    if not symmetries:
-        return []
-
-    def columns() -> Iterator[torch.Tensor]:
-        for symmetry in symmetries:
-            for start in range(0, symmetry.count, UNITS):
-                D = symmetry.directions(operator.point, start, start + UNITS)
-                rest = D if known is None else known.remove(D)
-                lengths = rest.norm(dim=0)
-                kept = lengths > 1e-3 * D.norm(dim=0)
-                yield rest[:, kept] / lengths[kept]
-
-    space = SparseSpan(operator.order, columns())
-    reason = "scaling what enters a unit and unscaling what leaves it does not change the outputs"
-    found = NullDirections("rescaling of units", reason, space)
-    return [found] if holds(operator, space) else []
 
 
 def single_units(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -117,48 +117,6 @@ def as_blocks(vectors: torch.Tensor, units: int, width: int) -> torch.Tensor:
 def as_vectors(blocks: torch.Tensor) -> torch.Tensor:
     """Inverse of `as_blocks`."""
     return blocks.flatten(1).T
-
-
-class SparseSpan(Subspace):
-    """Span of the columns of a sparse D (n, d), which need not be orthogonal.
-
-    ``columns`` are blocks (n, ·) of D with columns of about equal length. Directions whose part outside the span of the
-    others is below 1e-6 of them are left out.
-    """
-
-    def __init__(self, order: int, columns: Iterable[torch.Tensor]) -> None:
-        self.order, self.count = order, 0
-        rows, numbers, values = [], [], []
-        for part in columns:
-            row, column = part.nonzero(as_tuple=True)
-            rows.append(row)
-            numbers.append(column + self.count)
-            values.append(part[row, column])
-            self.count += part.shape[1]
-        self._rows, self._columns, self._values = torch.cat(rows), torch.cat(numbers), torch.cat(values)
-        gram = self._values.new_zeros(self.count, self.count)
-        for start in range(0, self.count, 64):
-            chosen = torch.eye(self.count, dtype=gram.dtype, device=gram.device)[:, start : start + 64]
-            gram[:, start : start + 64] = self._from_space(self._into_space(chosen))
-        spectrum, vectors = torch.linalg.eigh(gram)
-        kept = spectrum > 1e-12 * spectrum.sum()
-        self.W = vectors[:, kept] / spectrum[kept].sqrt()
-        self.dimension = self.W.shape[1]
-
-    def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Projection D W Wᵀ Dᵀ V with (D W)ᵀ(D W) = I."""
-        W = self.W.to(vectors)
-        return self._into_space(W @ (W.T @ self._from_space(vectors)))
-
-    def _into_space(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Product D C."""
-        terms = self._values.to(coefficients)[:, None] * coefficients[self._columns]
-        return coefficients.new_zeros(self.order, coefficients.shape[1]).index_add_(0, self._rows, terms)
-
-    def _from_space(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Dᵀ V."""
-        terms = self._values.to(vectors)[:, None] * vectors[self._rows]
-        return vectors.new_zeros(self.count, vectors.shape[1]).index_add_(0, self._columns, terms)
 
 
 class OrthogonalSum(Subspace):

@@ -6,11 +6,10 @@ from torch import nn
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import NullDirections, combined, holds, network_null_directions
-from hesscond.hessians.rescaling import scale_symmetries
 from hesscond.hessians.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, DirectSum, Span
-from hesscond.operators.subspace import Coordinates, OrthogonalSum, SparseSpan
+from hesscond.operators.subspace import Coordinates, OrthogonalSum
 from tests import cases
 from tests.truth import case_truth
 
@@ -218,12 +217,10 @@ def test_networks_claim_nothing_that_is_not_null_in_all_cases(name):
 @pytest.mark.parametrize("name", ["relu-ce", "leaky-ce-sum", "tanh-ce", "conv2d-two-layers", "eval-batchnorm",
                                   "transposed2d-groups", "relu-nonconvex"])  # fmt: skip
 def test_so_for_the_gauss_newton_matrix(name):
-    found, G, directions = check_network(ALL[name], GGNOperator)
+    found, G, _ = check_network(ALL[name], GGNOperator)
     assert found <= nullity(G)
     hessian, _, _ = check_network(ALL[name], HessianOperator)
-    rescaled = [own for own in directions if own.name == "rescaling of units"]
-    assert bool(rescaled) == (name != "tanh-ce")
-    assert found == hessian + sum(own.dimension for own in rescaled)
+    assert found == hessian
 
 
 def test_both_layouts_and_parts_of_a_network():
@@ -261,21 +258,6 @@ class Zeroed(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.first(x)))
-
-
-class Normalized(nn.Module):
-    """Two batch normalizations by hand with the statistics of the batch, one without ε and one with any."""
-
-    def __init__(self, eps):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 3)
-        self.eps = eps
-
-    def forward(self, x):
-        a = self.first(x)
-        h = torch.tanh((a - a.mean(0)) / a.std(0))
-        a = self.middle(h)
-        return self.last(torch.tanh((a - a.mean(0)) / (a.var(0) + self.eps).sqrt()))
 
 
 def test_a_zero_gradient_is_no_null_direction():
@@ -326,73 +308,6 @@ def test_a_first_layer_behind_a_learned_normalization_is_none():
     assert check(fixed.to_dense(), network_null_directions(fixed)) == 4 + 3
 
 
-# -- rescalings -------------------------------------------------------------------------------------------------------
-
-
-def identity_holds(model, loss, batch):
-    operator = HessianOperator(model, loss, batch)
-    H = operator.to_dense()
-    found = scale_symmetries(operator)
-    for own in found:
-        D, image = own.directions(operator.point), own.images(operator.gradient)
-        assert (H @ D - image).norm() <= 1e-13 * H.norm() * D.norm()
-        half = own.directions(operator.point, own.count // 2)
-        assert torch.equal(half, D[:, own.count // 2 :])
-        # not null, but at critical points
-        assert image.norm() > 1e-6 * operator.gradient.norm()
-        assert D.shape == (operator.order, own.count)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "symmetries", "directions"),
-    [("relu-ce", 2, 10), ("leaky-ce-sum", 2, 10), ("tanh-ce", 0, 0), ("no-bias", 2, 10), ("conv2d", 1, 3),
-     ("conv2d-two-layers", 2, 5), ("transposed2d-groups", 1, 6), ("eval-batchnorm", 1, 4), ("residual-relu", 0, 0)],
-)  # fmt: skip
-def test_rescalings_of_relu_networks(name, symmetries, directions):
-    """H E θ = −E ∇L (theorem 2 of Saratchandran, Wang and Lucey)."""
-    found = identity_holds(*ALL[name].make())
-    assert (len(found), sum(own.count for own in found)) == (symmetries, directions)
-
-
-def test_scale_invariance_in_front_of_normalizations():
-    """H w = −∇_w L for the rows in front of a batch normalization in training mode, without ε only."""
-    torch.manual_seed(0)
-    model, batch = Normalized(0.0).double(), (random(30, 4), torch.arange(30) % 3)
-    found = identity_holds(model, CE, batch)
-    assert [(own.name, own.count) for own in found] == [("units of 'first'", 5), ("units of 'middle'", 4)]
-    model.eps = 1e-5
-    assert [own.name for own in identity_holds(model, CE, batch)] == ["units of 'first'"]
-
-
-def test_scaled_parameters_give_the_same_loss():
-    model, loss, batch = ALL["relu-ce"].make()
-    operator = HessianOperator(model, loss, batch)
-    (first, _) = scale_symmetries(operator)
-    factors = torch.linspace(0.2, 3, first.count, dtype=torch.float64)
-    with torch.no_grad():
-        for p, value in zip(
-            model.parameters(), operator.layout.tensors_of(first.scaled(operator.point, factors)), strict=True
-        ):
-            assert not torch.equal(p, value) or p.shape in ((3,), (4,), (3, 4))
-            p.copy_(value)
-    assert abs(HessianOperator(model, loss, batch).loss / operator.loss - 1) < 1e-13
-
-
-def test_at_a_critical_point_rescalings_are_null():
-    """A ReLU network that fits its targets exactly: the gradient vanishes, and so does H E θ."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)).double()
-    x = random(40, 4)
-    with torch.no_grad():
-        y = model(x)
-    operator = HessianOperator(model, nn.MSELoss(), (x, y))
-    (own,) = scale_symmetries(operator)
-    D = own.directions(operator.point)
-    assert holds(operator, SparseSpan(operator.order, [D]))
-    assert not own.images(operator.gradient).any()
-
-
 # -- the pieces -------------------------------------------------------------------------------------------------------
 
 
@@ -413,7 +328,7 @@ def test_a_claim_that_fails_is_seen():
 def test_subspaces_are_projectors():
     D = torch.zeros(6, 3, dtype=torch.float64)
     D[:2, 0], D[2:4, 1], D[:4, 2] = 1, 2, torch.tensor([1.0, 1, 1, 1], dtype=torch.float64)
-    sparse = SparseSpan(6, D.split(2, 1))
+    sparse = Span.of(D[:, :2])
     assert sparse.dimension == 2
     parts = OrthogonalSum([sparse, Coordinates(6, torch.tensor([5]))])
     inner = Span.of(random(2, 1))
@@ -426,6 +341,5 @@ def test_subspaces_are_projectors():
         assert abs(float(P.trace()) - dimension) < 1e-13
         assert torch.allclose(space.remove(torch.eye(6)).double(), torch.eye(6).double() - P, atol=1e-6)
     assert torch.allclose(sparse.project(D), D, atol=1e-14)
-    assert SparseSpan(6, [D[:, :0]]).dimension == 0
     assert combined([]) is None
     assert combined([NullDirections("a", "b", sparse)]) is sparse
