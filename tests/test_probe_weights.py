@@ -191,10 +191,6 @@ LOSSES = {
     ),
     "shifted": (ahead, sequences(-100), partial(ahead, reduction="sum"),
                 lambda batch: int((batch[1][:, 1:] != -100).sum())),
-    "mean-of-sequences": (by_sequence, sequences(-100), lambda o, t: len(t) * by_sequence(o, t),
-                          lambda batch: len(batch[1])),
-    "sum-over-sequences": (of_sequences, sequences(), lambda o, t: len(t) * of_sequences(o, t),
-                           lambda batch: len(batch[1])),
     "mask": (masked, with_masks(sequences(-100)), lambda o, t: masked(o, t) * t[1].sum(),
              lambda batch: batch[1][1].sum()),
     "mask-of-ones": (masked, with_masks(sequences()), lambda o, t: masked(o, t) * t[1].sum(),
@@ -283,7 +279,10 @@ def with_hidden_weights(output, target):
     return by_entry(output, target, weight=torch.arange(1.0, 1 + WORDS, dtype=output.dtype))
 
 
-UNDECIDED = [(gathered, sequences()), (with_zeros, sequences(-100)), (with_hidden_weights, sequences())]
+UNDECIDED = [
+    (gathered, sequences()), (with_zeros, sequences(-100)), (with_hidden_weights, sequences()),
+    (by_sequence, sequences(-100)), (of_sequences, sequences()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])

@@ -312,10 +312,6 @@ class Weights:
                 break
             for split in (*self._uneven_halves(rules, tried), *self._thinned(tried)):
                 rules = self._left(rules, split, loss)
-            rules = self._left_shifted(rules, tried, loss)
-            if not inner:
-                for part in (tried, *(part for _, parts in self._thinned(tried) for part in parts)):
-                    rules = self._left_along(rules, part)
         if not rules:
             raise ConfigError(
                 f"the loss of a batch of {whole.samples} is neither the mean nor the sum of those of its parts, so "
@@ -430,42 +426,6 @@ class Weights:
                     for keep in (many, few)
                 ]
                 yield parts[0].and_(parts[1]), parts
-
-    def _left_shifted(self, rules: list[Rule], whole: Part, loss: Callable[[Part], float]) -> list[Rule]:
-        """Rules without those that leave out the first positions, if these have an effect on the loss."""
-        for number, tensor in enumerate(tensors_of(whole.target)):
-            if not any(rule.shifted and rule.tensor == number for rule in rules):
-                continue
-            changed = torch.cat([tensor[:, 1:2], tensor[:, 1:]], 1)
-            try:
-                seen = not same(loss(whole.with_target(tensor, changed)), loss(whole))
-            except (RuntimeError, IndexError, ValueError, TypeError):
-                continue
-            if seen:
-                rules = [rule for rule in rules if not (rule.shifted and rule.tensor == number)]
-        return rules
-
-    def _left_along(self, rules: list[Rule], whole: Part) -> list[Rule]:
-        """Rules that hold for pieces of the sequences; without rules of entries if the pieces' losses add up."""
-        targets = list(tensors_of(whole.target))
-        if len(targets) != 1 or targets[0].ndim < 2 or targets[0].shape[1] < 2:
-            return rules
-        length = targets[0].shape[1]
-        cut = max(length // 3, 1)
-        pieces = [
-            whole.mapped(partial(along, piece, whole.samples, length)) for piece in (slice(0, cut), slice(cut, None))
-        ]
-        try:
-            expected, losses = self._outer_loss(whole), [self._outer_loss(piece) for piece in pieces]
-        except (RuntimeError, IndexError, ValueError, TypeError):
-            return rules
-        mean = (cut * losses[0] + (length - cut) * losses[1]) / length
-        if same(sum(losses), expected) and not same(mean, expected):
-            return [rule for rule in rules if rule in (SAMPLES, SUM)]
-        # the other rules do not give the weight of a piece
-        of_entries = [rule for rule in rules if rule.kind in ("entries", "total") and not rule.shifted]
-        out = set(of_entries) - set(self._left(of_entries, (whole, pieces), self._outer_loss))
-        return [rule for rule in rules if rule not in out]
 
     def _disagreement(self, rules: Sequence[Rule], whole: Part) -> tuple[Rule, Rule] | None:
         """Two rules by which the batch has different weights relative to the earlier batches; None: all agree."""
@@ -661,18 +621,6 @@ def halves(whole: Part, order: torch.Tensor) -> Iterator[Split]:
 def doubled(whole: Part) -> Split:
     """Split of every sample taken twice."""
     return whole.and_(whole), [whole, whole]
-
-
-def along(piece: slice, samples: int, length: int, tensor: torch.Tensor) -> torch.Tensor:
-    """Take some positions of sequences (N, T, …), (N, V, T) or (N T, …)."""
-    if tensor.ndim and len(tensor) == samples * length and samples > 1:
-        return tensor.unflatten(0, (samples, length))[:, piece].flatten(0, 1)
-    axes = [k for k in range(1, tensor.ndim) if tensor.shape[k] == length]
-    if len(axes) > 1:
-        raise ValueError("which axis has the positions is not known")
-    if not axes or len(tensor) != samples:
-        return tensor
-    return tensor[(slice(None),) * axes[0] + (piece,)]
 
 
 def is_label(tensor: torch.Tensor) -> bool:
