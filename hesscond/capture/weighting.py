@@ -132,19 +132,11 @@ Split = tuple[Part, Sequence[Part]]
 class Rule:
     """Rule for the weight of a part: its number of samples, or of entries of a tensor of its target.
 
-    Attributes
-    ----------
-    kind
-        ``"samples"``, ``"entries"``; ``"total"``, the sum of the entries (a mask); ``"torch"``, the divisor of a loss
-        of torch; ``"given"`` by the caller; ``"sum"``, the loss is no mean but a plain sum.
-    tensor
-        Index of the tensor in the target.
-    shifted
-        Whether the first position of each sequence is left out, which has no prediction in a causal model.
-    ignored
-        Value of the entries that are ignored.
-    classes
-        Index of the class weights, among those that the loss uses, by which the other entries are weighted.
+    ``kind`` is ``"samples"``, ``"entries"``, ``"total"`` (the sum of a mask), ``"torch"`` (the divisor of a
+    loss of torch), ``"given"`` by the caller, or ``"sum"``: the loss is no mean. ``tensor`` is the index of the tensor
+    in the target. With ``shifted`` the first position of each sequence is left out, which has no prediction in a causal
+    model. Entries with the value ``ignored`` do not count, and ``classes`` is the index of the class weights, among
+    those that the loss uses, by which the others do.
     """
 
     kind: str
@@ -190,19 +182,9 @@ class Weights:
     and with few targets kept. Between several rules that fit, a decision is made only if they differ in the share of a
     batch; it is an error if the loss does not show which rule holds.
 
-    Parameters
-    ----------
-    model, loss_fn, dtype
-        Model, loss and precision of the evaluations.
-    reduction
-        ``"mean"`` or ``"sum"``; None: it is inferred.
-    weight
-        m_k: a function of the inputs and the target of a batch, or a number for each batch.
-
-    Attributes
-    ----------
-    masses
-        Weight of each batch, by each rule that may still hold.
+    ``reduction`` (``"mean"``, ``"sum"``, or None: inferred) or ``weight`` (m_k: a function of the inputs and the target
+    of a batch, or a number for each batch) overrides the inference. ``masses`` has the weight of each batch by each
+    rule that may still hold.
     """
 
     def __init__(
