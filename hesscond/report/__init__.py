@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from hesscond.errors import GONE
+
 _HOMES = {
     # results need them as well
     ".result_tables": ("layer_frame", "layer_table", "network_table", "notes", "unit_table"),
@@ -42,5 +44,6 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        gone = f": it is gone, {GONE[name]}" if name in GONE else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{gone}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

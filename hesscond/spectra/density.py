@@ -242,21 +242,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Share:
-    """Share of the eigenvalues in an interval.
+    """Share of the eigenvalues in an interval; the number of eigenvalues is ``order`` n times it.
 
-    Counting the nodes there would be wrong by far more than its spread over the probes where a node stands for many
-    eigenvalues on either side of an end, as around zero: all probes have it on the same side.
-
-    Attributes
-    ----------
-    lower, upper
-        Rigorous bounds of the average of the probes' measures.
-    value
-        Midpoint of the bounds.
-    error
-        Standard error of that average, from the spread over the probes.
-    order
-        n; the number of eigenvalues is n times these.
+    ``lower`` and ``upper`` are rigorous bounds of the average of the probes' measures, ``value`` is their midpoint and
+    ``error`` the standard error of that average, from the spread over the probes. Counting the nodes in the interval
+    would be wrong by far more than their spread where a node stands for many eigenvalues on either side of an end, as
+    around zero: all probes have it on the same side.
     """
 
     value: float
