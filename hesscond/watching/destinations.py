@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,8 +19,8 @@ from hesscond.runs import RunLog, can_be_resumed, check_free
 Metrics = dict[str, Any]
 
 
-class Destination(Protocol):
-    """Receiver of the results of a watch."""
+class Destination:
+    """Receiver of the results of a watch; what a kind of receiver has no use for does nothing."""
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a probe: its numbers by name, and a row for each block."""
@@ -38,7 +38,7 @@ class Destination(Protocol):
         """Finish the writing, with the status of the training and a message."""
 
 
-class ToFunction:
+class ToFunction(Destination):
     """Destination that calls a function with the numbers of each probe."""
 
     def __init__(self, function: Callable[[Metrics], object]) -> None:
@@ -47,20 +47,8 @@ class ToFunction:
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
         self.function(dict(metrics))
 
-    def check(self) -> None:
-        """Do nothing."""
 
-    def training(self, step: int, loss: float, rate: float | None) -> None:
-        """Do nothing: the loop has its own loss."""
-
-    def resume(self) -> None:
-        """Do nothing."""
-
-    def close(self, status: str, message: str) -> None:
-        """Do nothing."""
-
-
-class ToTensorBoard(ToFunction):
+class ToTensorBoard(Destination):
     """Destination that writes event files into a folder, in double precision."""
 
     def __init__(self, folder: str) -> None:
@@ -86,7 +74,7 @@ class ToTensorBoard(ToFunction):
         self._writer.close()
 
 
-class ToWandb(ToFunction):
+class ToWandb(Destination):
     """Destination that adds to the open run of Weights & Biases, keeping its steps as they are, or opens one.
 
     An open run logs the numbers with its next row, over the axis ``hesscond/step``.
@@ -110,7 +98,7 @@ class ToWandb(ToFunction):
             self._run.finish(exit_code=0 if status == "finished" else 1)
 
 
-class ToMLflow(ToFunction):
+class ToMLflow(Destination):
     """Destination that adds to MLflow's active run, or starts one; infinite values (unresolved κ) are left out."""
 
     def __init__(self) -> None:
@@ -135,17 +123,10 @@ class ToMLflow(ToFunction):
             self._mlflow.end_run("FINISHED" if status == "finished" else "FAILED")
 
 
-class ToRunFolder:
+class ToRunFolder(Destination):
     """Destination that writes a run folder, for ``figure``, ``table``, ``report`` and ``check``.
 
     The folder of an earlier training is continued only after `Watch.load_state_dict` has restored its state.
-
-    Parameters
-    ----------
-    folder
-        New or empty folder, or that of the training that is resumed.
-    config
-        Contents of its ``config.toml``.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:

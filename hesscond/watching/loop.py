@@ -123,24 +123,25 @@ def watch(
     """
     if every is None:
         every, budget = 200, DEFAULT_BUDGET if budget is None else budget
-    return Watch(
-        model,
-        loss_fn,
-        probe_batch,
-        optimizer,
-        every,
-        layers,
-        level,
-        log,
-        budget,
-        strict,
-        units=units,
-        rtol=rtol,
-        memory=memory,
-        seed=seed,
-        group=group,
-        name=name,
-    )
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < 1):
+        raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
+    check_group(group)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
+    if not isinstance(strict, bool):
+        raise ConfigError(f"strict must be True or False, not {strict!r}")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ConfigError(f"name must be a name of the training, not {name!r}")
+    due = schedule_of(every)
+    rank = distributed_rank() if group is None else group.rank()
+    if group is None and rank != 0:
+        # one of the processes of a distributed training that only train
+        return Watch(None, optimizer, due)
+    measuring = Measuring(model, loss_fn, probe_batch, optimizer, layers, level, units, rtol, memory, seed, group)
+    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict, seed)
+    if rank == 0:
+        found._destinations = destinations(log, lambda: found._config(name))
+    return found
 
 
 class Watch:
@@ -158,36 +159,18 @@ class Watch:
 
     def __init__(
         self,
-        model: nn.Module,
-        loss_fn: LossFunction,
-        probe_batch: Batch | Iterable[Batch],
+        measuring: Measuring | None,
         optimizer: Optimizer | Sequence[Optimizer] | None,
-        every: int | Schedule,
-        layers: Iterable[str] | str | None,
-        level: str,
-        log: Any,
-        budget: float | None,
-        strict: bool,
-        *,
-        units: Sequence[int] | None,
-        rtol: float,
-        memory: float | str | None,
-        seed: int,
-        group: ProcessGroup | None,
-        name: str,
+        due: Schedule,
+        every: int | None = None,
+        budget: float | None = None,
+        strict: bool = False,
+        seed: int = 0,
     ) -> None:
-        self._due, self._every = schedule_of(every), every if isinstance(every, int) else None
-        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
-            raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
-        if budget is not None and not 0 < budget < 1:
-            raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget}")
-        check_group(group)
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-            raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
-        if not isinstance(strict, bool):
-            raise ConfigError(f"strict must be True or False, not {strict!r}")
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise ConfigError(f"name must be a name of the training, not {name!r}")
+        self._idle = measuring is None
+        if measuring is not None:
+            self._measuring = measuring
+        self._optimizer, self._due, self._every = optimizer, due, every
         self.budget, self.strict, self._seed = budget, strict, seed
         self.steps, self.seconds = 0, 0.0
         self.left_out: tuple[str, ...] = ()
@@ -195,23 +178,13 @@ class Watch:
         self._rules: list[Rule] = []
         self._said: set[str] = set()
         self._closed = False
-        self._began = self._free_since = time.perf_counter()
+        self._free_since = time.perf_counter()
         self._last_step, self._last_cost = 0, 0.0
-        #: Processes of a distributed training that only train.
-        self._idle = group is None and distributed_rank() != 0
-        self._writes = not self._idle and (group is None or group.rank() == 0)
-        self._optimizer = optimizer
         self._destinations: list[Destination] = []
-        if self._idle:
-            return
-        self._measuring = Measuring(
-            model, loss_fn, probe_batch, optimizer, layers, level, units, rtol, memory, seed, group
-        )
-        if self._writes:
-            self._destinations = destinations(log, lambda: self._config(model, loss_fn, name))
 
-    def _config(self, model: nn.Module, loss_fn: LossFunction, name: str) -> dict[str, Any]:
+    def _config(self, name: str) -> dict[str, Any]:
         """Contents of ``config.toml`` for a run folder."""
+        loss_fn = self._measuring.loss_fn
         return run_config(
             name,
             type(held(self._optimizer)).__name__ if isinstance(self._optimizer, Optimizer) else "watched",

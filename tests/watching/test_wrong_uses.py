@@ -41,27 +41,16 @@ SGD = torch.optim.SGD
 
 AT_THE_START = {
     "no module": (lambda: start(model=lambda x: x), "must be a torch.nn.Module"),
-    "a class for a model": (lambda: start(model=nn.Linear), "must be a torch.nn.Module"),
     "a string for a loss": (lambda: start(loss="mse"), "the loss must be a function"),
     "no loss": (lambda: start(loss=None), "the loss must be a function"),
     "a loss of one argument": (lambda: start(loss=lambda output: output.sum()), "do not run on the probe batch"),
-    "a loss that is no scalar": (lambda: start(loss=lambda o, t: o), ""),
     "too many features": (lambda: start(batch=(torch.randn(12, 6), Y)), "do not run on the probe batch"),
     "targets of another number": (lambda: start(batch=(X, Y[:5])), "do not run on the probe batch"),
-    "classes that are not there": (lambda: start(batch=(X, Y + 3)), ""),
-    "integers for numbers": (lambda: start(batch=(Y, Y)), ""),
-    "a batch of nothing": (lambda: start(batch=(X[:0], Y[:0])), ""),
     "inputs alone": (lambda: start(batch=X), "must be a pair"),
-    "a triple": (lambda: start(batch=(X, Y, Y)), "a tuple of 3 is no batch"),
-    "an empty tuple": (lambda: start(batch=()), "empty tuple"),
     "an empty stream": (lambda: start(batch=[]), "empty stream"),
     "no batch": (lambda: start(batch=None), "must be a pair"),
-    "a batch on another device": (lambda: start(batch=(X.to("meta"), Y)), ""),
-    "NaN in the batch": (lambda: start(batch=(X * float("nan"), Y)), ""),
     "an unknown layer": (lambda: start(layers=["fc9"]), "fc9"),
-    "an unknown layer, as a string": (lambda: start(layers="fc9"), "fc9"),
     "a glob of nothing": (lambda: start(layers="*.mlp.*"), "mlp"),
-    "no layers": (lambda: start(layers=[]), ""),
     "an unknown level": (lambda: start(level="block"), "unknown level 'block'"),
     "a level that is no name": (lambda: start(level=2), "unknown level 2"),
     "units without layers": (lambda: start(level="unit", units=[0]), "name the layers"),
@@ -69,10 +58,7 @@ AT_THE_START = {
     "a unit that is not there": (lambda: start(layers="0", level="unit", units=[9]), "9"),
     "every 0": (lambda: start(every=0), "every must be"),
     "every −1": (lambda: start(every=-1), "every must be"),
-    "every half": (lambda: start(every=0.5), "every must be"),
     "every of a word": (lambda: start(every="epoch"), "every must be"),
-    "every True": (lambda: start(every=True), "every must be"),
-    "every a word": (lambda: start(every="often"), "every must be"),
     "linear 0": (lambda: linear(0), "every must be"),
     "logarithmic 0": (lambda: logarithmic(0), "per_decade must be"),
     "logarithmic from 0": (lambda: logarithmic(3, first=0), "first must be"),
@@ -80,36 +66,20 @@ AT_THE_START = {
     "a loader for steps": (lambda: per_epoch(10, steps=[1, 2]), "steps must be"),
     "budget 0": (lambda: start(budget=0), "between 0 and 1"),
     "budget 1": (lambda: start(budget=1), "between 0 and 1"),
-    "budget of percents": (lambda: start(budget=5), "between 0 and 1"),
     "budget NaN": (lambda: start(budget=float("nan")), "between 0 and 1"),
     "budget of a word": (lambda: start(budget="5%"), "between 0 and 1"),
-    "budget True": (lambda: start(budget=True), "between 0 and 1"),
     "rtol 0": (lambda: start(rtol=0), "rtol"),
-    "rtol 2": (lambda: start(rtol=2), "rtol"),
     "no memory": (lambda: start(memory=0), "memory"),
-    "too little memory": (lambda: start(memory=10), ""),
     "log of a number": (lambda: start(log=3), "log must be"),
     "log of nothing": (lambda: start(log=""), "log must be"),
-    "log True": (lambda: start(log=True), "log must be"),
     "log in a list": (lambda: start(log=[print, 3]), "log must be"),
     "tensorboard nowhere": (lambda: start(log="tensorboard:"), "needs a folder"),
-    "tensorboard without a colon": (lambda: start(log="tensorboard"), "needs a folder"),
     "an optimizer's name": (lambda: start(optimizer="adam"), "must be one of torch.optim.Optimizer"),
-    "an optimizer's class": (lambda: start(optimizer=SGD), "must be one of torch.optim.Optimizer"),
-    "a schedule for an optimizer": (
-        lambda: start(optimizer=torch.optim.lr_scheduler.StepLR(of(SGD, made()), 1)),
-        "",
-    ),
-    "parameters for an optimizer": (lambda: start(optimizer=list(made().parameters())), "torch.optim.Optimizer"),
     "no optimizer in the list": (lambda: start(optimizer=[]), "no optimizer was given"),
     "an optimizer of another model": (lambda: start(optimizer=of(SGD, made())), "another model"),
     "an unknown optimizer": (lambda: with_optimizer(Strange), "Strange"),
     "L-BFGS": (lambda: with_optimizer(torch.optim.LBFGS), "LBFGS"),
     "an optimizer that ascends": (lambda: with_optimizer(SGD, maximize=True), "maximizes"),
-    "a model on meta": (lambda: start(model=made().to("meta")), ""),
-    "a lazy model": (lambda: start(model=nn.LazyLinear(3)), ""),
-    "a scripted model": (lambda: start(model=torch.jit.trace(made(), X)), "torch.jit"),
-    "a model without parameters": (lambda: start(model=nn.Sequential(nn.Tanh())), ""),
 }
 
 
@@ -162,94 +132,6 @@ def test_a_destination_that_is_unknown_is_no_folder(log):
 def test_units_that_are_none(units):
     with pytest.raises(HesscondError, match=r"units must be whole numbers|out of range"):
         start(layers="0", level="unit", units=units)
-
-
-class Returning(nn.Module):
-    """What is made of a layer's output."""
-
-    def __init__(self, made_of):
-        super().__init__()
-        self.layer, self.made_of = nn.Linear(5, 3), made_of
-
-    def forward(self, inputs):
-        return self.made_of(self.layer(inputs))
-
-
-def failing(output):
-    raise RuntimeError("mine\nin two lines")
-
-
-BATCHES = {
-    "numbers": [1, 2, 3],
-    "lists": ([1, 2], [0, 1]),
-    "arrays": (X.numpy(), Y.numpy()),
-    "no target": (X, None),
-    "a name": "digits",
-    "a mapping without labels": {"inputs": X},
-    "an empty mapping": {},
-    "a generator of numbers": (n for n in range(3)),
-    "further dimensions": (X[None, None], Y),
-    "complex": (X.to(torch.complex64), Y),
-    "sparse": (X.to_sparse(), Y),
-    "bytes": (X.to(torch.int8), Y),
-    "targets of truth": (X, Y > 1),
-    "targets of numbers": (X, Y.float()),
-    "infinite": (X * float("inf"), Y),
-    "a set": {1, 2},
-    "a number": 3,
-    "a stream of None": [None],
-    "a stream of a batch and a number": [(X, Y), 3],
-    "a stream of inputs": [X, X],
-    "a stream of other features": [(X, Y), (X[:, :3], Y)],
-    "a data set": torch.utils.data.TensorDataset(X, Y),
-    "negative classes": (X, Y - 5),
-    "two inputs": ((X, X), Y),
-}
-MODELS = {
-    "nothing": Returning(lambda output: None),
-    "a list": Returning(lambda output: [output]),
-    "an array": Returning(lambda output: output.detach().numpy()),
-    "detached": Returning(lambda output: output.detach()),
-    "its data": Returning(lambda output: output.data),
-    "a mapping": Returning(lambda output: {"logits": output}),
-    "an error": Returning(failing),
-    "NaN": Returning(lambda output: output * NAN),
-    "complex weights": nn.Linear(5, 3, dtype=torch.complex64),
-    "no layer": nn.Sequential(),
-    "a list of modules": nn.ModuleList([nn.Linear(5, 3)]),
-    "a state": made().state_dict(),
-    "parameters": list(made().parameters()),
-    "a name": "resnet18",
-}
-LOSSES = {
-    "a value a sample": lambda o, t: (o - 1).pow(2).sum(1),
-    "a float": lambda o, t: float(F.cross_entropy(o, t)),
-    "detached": lambda o, t: F.cross_entropy(o, t).detach(),
-    "nothing": lambda o, t: None,
-    "a pair": lambda o, t: (F.cross_entropy(o, t), 1),
-    "a constant": lambda o, t: torch.tensor(1.0),
-    "NaN": lambda o, t: F.cross_entropy(o, t) * NAN,
-    "infinite": lambda o, t: F.cross_entropy(o, t) / 0,
-    "a class": nn.CrossEntropyLoss,
-    "of three": lambda o, t, w: o.sum(),
-    "a backward pass": lambda o, t: F.cross_entropy(o, t).backward(),
-    "complex": lambda o, t: torch.complex(o, o).sum(),
-    "whole numbers": lambda o, t: o.argmax(1).sum(),
-    "no reduction": nn.CrossEntropyLoss(reduction="none"),
-    "of a mapping": lambda o, t: o["logits"].sum(),
-    "of other shapes": nn.MSELoss(),
-}
-ARGUMENTS = {"batch": BATCHES, "model": MODELS, "loss": LOSSES}
-
-
-@pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.parametrize(("argument", "name"), [(a, name) for a, uses in ARGUMENTS.items() for name in uses])
-def test_what_cannot_be_measured_is_refused_in_a_sentence(argument, name):
-    with pytest.raises(HesscondError) as refused:
-        start(**{argument: ARGUMENTS[argument][name]})
-    sentence = str(refused.value)
-    assert len(sentence) > 20
-    assert "\n" not in sentence
 
 
 def closed():
