@@ -28,16 +28,9 @@ Values = TypeVar("Values", Interval, Truth)
 
 @dataclass(frozen=True)
 class RowValues(Generic[Values]):
-    """Values, and the rows that they belong to.
+    """Values, and the columns iteration, data, layer, unit (as far as there are) of their rows; None: a single value.
 
-    Attributes
-    ----------
-    values
-        One value for each row, or a single one.
-    rows
-        Columns iteration, data, layer, unit, as far as the table has them; None: a single value.
-    unmatched
-        Number of rows that had no partner.
+    ``unmatched``: number of rows that had no partner.
     """
 
     values: Values
@@ -175,16 +168,9 @@ def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
 
 @dataclass
 class Evaluation:
-    """An expression computed over the rows of logs.
+    """An expression computed over the rows of logs, given by method; that of None is for columns without a method.
 
-    Attributes
-    ----------
-    text
-        The expression as it was written.
-    logs
-        Logs by method; that of None is for columns that name no method.
-    named
-        Values from which the result was computed: columns, and values of all rows, by their texts.
+    ``named``: values from which the result was computed, columns and values of all rows, by their texts.
     """
 
     text: str

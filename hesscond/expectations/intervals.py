@@ -25,13 +25,7 @@ MULTIPLIED_OUT = 64
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Intervals [lower, upper].
-
-    Attributes
-    ----------
-    lower, upper
-        Arrays of one shape, float64.
-    """
+    """Intervals [lower, upper], two float64 arrays of one shape."""
 
     lower: np.ndarray
     upper: np.ndarray
@@ -143,16 +137,9 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Three-valued truths: certain, impossible, or not decided.
+    """Three-valued truths, as masks: certain for all values in the intervals, or at least possible for some.
 
-    Attributes
-    ----------
-    certain
-        Mask: it holds for all values in the intervals.
-    possible
-        Mask: it is not ruled out for all of them.
-    margin
-        Margin by which it is certain, relative to the compared values; negative where it is not. Only for ranking.
+    ``margin``, by which it is certain, is relative to the compared values, and only for ranking.
     """
 
     certain: np.ndarray

@@ -161,12 +161,7 @@ def methods_of(node: Node) -> tuple[str, ...]:
 
 
 def parse_expectation(text: str) -> Node:
-    """The tree of an expectation.
-
-    Parameters
-    ----------
-    text
-        Expression in `the grammar <hesscond.expectations.parser>`, without blanks around it.
+    """The tree of an expectation, whose text has no blanks around it.
 
     Examples
     --------

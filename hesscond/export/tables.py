@@ -20,27 +20,7 @@ FORMATS = ("csv", "json", "parquet")
 
 
 def joint_table(runs: Sequence[StoredRun], name: str) -> pd.DataFrame:
-    """A table of several runs, one below the other.
-
-    Parameters
-    ----------
-    runs
-        One run or more.
-    name
-        Name of the table.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The table's columns, preceded by run (the folder), study, method, seed and learning_rate.
-
-    Raises
-    ------
-    ConfigError
-        No such table.
-    RunError
-        A log is damaged.
-    """
+    """A table of several runs, with columns run (the folder), study, method, seed and learning_rate in front."""
     import pandas as pd
 
     frames = []
@@ -69,17 +49,7 @@ def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> None:
-    """Write a table to a file, or CSV and JSON to an open stream.
-
-    Numbers are written so that they are read back to the last bit.
-
-    Raises
-    ------
-    ConfigError
-        The format is unknown, needs pyarrow, or needs a file; the file cannot be written.
-    """
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+    """Write a table to a file, or CSV and JSON to an open stream; numbers are read back to the last bit."""
     if format == "parquet" and not isinstance(target, Path):
         raise ConfigError("parquet is a binary format: give a file with -o")
     try:

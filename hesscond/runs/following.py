@@ -26,18 +26,8 @@ class UnitCurves:
 class WatchedRun:
     """State of a run while it is written; `update` reads what its log has gained.
 
-    Attributes
-    ----------
-    run
-        The run as it was at the last update.
-    losses
-        Training loss by iteration.
-    accuracy, test_loss, bits
-        Last values on the test set; NaN if there are none. ``bits``: bits per character of a text.
-    units
-        Curves by layer and unit, in the order of the log.
-    speed
-        Iterations per second over the last minute; NaN if the log does not say.
+    ``accuracy``, ``test_loss`` and ``bits`` (per character of a text) are the last on the test set, ``speed`` is in
+    iterations per second over the last minute; NaN: the log does not say.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -34,16 +34,9 @@ LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.par
 
 
 class RunLog:
-    """Writer of one run's folder; rows of an iteration and of its probe are one transaction.
+    """Writer of one run's folder, which is made if absent; rows of an iteration and of its probe are one transaction.
 
-    Parameters
-    ----------
-    folder
-        Run folder; made if absent.
-    config
-        Contents of ``config.toml``: everything needed to repeat the run.
-    begun
-        Passed on to `check_free`.
+    ``config``: contents of ``config.toml``, everything needed to repeat the run. ``begun``: as for `check_free`.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], *, begun: bool = False) -> None:
@@ -261,12 +254,7 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Seq
 def check_free(folder: Path, *, begun: bool = False) -> None:
     """Refuse a folder that holds a run, or anything other than the lock that is taken before a run begins.
 
-    Parameters
-    ----------
-    folder
-        Run folder; it need not exist.
-    begun
-        Whether files left behind by a start that was killed are allowed too.
+    With ``begun``, files left behind by a start that was killed are allowed too.
     """
     check_no_run(folder)
     if not folder.is_dir():
