@@ -367,7 +367,7 @@ def layer_coordinates(
 ) -> Mapping[str, LinearCoordinates | None]:
     """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
     chosen = unit_layout(operator).layers
-    seen: dict[str, Any] = {}
+    statistics: dict[str, Any] = {}
     if isinstance(method, OfInputs):
         for _, linearization in operator.linearizations():
             calls = linearization.evaluation.calls
@@ -375,14 +375,16 @@ def layer_coordinates(
                 given = [(call.inputs, call.delta.shape) for call in calls.get(name, ())]
                 own = method.collect(name, inputs_of(layer, given))
                 if own is not None:
-                    seen[name] = seen[name].merged(own) if name in seen else own
+                    statistics[name] = statistics[name].merged(own) if name in statistics else own
         if team is not None:
-            everyone = team.gathered(seen)
-            seen = {name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in seen}
+            everyone = team.gathered(statistics)
+            statistics = {
+                name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in statistics
+            }
     found: dict[str, LinearCoordinates | None] = {}
     for name, layer in chosen.items():
         system = coordinates_at(method, name)
-        P = None if system is None else system.resolved(seen.get(name), Geometry.of(layer))
+        P = None if system is None else system.resolved(statistics.get(name), Geometry.of(layer))
         if P is not None and not isinstance(P, LinearCoordinates):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
         found[name] = P

@@ -412,8 +412,8 @@ class ReferenceProducts:
             one = self._central.get(i)
             none = torch.zeros(shape, dtype=torch.bool, device=direction.v.device)
             found.append(none if one is None or one.nonzero is None else one.nonzero.view(shape))
-        seen = direction.layout.vector_of(found)
-        return bool((seen if rows is None else seen[rows]).any())
+        nonzero = direction.layout.vector_of(found)
+        return bool((nonzero if rows is None else nonzero[rows]).any())
 
     def may_hide_curvature(self, directions: Sequence[CheckDirection]) -> bool:
         """Whether saturated functions on the first batch may hide second derivatives below their rounding."""

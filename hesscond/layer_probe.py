@@ -192,9 +192,9 @@ class LayerProbe(Measurement):
             rtol=self.rtol,
         )
         if self.check:
-            result.check, result.uncertainty, seen = check_operator(H)
-            result.uncertain = uncertain(seen)
-            self.precision = seen if self.precision is None else self.precision
+            result.check, result.uncertainty, precision = check_operator(H)
+            result.uncertain = uncertain(precision)
+            self.precision = precision if self.precision is None else self.precision
             refuse_failed(name, result.check, "the operator and a fresh evaluation of the model disagree")
             # the gradient is in a Hessian on a manifold too
             zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
@@ -387,10 +387,10 @@ class LayerProbe(Measurement):
         own = self.systems[layer]
         return None if own is None else own.collect(layer, inputs)
 
-    def resolved(self, layer: str, seen: Any, geometry: Geometry) -> Coordinates | None:
+    def resolved(self, layer: str, statistics: Any, geometry: Geometry) -> Coordinates | None:
         """Coordinates of a layer, from the statistics that were collected of its inputs."""
         own = self.systems[layer]
-        return None if own is None else own.resolved(seen, geometry)
+        return None if own is None else own.resolved(statistics, geometry)
 
 
 @dataclass(frozen=True)
@@ -822,8 +822,9 @@ def joined(parts: Sequence[LayerSums]) -> LayerSums:
                 # the rank limit of a streamed factor is that of a loss invariant under a shift of all units
                 shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
                 into.add(block, mass.value, shift=shift)
-        for name, seen in part.statistics.items():
-            found.statistics[name] = found.statistics[name].merged(seen) if name in found.statistics else seen
+        for name, own_statistics in part.statistics.items():
+            known = found.statistics.get(name)
+            found.statistics[name] = own_statistics if known is None else known.merged(own_statistics)
         for name, check in part.checks.items():
             worst = found.checks.get(name)
             if worst is None or check.difference > worst.difference:

@@ -187,7 +187,7 @@ class Coordinates(ABC):
         """Return statistics of a layer's inputs for `resolved`, with ``merged(other)``; None: none are needed."""
         return None
 
-    def resolved(self, seen: Any, geometry: Geometry) -> Coordinates | None:
+    def resolved(self, statistics: Any, geometry: Geometry) -> Coordinates | None:
         """Return the coordinates of a layer, given the statistics of its inputs collected over all data."""
         return self
 

@@ -316,8 +316,8 @@ class LayerHessian(BlockHessian):
             # each active unit contributes at most the rank of its rows, which no more than positions
             return min(known, int(torch.minimum(terms, active.flatten(1).sum(1)).sum()))
         # samples without features add nothing
-        seen = (self.captured.H_hat != 0).any(1)
-        return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * seen).sum()))
+        nonzero = (self.captured.H_hat != 0).any(1)
+        return min(known, int((torch.minimum(terms, active.flatten(1).sum(1)) * nonzero).sum()))
 
 
 def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:

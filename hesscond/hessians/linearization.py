@@ -74,8 +74,8 @@ class Linearization(ABC):
 
     def bytes(self) -> int:
         """Bytes that the retained graphs hold, without the leaves."""
-        seen = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
-        return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], seen, self.leaves)
+        inputs = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
+        return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], inputs, self.leaves)
 
 
 class HessianLinearization(Linearization):

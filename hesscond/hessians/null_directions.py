@@ -170,25 +170,25 @@ def zero_rows(operator: NetworkOperator) -> torch.Tensor:
 def in_layer(
     operator: NetworkOperator,
     placement: Placement,
-    seen: list[RowSpace] | None,
+    inputs: list[RowSpace] | None,
     zero: torch.Tensor,
     *,
     saturated: bool,
 ) -> list[NullDirections]:
-    """Null directions within the parameters of a layer; ``seen``: its input space, if its inputs are given.
+    """Null directions within the parameters of a layer; ``inputs``: its input space, if its inputs are given.
 
     With ``saturated``, units whose derivatives are zero may be active.
     """
     index, name = placement.index.to(operator.device), placement.name
     off = zero[index].unflatten(0, (placement.geometry.groups, -1))
-    Q_C, Q_A, reasons = aligned(operator, placement, seen, off)
+    Q_C, Q_A, reasons = aligned(operator, placement, inputs, off)
     product = KroneckerComplement(Q_C, Q_A)
     found = []
     if product.dimension:
         space = placed(operator, index, product)
         found.append(NullDirections(f"layer {name!r}", "; ".join(reasons), space))
-    if not saturated and seen is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in seen]:
-        alone = single_units(placement.geometry, seen, Q_C, lambda: active_terms(operator, placement))
+    if not saturated and inputs is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in inputs]:
+        alone = single_units(placement.geometry, inputs, Q_C, lambda: active_terms(operator, placement))
         if alone is not None and holds(operator, placed(operator, index, alone)):
             reason = f"{len(alone.parts)} of its units are active on too few samples to see every direction"
             found.append(
@@ -204,7 +204,7 @@ def in_layer(
 
 
 def aligned(
-    operator: NetworkOperator, placement: Placement, seen: list[RowSpace] | None, off: torch.Tensor
+    operator: NetworkOperator, placement: Placement, inputs: list[RowSpace] | None, off: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
     """Bases, by group, of the complement in Rᵐ and Rⁿ̂ of null columns and null rows of V, and the reasons.
 
@@ -215,11 +215,11 @@ def aligned(
     eye_C = torch.eye(per_group, dtype=torch.float64, device=operator.device)
     eye_A = torch.eye(width, dtype=torch.float64, device=operator.device)
     Q_C, Q_A, reasons = [eye_C] * groups, [eye_A] * groups, []
-    if seen is not None and any(rows.nullity for rows in seen):
-        bases = [rows.Q for rows in seen]
+    if inputs is not None and any(rows.nullity for rows in inputs):
+        bases = [rows.Q for rows in inputs]
         if holds(operator, placed(operator, index, KroneckerComplement(Q_C, bases))):
             Q_A = bases
-            reasons.append(f"its inputs span {min(rows.rank for rows in seen)} of {width} dimensions")
+            reasons.append(f"its inputs span {min(rows.rank for rows in inputs)} of {width} dimensions")
     gradient = operator.gradient[index].to(torch.float64)
     flat = FLAT * float(operator.gradient.norm())
     if groups == 1 and per_group > 1 and float(gradient.sum(0).norm()) <= flat:
@@ -228,7 +228,7 @@ def aligned(
             Q_C = others
             reasons.append("the loss does not change if all its outputs are shifted alike")
     columns, units = off.all(1), off.all(2)
-    inputs = int(columns.any(0).sum())
+    dead = int(columns.any(0).sum())
     bias = geometry.bias and not placement.first and not bool(columns[:, 0].all())
     # in front of a normalization a bias has no effect, but for rounding
     if bias and float(gradient[:, 0].norm()) <= flat and holds(operator, Coordinates(operator.order, index[:, 0])):
@@ -236,8 +236,8 @@ def aligned(
         reasons.append("its bias has no effect")
     if units.any():
         reasons.append(f"{int(units.sum())} of its units have no effect")
-    if inputs:
-        reasons.append(f"{inputs} of its inputs have no effect")
+    if dead:
+        reasons.append(f"{dead} of its inputs have no effect")
     Q_C = without(Q_C, [eye_C[:, own] for own in units])
     Q_A = without(Q_A, [eye_A[:, own] for own in columns])
     return Q_C, Q_A, reasons
@@ -312,16 +312,16 @@ def single_units(
     parts: list[tuple[slice | torch.Tensor, Span]] = []
     taken = 0
     for unit, block in blocks.items():
-        seen = inputs[geometry.group(unit)]
-        own = row_space(block, seen.Q)
-        if own.rank >= seen.rank:
+        space = inputs[geometry.group(unit)]
+        own = row_space(block, space.Q)
+        if own.rank >= space.rank:
             continue
         # the span of all rows without those of the unit
-        rest = torch.linalg.qr(seen.Q.T @ own.Q, mode="complete").Q[:, own.rank :]
+        rest = torch.linalg.qr(space.Q.T @ own.Q, mode="complete").Q[:, own.rank :]
         taken += 8 * width * rest.shape[1]
         if taken > KEPT:
             break
-        parts.append((slice(unit * width, (unit + 1) * width), Span(seen.Q @ rest)))
+        parts.append((slice(unit * width, (unit + 1) * width), Span(space.Q @ rest)))
     return DirectSum(geometry.units * width, parts) if parts else None
 
 
@@ -339,8 +339,8 @@ def candidates(geometry: Geometry, inputs: Sequence[RowSpace], batches: Iterable
             together += (by_group @ used).flatten(0, 1)
     chosen = []
     for unit in range(geometry.units):
-        seen = inputs[geometry.group(unit)]
-        few = active[unit] < 2 * seen.rank or bool(((together[unit] == 0) & ~seen.dead).any())
+        space = inputs[geometry.group(unit)]
+        few = active[unit] < 2 * space.rank or bool(((together[unit] == 0) & ~space.dead).any())
         if active[unit] > 0 and few:
             chosen.append(unit)
     return chosen

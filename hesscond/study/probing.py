@@ -132,7 +132,7 @@ class Probe(NamedTuple):
 
     data: ProbeData
     samples: int
-    seen: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
+    captured: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
     systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
     others: list[ProbeRow]  # rows that are complete already
     waits: bool  # rows may be made after the next steps: they need neither model nor method
@@ -205,16 +205,16 @@ class Prober:
         waits = self._loss_is_known and not check and not self.statements and is_small(recorded)
         if recorded is not None and not self._loss_is_known:
             self._loss_is_known = Recorded.captures([recorded], self.loss_fn, self.units) is not None
-        seen: Recorded | Mapping[str, LayerCapture] = {}
+        captured: Recorded | Mapping[str, LayerCapture] = {}
         if recorded is not None and self._loss_is_known:
-            seen = recorded
+            captured = recorded
         elif self.units:
             with again():
-                seen = self._capture(*pair)
+                captured = self._capture(*pair)
         checks: dict[str, CheckDirection] = {}
         if check:
             with again():
-                checks = self._compared(self._captures([seen])[0], pair)
+                checks = self._compared(self._captures([captured])[0], pair)
         others: list[ProbeRow] = []
         if self._by_products:
             with again():
@@ -228,12 +228,12 @@ class Prober:
                 except TypeError:
                     waits = False
         data = self._kept if waits else ProbeData("batch", pair, self._maker(pair), checks, again)
-        return Probe(data, len(targets), seen, systems, others, waits)
+        return Probe(data, len(targets), captured, systems, others, waits)
 
-    def _captures(self, seen: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
+    def _captures(self, captured: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
         """Captures of several probes; those of training passes of one form are made together."""
-        found = [{} if isinstance(own, Recorded) else own for own in seen]
-        passes = {k: own for k, own in enumerate(seen) if isinstance(own, Recorded)}
+        found = [{} if isinstance(own, Recorded) else own for own in captured]
+        passes = {k: own for k, own in enumerate(captured) if isinstance(own, Recorded)}
         at = list(passes)
         for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
             made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
@@ -245,8 +245,8 @@ class Prober:
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
         """Rows of several probes; blocks of one shape are decomposed together, without any change of digits."""
         # how several threads share a sum depends on what is summed up with it
-        with one_thread() if all(is_small(probe.seen) for probe in probes) else nullcontext():
-            captures = self._captures([probe.seen for probe in probes])
+        with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
+            captures = self._captures([probe.captured for probe in probes])
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
@@ -255,10 +255,10 @@ class Prober:
             for place, captured in own.items():
                 own_statistics = next(statistics)
                 centred = partial(centred_rows, captured.h) if self._reads_inputs else unread
-                seen = Inputs(own_statistics, partial(centred, own_statistics))
+                layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, seen, systems[place]))
+                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, systems[place]))
             found.append(units)
         rows = iter(self._rows([unit for units in found for unit in units]))
         return [
@@ -311,13 +311,13 @@ class Prober:
                     rows = centred_rows(captured.h, statistics[place])
                     stacked = np.vstack([factors[place], rows]) if place in factors else rows
                     factors[place] = np.asarray(np.linalg.qr(stacked, mode="r"))
-        seen = {
+        layer_inputs = {
             place: Inputs(own, partial(factors.__getitem__, place) if place in factors else partial(unread, own))
             for place, own in statistics.items()
         }
         systems = {place: self._systems(place) for place in self.units}
         found = [
-            Unit(data, place, unit, samples, hessian, seen[place], systems[place])
+            Unit(data, place, unit, samples, hessian, layer_inputs[place], systems[place])
             for (place, unit), hessian in hessians.items()
             if unit is not None
         ]
@@ -554,7 +554,7 @@ class Prober:
         first = one.unit == self.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             own_dtype = torch.float64 if self.config.precision == "float64" else None
-            seen = Observation(
+            observation = Observation(
                 inputs.centred(),
                 *live(inputs.statistics),
                 inputs.statistics.count,
@@ -567,13 +567,13 @@ class Prober:
                 LayerNetwork(self.model, self.loss_fn, one.data.pairs, one.place, own_dtype),
             )
             with one.data.again():
-                checked = [at | outcome for statement in wanted for outcome in outcomes(statement, seen)]
+                checked = [at | outcome for statement in wanted for outcome in outcomes(statement, observation)]
         return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
 
 
-def is_small(seen: Recorded | Mapping[str, LayerCapture] | None) -> bool:
-    """Whether ``seen`` is a training pass that is small enough to be kept."""
-    return isinstance(seen, Recorded) and seen.size <= KEPT
+def is_small(captured: Recorded | Mapping[str, LayerCapture] | None) -> bool:
+    """Whether ``captured`` is a training pass that is small enough to be kept."""
+    return isinstance(captured, Recorded) and captured.size <= KEPT
 
 
 def placed(method: Method, name: str) -> str:
@@ -708,10 +708,10 @@ def live(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:
     return statistics.mu[kept].cpu().numpy(), statistics.sigma[kept].cpu().numpy()
 
 
-def outcomes(one: LayerStatement, seen: Observation) -> Iterator[dict[str, Any]]:
+def outcomes(one: LayerStatement, observation: Observation) -> Iterator[dict[str, Any]]:
     """Rows of the table of statements; a layer that cannot be measured is not resolved."""
     try:
-        found = one.observe(seen)
+        found = one.observe(observation)
     except MatrixError as error:
         found = [Outcome("unresolved", reason=str(error))] * len(one.claims)
     for claim, outcome in zip(one.claims, found, strict=True):
