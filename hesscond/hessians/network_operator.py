@@ -431,14 +431,8 @@ class HessianOperator(NetworkOperator):
         The curvature is formed once for all blocks (see `hesscond.capture.separators`), and the largest matrix of a
         block is compared with a product of its operator. Blocks without a separator, or that differ, are left out.
 
-        Parameters
-        ----------
-        blocks
-            Operator of each block and the rows (u, w) of its units, by name of the block.
-        memory
-            Bytes for all matrices and the work on them.
-        matrices
-            Number of further matrices of the order of a unit that are needed to find κ of one.
+        ``blocks`` have the operator and the rows (u, w) of the units of each block; κ of a unit takes ``matrices`` more
+        matrices of its order.
         """
         found: dict[str, UnitMatrices] = {}
         left = dict(blocks)

@@ -39,27 +39,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class SolverProgress:
-    """Progress of an iteration at a restart, as passed to a callback.
+    """Progress of an iteration at a restart, as passed to a callback."""
 
-    Attributes
-    ----------
-    eigenvalues : (k,) float64
-        The Ritz values that are wanted, descending.
-    residuals : (k,) float64
-        Estimates of their residual norms.
-    norm
-        The largest |θ| seen.
-    products
-        Products so far.
-    phase
-        Present task: "iterating", or "searching" for eigenvalues that were missed.
-    """
-
-    eigenvalues: torch.Tensor
-    residuals: torch.Tensor
-    norm: float
+    eigenvalues: torch.Tensor  # (k,) float64, wanted Ritz values, descending
+    residuals: torch.Tensor  # (k,) float64, estimated residual norms
+    norm: float  # largest |θ| so far
     products: int
-    phase: str
+    phase: str  # "iterating", or "searching" for eigenvalues that were missed
 
 
 @dataclass(frozen=True, repr=False)
