@@ -225,7 +225,7 @@ class Catalogue:
 
     def kind(self, name: str) -> str:
         """Class of the module that a block belongs to, or "Parameter"; empty for a named group of parameters."""
-        base = PART.sub(r"\1", name)
+        base = without_part(name)
         module = self.module(base)
         if module is not None:
             return type(module).__name__
@@ -240,8 +240,7 @@ class Catalogue:
 
     def is_glob(self, name: str) -> bool:
         """Whether a name is a pattern of names."""
-        part = PART.fullmatch(name)
-        base = part[1] if part else name
+        base = without_part(name)
         return base not in self._owners and base not in self.parameters and any(sign in base for sign in "*?[")
 
     def members(self, group: str, given: Iterable[str] | str) -> tuple[str, ...]:
@@ -258,8 +257,7 @@ class Catalogue:
     def refuse_frozen(self, name: str) -> None:
         """Raise a ConfigError for the name of a parameter that requires no gradient."""
         block = self.block(name)
-        part = PART.fullmatch(name)
-        if (part[1] if part else name) in self.parameters and not self.parameters[block.parameters[0]].requires_grad:
+        if without_part(name) in self.parameters and not self.parameters[block.parameters[0]].requires_grad:
             raise ConfigError(frozen(block.parameters[0]))
 
     def group(self, name: str, members: Iterable[str]) -> Block:
@@ -282,17 +280,9 @@ class Catalogue:
         for number, block in enumerate(blocks, 1):
             known.append(block.name)
             for piece in block.pieces:
-                size = piece.count * piece.width
-                owner = owners.setdefault(piece.parameter, torch.zeros(size, dtype=torch.int32))
-                index = piece.index()
-                own = owner if index is None else owner[index]
-                if own.any():
-                    other = known[int(own[own > 0][0]) - 1]
-                    raise ConfigError(message.format(repr(piece.parameter), other, block.name))
-                if index is None:
-                    owner.fill_(number)
-                else:
-                    owner[index] = number
+                if other := owner_of(piece, owners):
+                    raise ConfigError(message.format(repr(piece.parameter), known[other - 1], block.name))
+                take(piece, owners, number)
 
     def _of_module(self, name: str, module: nn.Module, inside: Sequence[str]) -> Block:
         """Block of a module's parameters: units are the rows of the first, and of others with as many rows."""
@@ -588,27 +578,23 @@ class Catalogue:
             names = [n for n in (*self._module_names(), *self._parameter_names()) if fnmatchcase(n, base)]
             candidates = [f"{n}[{label}]" for n in names if label in self.parts(n) or ":" in label]
         else:
-            own = [name for name in self.natural if self._matches(name, pattern)]
+            own = [n for n in self.natural if fnmatchcase(n, pattern) or fnmatchcase(without_part(n), pattern)]
             rest = [n for n in (*self._parameter_names(), *self._module_names()) if fnmatchcase(n, pattern)]
             candidates = [*own, *rest]
         blocks = {name: self.natural.get(name) or self.block(name) for name in candidates}
         trained = {name for name, b in blocks.items() if any(self.parameters[p].requires_grad for p in b.parameters)}
         taken_names: list[str] = []
-        covered: dict[str, torch.Tensor] = {}
+        owners: dict[str, torch.Tensor] = {}
         for name, block in blocks.items():
             if trained and name not in trained:
                 continue
-            if not any(overlaps(piece, covered) for piece in block.pieces):
+            if not any(owner_of(piece, owners) for piece in block.pieces):
                 taken_names.append(name)
                 for piece in block.pieces:
-                    cover(piece, covered)
+                    take(piece, owners, 1)
         if not taken_names:
             raise ConfigError(f"no layer or parameter of the model matches {pattern!r}: {self._nearest(pattern)}")
         return taken_names
-
-    def _matches(self, name: str, pattern: str) -> bool:
-        part = PART.fullmatch(name)
-        return fnmatchcase(name, pattern) or (part is not None and fnmatchcase(part[1], pattern))
 
     def _module_names(self) -> list[str]:
         return [name for name, module in self.modules.items() if name and self._inside(name, module)]
@@ -751,20 +737,26 @@ def refuse_unclear(name: str, piece: Piece, reason: str) -> None:
         )
 
 
-def overlaps(piece: Piece, covered: Mapping[str, torch.Tensor]) -> bool:
-    """Whether entries of a piece are covered."""
-    mask, index = covered.get(piece.parameter), piece.index()
-    return mask is not None and bool((mask if index is None else mask[index]).any())
+def owner_of(piece: Piece, owners: Mapping[str, torch.Tensor]) -> int:
+    """Number of the owner of an entry of a piece; 0 if no entry has one."""
+    owner, index = owners.get(piece.parameter), piece.index()
+    if owner is None:
+        return 0
+    owned = owner[slice(None) if index is None else index]
+    return int(owned[owned > 0][0]) if bool(owned.any()) else 0
 
 
-def cover(piece: Piece, covered: dict[str, torch.Tensor]) -> None:
-    """Mark the entries of a piece."""
+def take(piece: Piece, owners: dict[str, torch.Tensor], number: int) -> None:
+    """Give the entries of a piece to an owner."""
     size = piece.count * piece.width
-    mask, index = covered.setdefault(piece.parameter, torch.zeros(size, dtype=torch.bool)), piece.index()
-    if index is None:
-        mask.fill_(True)
-    else:
-        mask[index] = True
+    owner, index = owners.setdefault(piece.parameter, torch.zeros(size, dtype=torch.int32)), piece.index()
+    owner[slice(None) if index is None else index] = number
+
+
+def without_part(name: str) -> str:
+    """Name of the module or parameter that a name is a part of, or the name itself."""
+    part = PART.fullmatch(name)
+    return part[1] if part else name
 
 
 def role(model: nn.Module, name: str) -> Role:
@@ -786,8 +778,7 @@ def role(model: nn.Module, name: str) -> Role:
     """
     catalogue = Catalogue(model)
     catalogue.block(name)
-    part = PART.fullmatch(name)
-    base = part[1] if part else name
+    base = without_part(name)
     module = catalogue.owner(base) if (own := catalogue.module(base)) is None else own
     kind, depth = role_of(name)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):

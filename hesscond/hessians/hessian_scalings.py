@@ -53,13 +53,7 @@ class OptimalDiagonal(HessianScaling):
     name = "optimal diagonal"
 
     def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
-        """D for the Hessian of a unit or a layer; 1 where it is zero, as that of a dead unit is.
-
-        Raises
-        ------
-        ConfigError
-            The Hessian has negative eigenvalues, or no factor is known.
-        """
+        """D of a semidefinite Hessian with a known factor, else a ConfigError; 1 where the Hessian is zero."""
         factored = semidefinite(hessian, "diagonal")
         factor = factored.factor()
         if not factor.any():
@@ -78,13 +72,7 @@ class OptimalKronecker(HessianScaling):
     name = "optimal Kronecker"
 
     def at(self, hessian: BlockHessian) -> Kronecker:
-        """L and R for the Hessian of a layer.
-
-        Raises
-        ------
-        ConfigError
-            The Hessian is that of a unit, has negative eigenvalues or no known factor, or is zero.
-        """
+        """L and R of a layer's semidefinite Hessian with a known factor; a ConfigError for other and zero ones."""
         if hessian.units == 1 and hessian.order > 1:
             raise ConfigError(
                 "the optimal Kronecker preconditioner acts across the units of a layer: measure at level='layer'"
