@@ -118,21 +118,18 @@ def lanczos(
 
     Notes
     -----
-    *Certain*, up to the rounding of the products (``operator.rounding``), is that θ ± ‖r‖ contains an eigenvalue of A,
-    as many in overlapping ones as there are, and that the i-th eigenvalue from the top is no smaller than the i-th
-    value (from the bottom: no larger), as Ritz values are.
+    *Certain*, up to the rounding of the products (``operator.rounding``): θ ± ‖r‖ contains an eigenvalue of A,
+    overlapping intervals contain as many as there are, and the i-th eigenvalue from the top is no smaller than the i-th
+    value (from the bottom: no larger).
 
-    Nothing further out was missed, except with the probability ``missed`` over random vectors: u of the
-    outermost eigenvalue λ has a component in the start v that is not smaller than a known bound, and ‖p(A)v‖, p the
-    polynomial of the iteration, would exceed what it is, if λ were further out than a place that the Ritz values and
-    the recurrence's coefficients give (`Krylov.excludes`), restarted or not. One eigenvalue of an end without ``start``
-    and with ``block=1`` is iterated on until this place is ``tol`` away, or for as many products again and 20 more,
-    and its interval reaches as far as that. Otherwise a Krylov space from one vector does not do, as it contains one
-    copy of a multiple eigenvalue: what was found is locked and a process started on the complement from a random
-    vector, until the others are excluded from being further out than half the way to what was found, or than 10 times
-    ``tol`` beyond their own outermost Ritz value where that is too close; or a wanted eigenvalue turns up, and the
-    iteration goes on with it. The i-th interval then contains the i-th eigenvalue, and it is the quadratic one where
-    the rest is further in, or reaches as far as the rest where that is not told apart: see `intervals`.
+    *Except with the probability* ``missed`` *over random vectors*, nothing further out was missed. The eigenvector of
+    the outermost eigenvalue λ has a component of known size in a random start v, which bounds λ by the Ritz values and
+    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end, without ``start``
+    and with ``block=1``, is iterated on until this bound is ``tol`` away, or for as many products again and 20 more; its
+    interval extends to the bound. Otherwise, since a Krylov space of one vector has one copy of a multiple eigenvalue,
+    the values found are locked and a process is started on their complement, until it bounds all others half way to the
+    values found (or by 10 ``tol`` beyond its own outermost value), or finds a wanted one, with which the iteration
+    continues. The i-th interval then contains the i-th eigenvalue: see `intervals`.
 
     Examples
     --------

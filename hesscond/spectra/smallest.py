@@ -109,32 +109,28 @@ def smallest_nonzero(
     Notes
     -----
     *When it stops.* With ε = ``operator.rounding``·‖A‖, a pair (θ, r) is settled if ‖r‖ ≤ |θ|/10, ‖r‖ + ε ≤ |θ|/2
-    (so that it is certainly not zero) and its error is estimated to be at most max(tol·|θ|, ε): by ‖r‖, by ‖R‖²/gap
-    for the residuals R of it and all smaller ones and the gap to the next, or, for a positive semidefinite A with an
-    M, by the same in the norm of A⁻¹ (`hesscond.spectra.error_estimates`). There rᵀA⁻¹r is taken to be 2 c rᵀM⁻¹r, c
-    the largest observed ratio of a decrease of θ to the rᵀM⁻¹r before it. That is an estimate; it decides when to stop
-    and nothing else. ``lower`` and ``upper`` follow from residuals in the 2-norm, and are wider.
+    (so that it is certainly not zero) and its estimated error is at most max(tol·|θ|, ε). Estimates are ‖r‖; ‖R‖²/gap
+    for the residuals R of the pair and all smaller ones; and, for a positive semidefinite A with an M, the same in the
+    norm of A⁻¹, with rᵀA⁻¹r taken to be 2 c rᵀM⁻¹r, c the largest observed ratio of a decrease of θ to the rᵀM⁻¹r
+    before it (`hesscond.spectra.error_estimates`). They only decide when to stop: ``lower`` and ``upper`` follow from
+    residuals in the 2-norm, and are wider.
 
-    *What is zero.* |θ| ≤ ε/2 with ‖r‖ ≤ 100ε: a null direction, counted, left out, and the search goes on. Up to 3ε:
-    neither zero nor not; then nothing converges, and the message says so. If null directions were found, the smallest
-    nonzero |λ| must also be 1,000 times their error bound, as everywhere in this package: that is ε for a positive
-    semidefinite A, else the largest of their ‖r‖.
+    *What is zero.* A direction with |θ| ≤ ε/2 and ‖r‖ ≤ 100ε is null: it is counted and left out. With |θ| up to 3ε
+    nothing converges, and the message says so. If null directions were found, the smallest nonzero |λ| must also be
+    1,000 times their error bound: ε for a positive semidefinite A, else the largest of their ‖r‖.
 
-    *What may be missed.* No finite number of products proves that nothing is smaller. The space starts with random
-    vectors, and after the wanted pairs have settled it is searched again from fresh ones, in which a missed eigenvector
-    has a component with probability one, which M⁻¹ enlarges; but there is no rate. ``converged``, and the quadratic
-    intervals, which take the gap from there, rest on that. That each interval θ ± (‖r‖ + ε) contains an eigenvalue
-    does not. For a positive semidefinite A two random vectors and the residual itself join the space, and the first
-    pair that lies mostly in what is new is improved until, by its residual, it has next to no component in anything
-    smaller, and stays above what is wanted. For another A a second space is built on the complement of what is wanted,
-    with the smallest singular vectors of AV, which bound |λ| from above, until four pairs are clear in that sense
-    (`hesscond.spectra.davidson.Missing`). If it cannot be finished, nothing converges, and the message says so.
+    *What may be missed.* No finite number of products proves that nothing is smaller. After the wanted pairs have
+    settled, the space is searched again from fresh random vectors, in which a missed eigenvector has a component with
+    probability one, and which M⁻¹ enlarges; but there is no rate. ``converged`` and the quadratic intervals rest on
+    that; that each interval θ ± (‖r‖ + ε) contains an eigenvalue does not. For a positive semidefinite A the first pair
+    that lies mostly in the new directions is improved until its residual excludes components of smaller eigenvalues.
+    For another A a second space is built on the complement of the wanted pairs, with the smallest singular vectors of AV,
+    until four pairs are clear in that sense (`hesscond.spectra.davidson.Missing`). If the search cannot be finished,
+    nothing converges, and the message says so.
 
-    Measured: in 2,000 random spectra (graded, clustered, indefinite, with poor inverses), 750 of them indefinite, and
-    100 graded ones with alternating signs, no converged result was wrong; of those with alternating signs, n 100 to 350
-    and κ 1e2 to 1e7, a quarter converged within 1,500 products. Where the iteration itself settles on the second
-    smallest in one run of three (n = 350, κ = 1e4, neighbours 2.7 % apart), none of 400 runs was wrong, six did not
-    converge, and 1,070 products were needed on average, two thirds of them for the search.
+    Measured: of 2,000 random spectra (graded, clustered, indefinite, with poor inverses) and 100 graded ones with
+    alternating signs, no converged result was wrong; of the latter, n 100 to 350 and κ 1e2 to 1e7, a quarter converged
+    within 1,500 products.
 
     Examples
     --------
