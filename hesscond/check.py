@@ -58,37 +58,20 @@ class Check:
     For a random direction v, the product with the computed Hessian is compared with the product by double backward
     through the unmodified model; so are the gradients. Both are scaled so that small features count as much as large
     ones.
-
-    Attributes
-    ----------
-    difference
-        Largest relative difference.
-    bound
-        Difference that rounding explains: 1e-8 in float64, or more if the rounding of the model's product was measured
-        and is larger. From 1 on, the model's product is only rounding and decides nothing.
-    built, own
-        vᵀHv of the computed Hessian, and by double backward through the model.
-    slopes
-        Difference of the gradients.
-    unit
-        Unit whose Hessian was multiplied; None: the whole layer or network.
-    central
-        Comparison of the model's double backward with central differences of its gradient, on the first batch in
-        which the loss depends on the parameters; None: not made.
-    culprit
-        Module (or the loss) whose second derivatives are not those of its gradient; empty if none was found.
-    zero
-        Whether the Hessian is numerically zero: no product is larger than the rounding of the model's product.
     """
 
-    difference: float
+    difference: float  # largest relative difference
+    #: difference that rounding explains: at least 1e-8 in float64; from 1 on, the model's product is only rounding
     bound: float
-    built: float
-    own: float
-    slopes: float = 0.0
-    unit: int | None = None
+    built: float  # vᵀHv of the computed Hessian
+    own: float  # vᵀHv by double backward through the model
+    slopes: float = 0.0  # difference of the gradients
+    unit: int | None = None  # None: the whole layer or network
+    #: comparison of double backward with central differences, on the first batch on which the loss depends
     central: Difference | None = None
+    #: module (or the loss) whose second derivatives are not those of its gradient, if one was found
     culprit: str = ""
+    #: whether the Hessian is numerically zero: no product is larger than the rounding of the model's product
     zero: bool = False
 
     @property

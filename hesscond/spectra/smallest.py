@@ -108,12 +108,12 @@ def smallest_nonzero(
 
     Notes
     -----
-    *When it stops.* With ε = ``operator.rounding``·‖A‖, a pair (θ, r) is settled if ‖r‖ ≤ |θ|/10, ‖r‖ + ε ≤ |θ|/2
-    (so that it is certainly not zero) and its estimated error is at most max(tol·|θ|, ε). Estimates are ‖r‖; ‖R‖²/gap
-    for the residuals R of the pair and all smaller ones; and, for a positive semidefinite A with an M, the same in the
-    norm of A⁻¹, with rᵀA⁻¹r taken to be 2 c rᵀM⁻¹r, c the largest observed ratio of a decrease of θ to the rᵀM⁻¹r
-    before it (`hesscond.spectra.error_estimates`). They only decide when to stop: ``lower`` and ``upper`` follow from
-    residuals in the 2-norm, and are wider.
+    *When it stops.* With ε = ``operator.rounding``·‖A‖, a pair (θ, r) is settled if ‖r‖ ≤ |θ|/10, ‖r‖ + ε ≤ |θ|/2 (so
+    that it is certainly not zero) and its estimated error is at most max(tol·|θ|, ε). Estimates are ‖r‖; ‖R‖²/gap for
+    the residuals R of the pair and all smaller ones; and, for a positive semidefinite A with an M, the same in the norm
+    of A⁻¹, with rᵀA⁻¹r taken to be 2 c rᵀM⁻¹r, c the largest observed ratio of a decrease of θ to the rᵀM⁻¹r before it
+    (`hesscond.spectra.error_estimates`). They only decide when to stop: ``lower`` and ``upper`` follow from residuals
+    in the 2-norm, and are wider.
 
     *What is zero.* A direction with |θ| ≤ ε/2 and ‖r‖ ≤ 100ε is null: it is counted and left out. With |θ| up to 3ε
     nothing converges, and the message says so. If null directions were found, the smallest nonzero |λ| must also be
@@ -124,9 +124,9 @@ def smallest_nonzero(
     probability one, and which M⁻¹ enlarges; but there is no rate. ``converged`` and the quadratic intervals rest on
     that; that each interval θ ± (‖r‖ + ε) contains an eigenvalue does not. For a positive semidefinite A the first pair
     that lies mostly in the new directions is improved until its residual excludes components of smaller eigenvalues.
-    For another A a second space is built on the complement of the wanted pairs, with the smallest singular vectors of AV,
-    until four pairs are clear in that sense (`hesscond.spectra.davidson.Missing`). If the search cannot be finished,
-    nothing converges, and the message says so.
+    For another A a second space is built on the complement of the wanted pairs, with the smallest singular vectors of
+    AV, until four pairs are clear in that sense (`hesscond.spectra.davidson.Missing`). If the search cannot be
+    finished, nothing converges, and the message says so.
 
     Measured: of 2,000 random spectra (graded, clustered, indefinite, with poor inverses) and 100 graded ones with
     alternating signs, no converged result was wrong; of the latter, n 100 to 350 and κ 1e2 to 1e7, a quarter converged
