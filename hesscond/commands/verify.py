@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,9 +195,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             }
             for tally in verdict.tallies
         ],
-        "counterexamples": [
-            {"claim": e.claim, "matrix": e.matrix, "text": e.text, "factor": e.factor} for e in verdict.counterexamples
-        ],
+        "counterexamples": [asdict(one) for one in verdict.counterexamples],
         "readings": [
             {
                 "name": r.reading.name,

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -144,11 +145,15 @@ class Comparison:
         self.reach[method] = wider
         return True
 
+    @cached_property
+    def unprobed(self) -> StudyConfig:
+        """The study without its probes."""
+        return self.study.model_copy(update={"probe": self.study.probe.unmeasured})
+
     def tried(self, method: str, rate: float) -> RunPlan:
         """Plan of a run of the grid, without probes."""
-        study = self.study.model_copy(update={"probe": self.study.probe.unmeasured})
         folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
-        return RunPlan(study, method, self.seeds[0], rate, folder, self.device)
+        return RunPlan(self.unprobed, method, self.seeds[0], rate, folder, self.device)
 
     def probed(self, method: str, rate: float, seed: int) -> RunPlan:
         """Plan of a run with the study's probe."""
