@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # a plain checkout: nothing is installed
 sys.path[:0] = [str(ROOT)]
 
-from matrix_free_products import described, products_a_second, whole_network_rows  # noqa: E402
 from measuring import (  # noqa: E402
     Outcome,
     TimeUp,
@@ -42,6 +41,7 @@ from measuring import (  # noqa: E402
     timing_table,
 )
 from networks import resnet18  # noqa: E402
+from products import described, products_a_second, whole_network_rows  # noqa: E402
 from workloads import (  # noqa: E402
     FULL,
     QUICK,

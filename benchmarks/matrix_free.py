@@ -1,194 +1,460 @@
-"""The matrix-free engine next to other tools: products, the top and the bottom of a spectrum, densities.
+"""The matrix-free engine next to other tools: products, λ_max of a network, λ_min⁺ of layers.
 
-Rows of a table are interleaved in one process, so that a noisy machine disturbs them alike. "gradients" are forward and
-backward passes over the same data, compared turn by turn. Errors are true ones, against a truth that none of our code
-computed. Run: ``make bench``; with HESSCOND_DATA_DIR naming a folder with CIFAR-10, the network sees that data set.
+Rows are interleaved in one process, so that a noisy machine disturbs them alike; "gradients" are forward and backward
+passes over the same data. Errors are true ones, against a truth that none of our code computed. ``python
+benchmarks/matrix_free.py [--only product|top|bottom]``, with HESSCOND_DATA_DIR naming a folder with CIFAR-10.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
-import textwrap
+import time
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from matrix_free_bottom import (
-    FULL_RANK,
-    PLANTED,
-    SMALL_FULL_RANK,
-    SMALL_PLANTED,
-    WIDE,
-    Layer,
-    LayerSize,
-    Solved,
-    bottom_table,
-    compare_bottoms,
-    compare_wide,
-)
-from matrix_free_density import Effort, compare_densities, known_spectrum
-from matrix_free_products import (
-    DTYPES,
-    NETWORKS,
-    TARGET,
-    described,
-    disagreement,
-    in_gradients,
-    product_rows,
-    product_table,
-    stream_rows,
-)
-from matrix_free_top import ACCURACY, SEEDS, compare_tops, networks
-from measuring import Outcome, environment, interleaved
-from networks import perceptron
-from workloads import FULL, QUICK, Problem, Row
+from measuring import TimeUp, environment, interleaved, milliseconds, seconds_of, table, time_limit
+from networks import convolutional_network, he_network, perceptron, transformer
+from peers import double_by_default, features_and_factors
+from products import described, direction, in_gradients, jvp_of_gradient, product_rows, row
+from scipy.sparse.linalg import LinearOperator as ScipyOperator
+from scipy.sparse.linalg import eigsh, lobpcg
+from torch import nn
+from workloads import FULL, QUICK, Problem, Size, training_set
+
+from hesscond.hessians import HessianOperator
+from hesscond.hessians.network_inverse import network_inverse
+from hesscond.hessians.null_directions import combined, network_null_directions
+from hesscond.operators import ApproximateInverse, Deflated, Subspace, SymmetricOperator
+from hesscond.spectra.lanczos import lanczos
+from hesscond.spectra.smallest import smallest_nonzero
 
 CPU = torch.device("cpu")
+Found = list[dict[str, Any]]
 
 
-class Bench:
-    """Runs sections, prints their tables, and keeps what they measured."""
+def why_not(error: str) -> str:
+    """What a table says of a row without a time."""
+    reason = error.strip().splitlines()[-1]
+    return "not installed" if reason.startswith(("ModuleNotFoundError", "ImportError")) else f"FAILED: {reason}"[:50]
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.quick = arguments, arguments.quick
-        self.size = QUICK if arguments.quick else FULL
-        self.measured: dict[str, Any] = {"environment": environment(CPU)}
-        self.failed = False
+
+# products
+
+
+def products(size: Size, effort: dict[str, Any]) -> dict[str, Any]:
+    """Products in gradients, float32 and float64, of three networks."""
+    found: dict[str, Any] = {}
+    for name, make in {"MLP": perceptron, "CNN": convolutional_network, "transformer": transformer}.items():
+        outcomes = {}
+        for dtype in (torch.float32, torch.float64):
+            problem = make(size, dtype, CPU)
+            vector, H = direction(problem), HessianOperator(problem.model, problem.loss_fn, problem.batch, dtype=dtype)
+            expected = jvp_of_gradient(problem, vector)()
+            off = float((H @ vector - expected).norm() / expected.norm())
+            if off > 1e3 * torch.finfo(dtype).eps:
+                raise RuntimeError(f"{name}: our product and torch.func's differ by {off:.0e} of the norm")
+            outcomes[dtype] = interleaved(product_rows(problem), CPU, **effort)
+        print(f"\nProducts, in gradients: {name}, {described(problem)}\n")
+        lines = []
+        for single, double in zip(*outcomes.values(), strict=True):
+            cells = [single.what]
+            for outcome, rows in zip((single, double), outcomes.values(), strict=True):
+                unit = next(o for o in rows if o.key == ("gradient-stream" if "stream" in outcome.key else "gradient"))
+                ratio = None if outcome.error else in_gradients(outcome, unit)
+                cells.append(why_not(outcome.error or "") if ratio is None else f"{ratio:.2f}")
+            lines.append(cells)
+        print(table(("product", "float32", "float64"), lines, left=(0,)), flush=True)
+        found[name] = {str(dtype): [o.as_dict() for o in rows] for dtype, rows in outcomes.items()}
+    return found
+
+
+# the largest eigenvalue of a network, to a true relative error
+
+ACCURACY, SEEDS = 1e-6, (0, 1, 2)
+#: Tolerances of the Lanczos methods and of the power iteration, and numbers of steps of the one without a tolerance.
+TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
+POWER_TOLERANCES = (1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+STEPS = (4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 50)
+Solve = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A float64 model with a loss and the batches of its data."""
+
+    model: nn.Module
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    loss_fn: nn.Module
 
     @property
-    def effort(self) -> dict[str, Any]:
-        """How long a row is repeated."""
-        rounds, seconds = (3, 0.2) if self.quick else (60, self.arguments.seconds)
-        return {"seconds": seconds, "rounds": rounds, "limit": self.arguments.limit}
+    def data(self) -> Any:
+        """The only batch, or all of them."""
+        return self.batches[0] if len(self.batches) == 1 else self.batches
 
-    def interleaved(self, rows: Sequence[Row]) -> list[Outcome]:
-        """Time rows; a failure of ours makes the exit code 1."""
-        return self.checked(interleaved(rows, CPU, **self.effort))
 
-    def checked(self, outcomes: list[Outcome]) -> list[Outcome]:
-        """Note failures of our own rows."""
-        self.failed |= any(outcome.error is not None and "hesscond" in outcome.what for outcome in outcomes)
-        return outcomes
+def true_top(network: Network) -> float:
+    """The largest eigenvalue by scipy on a product of a few lines, alike from two random starts."""
+    parameters = list(network.model.parameters())
+    total, order = sum(len(x) for x, _ in network.batches), sum(p.numel() for p in parameters)
 
-    # sections
+    def product(vector: np.ndarray) -> np.ndarray:
+        parts = torch.from_numpy(vector.ravel()).split([p.numel() for p in parameters])
+        result = torch.zeros(order, dtype=torch.float64)
+        for inputs, targets in network.batches:
+            loss = network.loss_fn(network.model(inputs), targets) * (len(inputs) / total)
+            gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+            along = sum((g * part.view_as(g)).sum() for g, part in zip(gradients, parts, strict=True))
+            result += torch.cat([h.reshape(-1) for h in torch.autograd.grad(along, parameters)])
+        return result.numpy()
 
-    def product(self) -> None:
-        """Products next to gradients."""
-        found: dict[str, Any] = {}
-        for name, make in NETWORKS.items():
-            problems = {dtype: make(self.size, dtype, CPU) for dtype in DTYPES}
-            agreement = ", ".join(
-                f"{disagreement(problem):.0e} ({str(dtype).removeprefix('torch.')})"
-                for dtype, problem in problems.items()
+    operator, tops = ScipyOperator((order, order), matvec=product, dtype=np.float64), []
+    for seed in (0, 1):
+        start = np.random.default_rng(seed).standard_normal(order)
+        options = {"which": "LA", "tol": 1e-14, "ncv": min(40, order - 1), "return_eigenvectors": False}
+        tops.append(float(eigsh(operator, 1, v0=start, **options)[0]))
+    if abs(tops[0] - tops[1]) > 1e-12 * tops[0]:
+        raise RuntimeError(f"the truth is not known: {tops} from two random starts")
+    return tops[0]
+
+
+def tools(network: Network) -> dict[str, list[tuple[str, Solve]]]:
+    """Ways to call each tool, from the cheapest on; the fastest one that is exact enough at all seeds is timed."""
+
+    def ours(tol: float) -> Solve:
+        def call(seed: int) -> float:
+            operator = HessianOperator(network.model, network.loss_fn, network.data)
+            return float(lanczos(operator, 1, "top", tol=tol, seed=seed).eigenvalues[0])
+
+        return call
+
+    def operator_of_curvlinops() -> ScipyOperator:
+        from curvlinops import HessianLinearOperator
+
+        given = network.model, network.loss_fn, list(network.model.parameters()), network.batches
+        # the check takes several products
+        return HessianLinearOperator(*given, check_deterministic=False).to_scipy()
+
+    def arpack(make: Callable[[], ScipyOperator], ncv: int, tol: float) -> Solve:
+        def call(seed: int) -> float:
+            A = make()
+            start = np.random.default_rng(seed).standard_normal(A.shape[0])
+            return float(eigsh(A, 1, which="LA", ncv=ncv, tol=tol, v0=start, return_eigenvectors=False)[0])
+
+        return call
+
+    def pyhessian(tol: float) -> Solve:
+        def call(seed: int) -> float:
+            from pyhessian import hessian
+
+            torch.manual_seed(seed)
+            # it leaves gradients with their graph behind
+            model, single = copy.deepcopy(network.model), len(network.batches) == 1
+            data = {"data": network.batches[0]} if single else {"dataloader": network.batches}
+            with double_by_default():
+                values, _ = hessian(model, network.loss_fn, cuda=False, **data).eigenvalues(maxIter=10_000, tol=tol)
+            model.zero_grad()
+            # its vectors have norm 1/(1 + 1e-6), and its eigenvalue is off by the square of that
+            return float(values[0]) * (1 + 1e-6) ** 2
+
+        return call
+
+    def eigenthings(steps: int) -> Solve:
+        def call(seed: int) -> float:
+            import hessian_eigenthings as he
+
+            operator = he.HessianOperator(network.model, network.batches, he.supervised_loss(network.loss_fn))
+            return float(he.lanczos(operator, 1, "LA", min(steps, operator.size), seed=seed).eigenvalues[0])
+
+        return call
+
+    def eigsh_of(make: Callable[[], ScipyOperator]) -> list[tuple[str, Solve]]:
+        return [(f"ncv {ncv}, tol {tol:.0e}", arpack(make, ncv, tol)) for ncv in (6, 10, 20) for tol in TOLERANCES]
+
+    return {
+        "hesscond": [(f"tol {tol:.0e}", ours(tol)) for tol in TOLERANCES],
+        "hesscond, default": [("tol 1e-08", ours(1e-8))],
+        "hesscond's operator, eigsh": eigsh_of(
+            lambda: HessianOperator(network.model, network.loss_fn, network.data).to_scipy()
+        ),
+        "curvlinops, eigsh": eigsh_of(operator_of_curvlinops),
+        "PyHessian × (1 + 1e-6)²": [(f"tol {tol:.0e}", pyhessian(tol)) for tol in POWER_TOLERANCES],
+        "hessian-eigenthings": [(f"{steps} steps", eigenthings(steps)) for steps in STEPS],
+    }
+
+
+def exact_enough(ways: Sequence[tuple[str, Solve]], truth: float, seeds: Sequence[int], limit: float) -> dict[str, Any]:
+    """The fastest way that is exact enough at all seeds, or why there is none."""
+    best: dict[str, Any] = {"error": f"no way is within {ACCURACY:.0e}", "reached": False}
+    for label, call in ways:
+        if best["reached"] and label.partition(",")[0] == best["setting"].partition(",")[0]:
+            # a tighter tolerance of what suffices
+            continue
+        try:
+            with time_limit(limit):
+                found = [seconds_of(lambda c=call, s=seed: c(s), CPU) for seed in seeds]
+        except TimeUp:
+            continue
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "reached": False}
+        worst = max(abs(value - truth) / truth for _, value in found)
+        took = min(seconds for seconds, _ in found)
+        if worst <= ACCURACY and not (best["reached"] and best["took"] <= took):
+            best = {"setting": label, "call": call, "worst_error": worst, "took": took, "reached": True}
+    return best
+
+
+def tops(size: Size, effort: dict[str, Any]) -> dict[str, Any]:
+    """λ_max of fc-cifar10's network by every tool, on one mini-batch and on several."""
+    found: dict[str, Any] = {}
+    several, seeds = (2, SEEDS[:1]) if size is QUICK else (10, SEEDS)
+    for count in (1, several):
+        samples = training_set(size, CPU)
+        pairs = zip(samples.inputs.split(size.batch), samples.targets.split(size.batch), strict=True)
+        batches = [(inputs.double(), targets) for (inputs, targets), _ in zip(pairs, range(count), strict=False)]
+        network = Network(he_network(size, torch.float64), batches, nn.CrossEntropyLoss())
+        truth, name = true_top(network), f"{count} × {size.batch} samples, {samples.source}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            asked = tools(network).items()
+            best = {tool: exact_enough(ways, truth, seeds, effort["limit"]) for tool, ways in asked}
+            rows = [row(tool, tool, lambda c=b["call"]: c(SEEDS[0])) for tool, b in best.items() if b["reached"]]
+            timed = {outcome.key: outcome for outcome in interleaved(rows, CPU, **effort)}
+        unit, lines = timed["hesscond"].median if "hesscond" in timed else None, []
+        for tool, b in best.items():
+            median = timed[tool].median if tool in timed else None
+            if median is None:
+                lines.append([tool, "–", "–", "–", why_not(b.get("error") or "not run")])
+                continue
+            times = f"{median / unit:.2f}" if unit else "–"
+            lines.append([tool, milliseconds(median), times, b["setting"], f"{b['worst_error']:.0e}"])
+        print(f"\nλ_max of the network to {ACCURACY:.0e}: {name}; the truth is {truth:.12g}\n")
+        head = ("tool", "ms", "× hesscond", "fastest setting that suffices", "true error")
+        print(table(head, lines, left=(0, 3, 4)), flush=True)
+        found[name] = [{"tool": tool, **{k: v for k, v in b.items() if k != "call"}} for tool, b in best.items()]
+    return found
+
+
+# the smallest nonzero eigenvalue of a layer
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """A dense layer with ReLU behind it and a linear head, and its data.
+
+    ``decades`` is how far the scales of the inputs' principal directions fall, ``copies`` the number of features that
+    repeat another (``units`` null directions each), ``cap`` the number of products that a solver may take.
+    """
+
+    inputs: int
+    units: int
+    samples: int
+    decades: float
+    classes: int = 10
+    copies: int = 0
+    cap: int = 1500
+
+    @property
+    def order(self) -> int:
+        """Parameters of the layer."""
+        return (self.inputs + 1) * self.units
+
+    @property
+    def null(self) -> int:
+        """Null directions that are planted."""
+        return self.copies * self.units
+
+
+SIZES = (LayerSize(100, 50, 20_000, 2.0), LayerSize(125, 40, 20_000, 2.0, copies=1), LayerSize(500, 200, 40_000, 1.7))
+SMALL = (
+    LayerSize(24, 16, 1_500, 1.0, classes=5, cap=100),
+    LayerSize(24, 16, 1_500, 1.0, classes=5, copies=1, cap=100),
+)
+#: The largest order of a dense truth, and bytes of products of features that are formed at a time for it.
+DENSE, PIECE = 6_000, 2.5e8
+
+
+def layer_problem(size: LayerSize) -> Problem:
+    """The network and normally distributed inputs with graded scales along random directions, float64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(size.inputs, size.units), nn.ReLU(), nn.Linear(size.units, size.classes)).double()
+    nn.init.kaiming_normal_(model[0].weight, nonlinearity="relu")
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    nn.init.zeros_(model[0].bias)
+    model[2].weight.data = normal(size.classes, size.units) / size.units**0.5
+    different = size.inputs - size.copies
+    scales = torch.logspace(0, -size.decades, different, dtype=torch.float64)
+    inputs = (normal(size.samples, different) * scales) @ torch.linalg.qr(normal(different, different)).Q
+    inputs = torch.cat([inputs, inputs[:, : size.copies]], 1)
+    targets = torch.randint(0, size.classes, (size.samples,), generator=generator)
+    return Problem(model, nn.CrossEntropyLoss(), (inputs, targets))
+
+
+def dense_hessian(problem: Problem) -> np.ndarray:
+    """Σ_j C_j ⊗ ĥ_j ĥ_jᵀ of the first layer, from the Jacobian of the output alone."""
+    H_hat, B = features_and_factors(problem, "0")
+    (samples, units, _), n = B.shape, H_hat.shape[1]
+    H = torch.zeros(units, n, units, n, dtype=torch.float64)
+    step = max(1, int(PIECE / (8 * units * n)))
+    for start in range(0, samples, step):
+        h, b = H_hat[start : start + step], B[start : start + step]
+        for u in range(units):
+            weights = (b[:, : u + 1] * b[:, u : u + 1]).sum(2)
+            products = (weights[:, :, None] * h[:, None, :]).flatten(1)
+            H[u, :, : u + 1] += (h.T @ products).view(n, u + 1, n)
+    for u in range(units):
+        H[:u, :, u] = H[u, :, :u].permute(1, 2, 0)
+    return H.reshape(units * n, units * n).numpy()
+
+
+class TooManyError(Exception):
+    """More products than allowed."""
+
+
+class Counted(SymmetricOperator):
+    """An operator whose products are counted and timed, and refused beyond a number of them."""
+
+    def __init__(self, A: SymmetricOperator, cap: int) -> None:
+        super().__init__(A.order, A.dtype, A.device)
+        self.A, self.psd, self.cap = A, A.psd, cap
+        self.products, self.seconds = 0, 0.0
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """A V."""
+        if self.products >= self.cap:
+            raise TooManyError
+        start = time.perf_counter()
+        result = self.A.multiply(vectors)
+        self.seconds += time.perf_counter() - start
+        self.products += vectors.shape[1]
+        return result
+
+    @property
+    def rounding(self) -> float:
+        """That of A."""
+        return self.A.rounding
+
+    @property
+    def null_space(self) -> Subspace | None:
+        """That of A."""
+        return self.A.null_space
+
+
+class Layer:
+    """One layer, its operator and its preconditioner, which all solvers share."""
+
+    def __init__(self, size: LayerSize) -> None:
+        self.size, self.problem = size, layer_problem(size)
+        H = HessianOperator(self.problem.model, self.problem.loss_fn, self.problem.batch, layers=["0"])
+        null_space = combined(network_null_directions(H))
+        self.operator = H if null_space is None else Deflated(H, null_space)
+        self.inverse: ApproximateInverse = network_inverse(H, null_space=null_space)
+
+    @cached_property
+    def eigenvalues(self) -> np.ndarray:
+        """All of them, ascending, of the dense Hessian."""
+        return np.linalg.eigvalsh(dense_hessian(self.problem))
+
+    def ours(self, A: Counted) -> tuple[float, float, float]:
+        """The eigenvalue and its interval, with the default tolerance and the null space found here."""
+        found = smallest_nonzero(A, 1, inverse=self.inverse)
+        return tuple(float(part[0]) for part in (found.eigenvalues, found.lower, found.upper))  # type: ignore[return-value]
+
+    def lobpcg(self, A: Counted, tolerance: float) -> float:
+        """Scipy's, told a tolerance that fits the eigenvalue and an exact basis of the null space."""
+        order, start = A.order, np.random.default_rng(0).standard_normal((A.order, 1))
+
+        def solved(vectors: np.ndarray) -> np.ndarray:
+            block = torch.from_numpy(np.ascontiguousarray(vectors)).view(order, -1)
+            return self.inverse.solve(block).numpy().reshape(vectors.shape)
+
+        M, Y = ScipyOperator((order, order), matvec=solved, matmat=solved, dtype=np.float64), null_basis(self)
+        values, _ = lobpcg(A.to_scipy(), start, M=M, Y=Y, tol=tolerance, largest=False, maxiter=A.cap)
+        return float(values[0])
+
+
+def null_basis(layer: Layer) -> np.ndarray | None:
+    """Orthonormal columns that span the planted null space: e_a − e_b for every unit, where feature b repeats a."""
+    size = layer.size
+    if not size.null:
+        return None
+    columns = np.zeros((size.units, size.inputs + 1, size.units, size.copies))
+    for repeated in range(size.copies):
+        for unit in range(size.units):
+            columns[unit, 1 + repeated, unit, repeated] = 0.5**0.5
+            columns[unit, 1 + size.inputs - size.copies + repeated, unit, repeated] = -(0.5**0.5)
+    return columns.reshape(size.order, size.null)
+
+
+def counted(layer: Layer, solver: str, attempt: Callable[[Counted], Any], limit: float) -> dict[str, Any]:
+    """One solver on the layer, counted and timed, within the cap and the time limit."""
+    A, start = Counted(layer.operator, layer.size.cap), time.perf_counter()
+    found: dict[str, Any] = {"solver": solver, "value": None}
+    try:
+        with time_limit(limit), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = attempt(A)
+        found["value"], *found["interval"] = value if isinstance(value, tuple) else (value,)
+    except TooManyError:
+        found["says"] = f"no answer in {A.cap:,} products"
+    except TimeUp:
+        found["says"] = f"no answer in {limit:.0f} s"
+    seconds = time.perf_counter() - start
+    return {**found, "products": A.products, "seconds": seconds, "outside": (seconds - A.seconds) / seconds}
+
+
+def bottoms(size: Size, effort: dict[str, Any]) -> Found:
+    """λ_min⁺ of layers by ours and by lobpcg at tolerances of which the loosest one that suffices is kept."""
+    found: Found = []
+    for one in SMALL if size is QUICK else SIZES:
+        layer, limit = Layer(one), effort["limit"] * (1 if one.order <= DENSE else 10)
+        ours = counted(layer, "hesscond", layer.ours, limit)
+        if one.order <= DENSE:
+            truth = float(layer.eigenvalues[one.null])
+            slack = 4 * np.finfo(float).eps * float(layer.eigenvalues[-1]) / truth
+            for share in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5):
+                name = f"scipy lobpcg, tol {share:.0e} λ"
+                peer = counted(layer, name, lambda A, own=layer, t=share * truth: own.lobpcg(A, t), limit)
+                if peer["value"] is None or abs(peer["value"] - truth) <= max(1e-8, slack) * truth:
+                    break
+        else:
+            # its answer counts as the truth
+            peer = counted(
+                layer, "scipy lobpcg", lambda A, own=layer, t=1e-4 * (ours["value"] or 0): own.lobpcg(A, t), limit
             )
-            print(f"\nOne product: {name}, {described(problems[torch.float64])}", flush=True)
-            print(f"(our product and torch.func's differ by {agreement} of the norm)\n", flush=True)
-            found[name] = self.timed_products(problems, product_rows)
-            print(f"\nThe same over a stream of batches of different sizes: {name}\n", flush=True)
-            found[f"{name}, stream"] = self.timed_products(problems, stream_rows)
-        self.measured["product"] = found
-
-    def timed_products(
-        self, problems: dict[torch.dtype, Problem], make: Callable[[Problem], list[Row]]
-    ) -> dict[str, Any]:
-        """One table; what missed the target is said below it."""
-        outcomes = {dtype: self.interleaved(make(problem)) for dtype, problem in problems.items()}
-        print(product_table(outcomes), flush=True)
-        measured: dict[str, Any] = {}
-        for dtype, rows in outcomes.items():
-            gradient = rows[0]
-            ratios = {o.key: in_gradients(o, gradient) for o in rows if o.error is None}
-            name = str(dtype).removeprefix("torch.")
-            measured[name] = [{**o.as_dict(), "gradients": ratios.get(o.key)} for o in rows]
-            for key in ("hessian", "ggn", "kept"):
-                if (ratios.get(key) or 0) > TARGET:
-                    print(f"{name}, {key}: {ratios[key]:.2f} gradients, above the target of {TARGET:g}")
-        return measured
-
-    def top(self) -> None:
-        """The largest eigenvalue of fc-cifar10's network."""
-        found: dict[str, Any] = {}
-        several, seeds = (2, SEEDS[:1]) if self.quick else (10, SEEDS)
-        for batches, dtype in ((1, torch.float64), (several, torch.float64), (several, torch.float32)):
-            network, source = networks(self.size, batches, dtype)
-            name = f"{batches} × {self.size.batch} samples, {str(dtype).removeprefix('torch.')}"
-            print(f"\nλ_max of the whole network to {ACCURACY:.0e}: {name}, {source}\n", flush=True)
-            top = compare_tops(network, seeds=seeds, **self.effort)
-            self.failed |= top.ours_failed
-            print(top.table(), flush=True)
-            print(
-                f"\ntrue error: the worst of {len(seeds)} random starts; the truth, {top.truth:.15g}, is known to "
-                f"{top.bound:.0e}"
-            )
-            found[name] = {"truth": top.truth, "bound": top.bound, "rows": top.as_dict()}
-        self.measured["top"] = found
-
-    def bottom(self) -> None:
-        """The smallest nonzero eigenvalue of layers."""
-        sizes = (SMALL_FULL_RANK, SMALL_PLANTED) if self.quick else (FULL_RANK, PLANTED)
-        for size in sizes:
-            layer = Layer(size)
-            found, truth = compare_bottoms(layer, limit=self.arguments.limit)
-            kappa = float(layer.eigenvalues[-1]) / truth
-            null = f", {size.null} null directions planted" if size.null else ", full rank"
-            self.print_bottom(layer, f"{null}, κ {kappa:.3g}", found, truth)
-            print(f"the truth, from a dense Hessian, is good to about {layer.rounding_of_truth():.0e}")
-        if not self.quick:
-            self.wide()
-
-    def wide(self) -> None:
-        """A layer of 100,000 parameters."""
-        layer = Layer(WIDE)
-        found, truth = compare_wide(layer, limit=self.arguments.wide_limit)
-        self.print_bottom(layer, f", κ {layer.norm / truth:.3g}", found, truth)
-        print("the truth is taken to be what lobpcg found")
-
-    def print_bottom(self, layer: Layer, note: str, found: list[Solved], truth: float) -> None:
-        """One layer's table."""
-        size: LayerSize = layer.size
-        print(
-            f"\nλ_min⁺ of a layer {size.inputs} → {size.units}, {size.order:,} parameters, {size.samples:,} samples"
-            f"{note}\n"
-        )
-        print(bottom_table(found, truth), flush=True)
-        print(f"\nbefore: {layer.capturing:.2f} s for the operator, {layer.preparing:.2f} s for the preconditioner")
-        rows = [{**vars(one), "error": one.error(truth)} for one in found]
-        self.measured.setdefault("bottom", []).append({**vars(size), "truth": truth, "rows": rows})
-        self.failed |= found[0].value is None or found[0].inside is False
-
-    def density(self) -> None:
-        """Quadrature."""
-        probes = Effort(2, 8) if self.quick else Effort(4, 60)
-        order = 200 if self.quick else 2000
-        spectrum, eigenvalues = known_spectrum(order)
-        network = perceptron(self.size, torch.float64, CPU)
-        found: dict[str, Any] = {}
-        for title, problem, truth in (
-            (f"a known spectrum of {order:,} eigenvalues", spectrum, eigenvalues),
-            (f"MLP, {described(network)}", network, None),
-        ):
-            print(f"\nSpectral density, {probes.probes} probes of {probes.steps} steps: {title}\n", flush=True)
-            compared = compare_densities(problem, truth, probes, **self.effort)
-            self.checked(compared.outcomes)
-            print(compared.table(), flush=True)
-            found[title] = compared.as_dict()
-        print("\ndistance: Wasserstein's, from the true spectrum, relative to λ_max; of the nodes before any smoothing")
-        self.measured["density"] = found
+            truth, slack = peer["value"] or float("nan"), 1e-8
+        low, high = ours.get("interval") or (float("nan"),) * 2
+        ours["inside"] = bool(low * (1 - slack) <= truth <= high * (1 + slack))
+        for solved in (ours, peer):
+            solved["error"] = None if solved["value"] is None else abs(solved["value"] - truth) / truth
+        lines = []
+        for s in (ours, peer):
+            says = s.get("says") or f"{s['error']:.0e} off"
+            says += {True: ", truth inside the interval", False: ", TRUTH OUTSIDE"}.get(s.get("inside"), "")
+            lines.append([s["solver"], f"{s['products']:,}", milliseconds(s["seconds"]), f"{s['outside']:.0%}", says])
+        print(f"\nλ_min⁺ of a layer {one.inputs} → {one.units}, {one.order:,} parameters, {one.null} null directions\n")
+        print(table(("solver", "products", "ms", "not products", "answer"), lines, left=(0, 4)), flush=True)
+        found.append({**vars(one), "truth": truth, "rows": [ours, peer]})
+    return found
 
 
-SECTIONS: dict[str, Callable[[Bench], None]] = {
-    "product": Bench.product,
-    "top": Bench.top,
-    "bottom": Bench.bottom,
-    "density": Bench.density,
-}
+SECTIONS: dict[str, Callable[[Size, dict[str, Any]], Any]] = {"product": products, "top": tops, "bottom": bottoms}
 
 
 def main() -> int:
-    """Measure and print; 1 if something of ours failed."""
+    """Measure and print; 1 if an answer of ours is not right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny networks, seconds in all: whether everything runs")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; may be repeated")
@@ -196,17 +462,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4, help="for the repetitions of a row (default 4)")
     parser.add_argument("--limit", type=float, default=60, help="for one row or one question to a tool (default 60)")
-    parser.add_argument("--wide-limit", type=float, default=600, help="for a solver on the widest layer (default 600)")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    bench = Bench(arguments)
-    about = bench.measured["environment"]
-    print(textwrap.fill(", ".join(f"{key} {value}" for key, value in about.items()), 100))
-    for name in arguments.only or SECTIONS:
-        SECTIONS[name](bench)
+    about = environment(CPU)
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    rounds, seconds = (3, 0.2) if arguments.quick else (60, arguments.seconds)
+    effort = {"seconds": seconds, "rounds": rounds, "limit": arguments.limit}
+    size = QUICK if arguments.quick else FULL
+    measured = {name: SECTIONS[name](size, effort) for name in arguments.only or SECTIONS}
     if arguments.json:
-        arguments.json.write_text(json.dumps(bench.measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return int(bench.failed)
+        text = json.dumps({"environment": about, **measured}, indent=1, ensure_ascii=False)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+    reached = [r["reached"] for rows in measured.get("top", {}).values() for r in rows if "hesscond" in r["tool"]]
+    return int(not all([*reached, *(layer["rows"][0]["inside"] for layer in measured.get("bottom", []))]))
 
 
 if __name__ == "__main__":

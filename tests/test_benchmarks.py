@@ -40,7 +40,7 @@ def gpu(monkeypatch):
     import gpu
 
     yield gpu
-    for name in ("gpu", "matrix_free_products", "measuring", "networks", "workloads"):
+    for name in ("gpu", "products", "measuring", "networks", "workloads"):
         sys.modules.pop(name, None)
 
 
@@ -100,7 +100,8 @@ def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     tasks, growth, profile = done.stdout.split("\n\n")[1:4]
-    assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] == [True] * 10
+    # ten where CIFAR-10 is at hand
+    assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] in ([True] * 9, [True] * 10)
     assert [line.split()[1] for line in growth.splitlines()[2:]] == ["width", "batch", "depth", "classes", "positions"]
     shares = [[int(cell.strip(" %")) for cell in line.split("|")[2:-1]] for line in profile.splitlines()[2:]]
     # rounded
@@ -114,23 +115,20 @@ def test_matrix_free_quick(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAILED" not in done.stdout
     assert "OUTSIDE" not in done.stdout
-    assert done.stdout.count("not installed") == 3 * (2 * 2 + 2) + 3 * 4 + 2 * 2
+    assert done.stdout.count("not installed") == 3 * 4 + 2 * 3
     numbers = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
-    assert {"environment", "product", "top", "bottom", "density"} == set(numbers)
+    assert {"environment", "product", "top", "bottom"} == set(numbers)
     for network in numbers["product"].values():
         for rows in network.values():
             assert all(row["median_s"] > 0 for row in rows if "curvlinops" not in row["what"])
-    for compared in numbers["top"].values():
-        reached = {row["tool"]: row["reached"] for row in compared["rows"]}
+    for rows in numbers["top"].values():
+        reached = {row["tool"]: row["reached"] for row in rows}
         assert all(reached[tool] for tool in ("hesscond", "hesscond, default", "hesscond's operator, eigsh"))
     for layer in numbers["bottom"]:
-        ours, lobpcg, *inverted = layer["rows"]
+        ours, lobpcg = layer["rows"]
         assert ours["error"] <= 1e-8
         assert ours["inside"]
         assert lobpcg["error"] <= 1e-8
-        assert all("no answer" in row["says"] for row in inverted)
-    known = next(iter(numbers["density"].values()))
-    assert known["distances"]["hesscond"] < 0.05
 
 
 @pytest.mark.share(3)
@@ -145,29 +143,20 @@ def test_transformer_and_peers_that_are_missing(tmp_path):
 
 @pytest.mark.share(3)
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["--direct"], ["b0.proj", "b1.qkv"]])
-def test_transformer_quick(arguments, tmp_path):
-    done = run("transformer.py", "--quick", "--threads", 1, *arguments, cwd=tmp_path)
+def test_transformer_quick(tmp_path):
+    done = run("transformer.py", "--quick", "--threads", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    *layers, total = done.stdout.splitlines()
-    names = [line.split()[0] for line in layers]
-    assert names == (
-        arguments if len(arguments) > 1 else [f"b{i}.{n}" for i in (0, 1) for n in ("qkv", "o", "fc", "proj")]
-    )
-    assert all(int(line.split()[1].replace(",", "")) > 0 for line in layers)
-    assert re.match(
-        rf"{8 + 24 if len(arguments) > 1 else 156} units, \d+ resolved, \S+e-1\d from the model's own", total
-    )
+    assert re.match(r"\d+ units, \d+ resolved, \S+e-1\d from the model's own", done.stdout)
 
 
 @pytest.fixture
 def bottom(monkeypatch):
-    """benchmarks/matrix_free_bottom.py as a module."""
+    """benchmarks/matrix_free.py as a module."""
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import matrix_free_bottom
+    import matrix_free
 
-    yield matrix_free_bottom
-    for name in ("matrix_free_bottom", "measuring", "peers", "workloads"):
+    yield matrix_free
+    for name in ("matrix_free", "products", "measuring", "networks", "peers", "workloads"):
         sys.modules.pop(name, None)
 
 

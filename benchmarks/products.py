@@ -1,0 +1,154 @@
+"""Products with Hessians and Gauss-Newton matrices as rows to time, in gradients of the same loss. Needs torch only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from measuring import Outcome
+from torch.func import functional_call, grad, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from workloads import Problem, Row, step_row
+
+from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from hesscond.spectra.lanczos import lanczos
+
+Data = list[tuple[torch.Tensor, torch.Tensor]]
+#: Columns of a product with a block.
+BLOCK = 8
+#: Sizes of a stream's batches, relative to the single one's.
+RAGGED = (1.0, 1.0, 1.0, 0.6, 0.25)
+
+
+def described(problem: Problem) -> str:
+    """Its parameters and batch, in words."""
+    parameters = sum(parameter.numel() for parameter in problem.model.parameters())
+    return f"{parameters:,} parameters, batch of {' × '.join(map(str, problem.batch[0].shape))}"
+
+
+def row(key: str, what: str, call: Callable[[], Any]) -> Row:
+    """A row whose result is not a list of condition numbers."""
+
+    def run() -> tuple[()]:
+        call()
+        return ()
+
+    return Row(key, what, run)
+
+
+def direction(problem: Problem) -> torch.Tensor:
+    """A vector (n,) in the precision and on the device of the model."""
+    parameters = list(problem.model.parameters())
+    order = sum(parameter.numel() for parameter in parameters)
+    drawn = torch.randn(order, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return drawn.to(parameters[0])
+
+
+def gradient_row(problem: Problem, data: Data, key: str = "gradient") -> Row:
+    """Forward and backward passes over the data, weighted by samples: the unit of all other times."""
+    parameters = list(problem.model.parameters())
+    total = sum(len(inputs) for inputs, _ in data)
+
+    def gradient() -> None:
+        for inputs, targets in data:
+            loss = problem.loss_fn(problem.model(inputs), targets)
+            torch.autograd.grad(loss * (len(inputs) / total), parameters)
+
+    return row(key, "gradient", gradient)
+
+
+def product_rows(problem: Problem) -> list[Row]:
+    """Products for a single batch and for a ragged stream: ours, those of torch.func and of curvlinops."""
+    model, loss_fn, batch = problem.model, problem.loss_fn, problem.batch
+    vector, counts = direction(problem), [max(1, round(share * len(batch[0]))) for share in RAGGED]
+    stream = [(batch[0][:count], batch[1][:count]) for count in counts]
+    H, G = (kind(model, loss_fn, batch, dtype=vector.dtype) for kind in (HessianOperator, GGNOperator))
+    kept = HessianOperator(model, loss_fn, stream, dtype=vector.dtype)
+    # room for the copy of the parameters and for no graph but the one that is needed in any case
+    room = vector.numel() * vector.element_size() + 1
+    rebuilt = HessianOperator(model, loss_fn, stream, dtype=vector.dtype, memory=room)
+    return [
+        gradient_row(problem, [batch]),
+        row("hessian", "hesscond, Hessian", lambda: H @ vector),
+        row("ggn", "hesscond, Gauss-Newton", lambda: G @ vector),
+        row("jvp", "torch.func, jvp of grad", jvp_of_gradient(problem, vector)),
+        row("curvlinops", "curvlinops, Hessian", curvlinops_product(problem, [batch], vector)),
+        gradient_row(problem, stream, "gradient-stream"),
+        row("kept-stream", f"hesscond, {len(RAGGED)} ragged batches, all graphs kept", lambda: kept @ vector),
+        row("rebuilt-stream", "hesscond, the same, 1 kept", lambda: rebuilt @ vector),
+        row("curvlinops-stream", "curvlinops, the same", curvlinops_product(problem, stream, vector)),
+    ]
+
+
+def whole_network_rows(problem: Problem) -> list[Row]:
+    """An SGD step, a gradient, products in float32 and float64, and the largest eigenvalue of a float32 model."""
+    model, loss_fn, batch = problem.model, problem.loss_fn, problem.batch
+    vector = direction(problem)
+    H, G = (kind(model, loss_fn, batch, dtype=vector.dtype) for kind in (HessianOperator, GGNOperator))
+    double, block = HessianOperator(model, loss_fn, batch), vector[:, None].repeat(1, BLOCK)
+    return [
+        step_row(problem),
+        gradient_row(problem, [batch]),
+        row("network-product", "Hessian product", lambda: H @ vector),
+        row("network-block", f"Hessian product with {BLOCK} vectors", lambda: H @ block),
+        row("network-ggn", "Gauss-Newton product", lambda: G @ vector),
+        row("network-double", "Hessian product in float64", lambda: double @ vector),
+        row("network-top", "λ_max, tol 1e-3", lambda: lanczos(H, 1, "top", tol=1e-3, dtype=torch.float64)),
+    ]
+
+
+def products_a_second(outcomes: Sequence[Outcome]) -> str:
+    """The rates of `whole_network_rows`, in words; empty if these are other rows or failed."""
+    rows = {outcome.key: outcome for outcome in outcomes if outcome.error is None}
+    found = []
+    for key, vectors in (("network-product", 1), ("network-block", BLOCK), ("network-ggn", 1), ("network-double", 1)):
+        if key in rows and "gradient" in rows and (seconds := rows[key].median):
+            ratio = (in_gradients(rows[key], rows["gradient"]) or float("nan")) / vectors
+            found.append(f"{rows[key].what}: {vectors / seconds:.4g} a second, {ratio:.2f} gradients each")
+    return "; ".join(found)
+
+
+def jvp_of_gradient(problem: Problem, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Forward over reverse mode, all anew each time."""
+    point = {name: parameter.detach() for name, parameter in problem.model.named_parameters()}
+    parts = vector.split([parameter.numel() for parameter in point.values()])
+    tangent = {name: part.view_as(point[name]) for name, part in zip(point, parts, strict=True)}
+    inputs, targets = problem.batch
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return problem.loss_fn(functional_call(problem.model, parameters, (inputs,)), targets)
+
+    def product() -> torch.Tensor:
+        # the other backends have no forward mode
+        with sdpa_kernel(SDPBackend.MATH):
+            _, found = jvp(grad(loss), (point,), (tangent,))
+        return torch.cat([found[name].reshape(-1) for name in point])
+
+    return product
+
+
+def curvlinops_product(problem: Problem, data: Data, vector: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """The product of curvlinops, its operator made in the first call."""
+
+    @cache
+    def operator() -> Any:
+        from curvlinops import HessianLinearOperator
+
+        return HessianLinearOperator(problem.model, problem.loss_fn, list(problem.model.parameters()), data)
+
+    def product() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return operator() @ vector
+
+    return product
+
+
+def in_gradients(outcome: Outcome, gradient: Outcome) -> float | None:
+    """Median over the turns of a row's time in gradients of the same turn, so that slow moments count alike."""
+    pairs = list(zip(outcome.times, gradient.times, strict=False))
+    if pairs:
+        return statistics.median(seconds / unit for seconds, unit in pairs)
+    return outcome.first / gradient.median if outcome.first and gradient.median else None
