@@ -138,6 +138,19 @@ def split(batch, sizes):
     return [rows(batch, slice(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
 
 
+class Net(nn.Module):
+    """Parts by name, and a forward pass as a function of them and the inputs."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs, **named):
+        return self.function(self, *inputs, **named)
+
+
 # ----------------------------------------------------------------------------------------------------- dense models
 
 
@@ -152,171 +165,133 @@ def small(activation, *between):
     return nn.Sequential(nn.Linear(5, 4), *between, activation, nn.Linear(4, 3))
 
 
-class Residual(nn.Module):
+def residual(activation):
     """Two dense layers around a skip connection."""
 
-    def __init__(self, activation):
-        super().__init__()
-        self.first, self.inner, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.activation = activation
+    def forward(m, x):
+        h = m.activation(m.first(x))
+        return m.last(h + m.activation(m.inner(h)))
 
-    def forward(self, x):
-        h = self.activation(self.first(x))
-        return self.last(h + self.activation(self.inner(h)))
+    return Net(forward, first=nn.Linear(5, 4), inner=nn.Linear(4, 4), last=nn.Linear(4, 3), activation=activation)
 
 
-class TwoInputs(nn.Module):
+def two_inputs():
     """A shared trunk with two inputs, as keyword or positional arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right, self.head = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 3)
-
-    def forward(self, a, b):
-        return self.head(torch.relu(self.left(a) + self.right(b)))
+    parts = {"left": nn.Linear(3, 4), "right": nn.Linear(2, 4), "head": nn.Linear(4, 3)}
+    return Net(lambda m, a, b: m.head(torch.relu(m.left(a) + m.right(b))), **parts)
 
 
-class Gated(nn.Module):
+def gated():
     """The product of two layers: linear in each of them, bilinear in both."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(5, 4), nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(self.a(x) * self.b(x))
+    parts = {"a": nn.Linear(5, 4), "b": nn.Linear(5, 4), "head": nn.Linear(4, 3)}
+    return Net(lambda m, x: m.head(m.a(x) * m.b(x)), **parts)
 
 
-class PiecewiseLinear(nn.Module):
+def piecewise_linear():
     """Maxout, absolute values, clamps and sorting: kinks, but no curvature."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.middle, self.last = nn.Linear(5, 6), nn.Linear(3, 4), nn.Linear(4, 3)
+    def forward(m, x):
+        h = m.first(x).view(-1, 3, 2).amax(2)
+        h = F.hardtanh(m.middle(h.abs()), -1.5, 1.5)
+        return m.last(torch.cat([h[:, :2].sort(1).values, torch.maximum(h[:, 2:], 0.3 * h[:, :2])], 1))
 
-    def forward(self, x):
-        h = self.first(x).view(-1, 3, 2).amax(2)
-        h = F.hardtanh(self.middle(h.abs()), -1.5, 1.5)
-        return self.last(torch.cat([h[:, :2].sort(1).values, torch.maximum(h[:, 2:], 0.3 * h[:, :2])], 1))
+    return Net(forward, first=nn.Linear(5, 6), middle=nn.Linear(3, 4), last=nn.Linear(4, 3))
 
 
-class ControlFlow(nn.Module):
+def control_flow():
     """Python branches on the inputs' and on the activations' values, and a loop."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.positive, self.negative = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
-        h = torch.tanh(self.first(x))
+    def forward(m, x):
+        h = torch.tanh(m.first(x))
         for _ in range(2 if float(x.sum()) > 0 else 1):
             h = h + 0.5 * torch.sin(h)
-        chosen = self.positive if float(h.detach().abs().max()) > 1e-3 else self.negative
-        return self.head(torch.relu(chosen(h)))
+        chosen = m.positive if float(h.detach().abs().max()) > 1e-3 else m.negative
+        return m.head(torch.relu(chosen(h)))
+
+    parts = {"first": nn.Linear(5, 4), "positive": nn.Linear(4, 4), "negative": nn.Linear(4, 4)}
+    return Net(forward, **parts, head=nn.Linear(4, 3))
 
 
-class Heads(nn.Module):
+def heads(pack, activation=torch.relu):
     """A shared trunk with two heads, whose outputs come as a tuple or a dict."""
 
-    def __init__(self, pack, activation=torch.relu):
-        super().__init__()
-        self.trunk, self.logits, self.value = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 2)
-        self.pack, self.activation = pack, activation
+    def forward(m, x):
+        h = activation(m.trunk(x))
+        return pack(m.logits(h), m.value(h))
 
-    def forward(self, x):
-        h = self.activation(self.trunk(x))
-        return self.pack(self.logits(h), self.value(h))
+    return Net(forward, trunk=nn.Linear(5, 4), logits=nn.Linear(4, 3), value=nn.Linear(4, 2))
 
 
-class MixedInputs(nn.Module):
+def mixed_inputs():
     """Integer tokens through an embedding, and real features."""
 
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.first, self.head = nn.Embedding(6, 3), nn.Linear(5, 4), nn.Linear(4, 3)
+    def forward(m, tokens, x):
+        return m.head(torch.relu(m.first(torch.cat([m.embedding(tokens).mean(1), x], 1))))
 
-    def forward(self, tokens, x):
-        h = torch.cat([self.embedding(tokens).mean(1), x], 1)
-        return self.head(torch.relu(self.first(h)))
+    return Net(forward, embedding=nn.Embedding(6, 3), first=nn.Linear(5, 4), head=nn.Linear(4, 3))
 
 
-class Siamese(nn.Module):
+def siamese(activation):
     """One trunk on two inputs."""
 
-    def __init__(self, activation):
-        super().__init__()
-        self.trunk, self.head, self.activation = nn.Linear(4, 4), nn.Linear(8, 3), activation
+    def forward(m, a, b):
+        return m.head(torch.cat([m.activation(m.trunk(a)), m.activation(m.trunk(b))], 1))
 
-    def forward(self, a, b):
-        return self.head(torch.cat([self.activation(self.trunk(a)), self.activation(self.trunk(b))], 1))
+    return Net(forward, trunk=nn.Linear(4, 4), head=nn.Linear(8, 3), activation=activation)
 
 
-class Repeated(nn.Module):
+def repeated(activation, times=2):
     """The same layer several times, one after another."""
 
-    def __init__(self, activation, times=2):
-        super().__init__()
-        self.first, self.layer, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.activation, self.times = activation, times
+    def forward(m, x):
+        h = m.activation(m.first(x))
+        for _ in range(times):
+            h = m.activation(m.layer(h))
+        return m.head(h)
 
-    def forward(self, x):
-        h = self.activation(self.first(x))
-        for _ in range(self.times):
-            h = self.activation(self.layer(h))
-        return self.head(h)
+    return Net(forward, first=nn.Linear(5, 4), layer=nn.Linear(4, 4), head=nn.Linear(4, 3), activation=activation)
 
 
-class Recurrent(nn.Module):
+def recurrent_by_hand(activation):
     """A tiny recurrence over (N, T, d): the same Linear at every step."""
 
-    def __init__(self, activation):
-        super().__init__()
-        self.cell, self.head, self.activation = nn.Linear(3 + 4, 4), nn.Linear(4, 3), activation
-
-    def forward(self, x):
+    def forward(m, x):
         h = x.new_zeros(len(x), 4)
         for step in range(x.shape[1]):
-            h = self.activation(self.cell(torch.cat([x[:, step], h], 1)))
-        return self.head(h)
+            h = m.activation(m.cell(torch.cat([x[:, step], h], 1)))
+        return m.head(h)
+
+    return Net(forward, cell=nn.Linear(3 + 4, 4), head=nn.Linear(4, 3), activation=activation)
 
 
-class SharedShapes(nn.Module):
+def shared_shapes():
     """One layer on tokens (N, T, d) and on their mean (N, d)."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer, self.head = nn.Linear(4, 4), nn.Linear(8, 3)
+    def forward(m, x):
+        tokens, pooled = torch.relu(m.layer(x)), torch.relu(m.layer(x.mean(1)))
+        return m.head(torch.cat([tokens.mean(1), pooled], 1))
 
-    def forward(self, x):
-        tokens, pooled = torch.relu(self.layer(x)), torch.relu(self.layer(x.mean(1)))
-        return self.head(torch.cat([tokens.mean(1), pooled], 1))
+    return Net(forward, layer=nn.Linear(4, 4), head=nn.Linear(8, 3))
 
 
-class Centred(nn.Module):
+def centred(activation=None):
     """Batch statistics by hand: centring couples the samples linearly."""
+    activation = activation or nn.Identity()
 
-    def __init__(self, activation=None):
-        super().__init__()
-        self.a, self.b, self.activation = nn.Linear(5, 4), nn.Linear(4, 3), activation or nn.Identity()
+    def forward(m, x):
+        h = m.a(x)
+        return m.b(m.activation(h - h.mean(0)))
 
-    def forward(self, x):
-        h = self.a(x)
-        return self.b(self.activation(h - h.mean(0)))
+    return Net(forward, a=nn.Linear(5, 4), b=nn.Linear(4, 3), activation=activation)
 
 
-class Spare(nn.Module):
+def spare():
     """Two layers that no input reaches, and frozen ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = mlp(nn.ReLU())
-        self.spare, self.deep = nn.Linear(5, 3), nn.Sequential(nn.Conv2d(1, 2, 3))
-        self.body[0].requires_grad_(False)
-        self.body[2].bias.requires_grad_(False)
-
-    def forward(self, x):
-        return self.body(x)
+    parts = {"body": mlp(nn.ReLU()), "spare": nn.Linear(5, 3), "deep": nn.Sequential(nn.Conv2d(1, 2, 3))}
+    model = Net(lambda m, x: m.body(x), **parts)
+    model.body[0].requires_grad_(False)
+    model.body[2].bias.requires_grad_(False)
+    return model
 
 
 def hooked():
@@ -333,35 +308,22 @@ def double_output(module, args, output):
 # -------------------------------------------------------------------------------------------------------- sequences
 
 
-class Tokens(nn.Module):
-    """Linear layers on (N, T, d) or any leading shape; ``pool`` turns their output into the model's."""
-
-    def __init__(self, pool, activation, d=4):
-        super().__init__()
-        self.first, self.head, self.pool, self.activation = nn.Linear(d, 4), nn.Linear(4, 3), pool, activation
-
-    def forward(self, x):
-        return self.head(self.pool(self.activation(self.first(x))))
+def over_tokens(pool, activation):
+    """Linear layers on (N, T, 4) or any leading shape; ``pool`` turns their output into the model's."""
+    parts = {"first": nn.Linear(4, 4), "head": nn.Linear(4, 3), "activation": activation}
+    return Net(lambda m, x: m.head(pool(m.activation(m.first(x)))), **parts)
 
 
-class Attention(nn.Module):
+def attention(attend, d=4, heads=2):
     """A self-attention block with two heads on (N, T, 4)."""
 
-    def __init__(self, attend, d=4, heads=2):
-        super().__init__()
-        self.qkv, self.out, self.head, self.norm = (
-            nn.Linear(d, 3 * d),
-            nn.Linear(d, d),
-            nn.Linear(d, 3),
-            nn.LayerNorm(d),
-        )
-        self.attend, self.heads = attend, heads
+    def forward(m, x):
+        n, t, _ = x.shape
+        q, k, v = m.qkv(x).view(n, t, 3, heads, d // heads).permute(2, 0, 3, 1, 4)
+        mixed = attend(q, k, v).transpose(1, 2).reshape(n, t, d)
+        return m.head(m.norm(x + m.out(mixed)).mean(1))
 
-    def forward(self, x):
-        n, t, d = x.shape
-        q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = self.attend(q, k, v).transpose(1, 2).reshape(n, t, d)
-        return self.head(self.norm(x + self.out(mixed)).mean(1))
+    return Net(forward, qkv=nn.Linear(d, 3 * d), out=nn.Linear(d, d), head=nn.Linear(d, 3), norm=nn.LayerNorm(d))
 
 
 def attention_by_hand(q, k, v):
@@ -376,20 +338,14 @@ def mean_over_tokens(h):
     return h.mean(1)
 
 
-def class_axis_second(h):
-    return h.transpose(1, 2)
-
-
-class PerToken(nn.Module):
+def class_per_token(*, classes_second):
     """One classification per token, logits (N, T, c) or (N, c, T)."""
 
-    def __init__(self, *, classes_second):
-        super().__init__()
-        self.first, self.head, self.classes_second = nn.Linear(4, 4), nn.Linear(4, 3), classes_second
+    def forward(m, x):
+        logits = m.head(torch.relu(m.first(x)))
+        return logits.transpose(1, 2) if classes_second else logits
 
-    def forward(self, x):
-        logits = self.head(torch.relu(self.first(x)))
-        return logits.transpose(1, 2) if self.classes_second else logits
+    return Net(forward, first=nn.Linear(4, 4), head=nn.Linear(4, 3))
 
 
 # ----------------------------------------------------------------------------------------------------- convolutions
@@ -400,58 +356,45 @@ def cnn(layer, positions, *, activation=None, after=()):
     return nn.Sequential(layer, *after, activation or nn.ReLU(), nn.Flatten(), nn.Linear(positions, 3))
 
 
-class FewPositions(nn.Module):
+def few_positions(m, h):
     """Three positions of a map, the first among them."""
-
-    def forward(self, h):
-        return h.flatten(2)[..., [0, 37, 80]]
+    return h.flatten(2)[..., [0, 37, 80]]
 
 
-class ConvPyramid(nn.Module):
+def conv_pyramid():
     """One convolution at two resolutions."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(4, 3)
+    def forward(m, x):
+        fine, coarse = m.conv(x), m.conv(F.avg_pool2d(x, 2))
+        return m.head(torch.cat([torch.relu(h).mean((2, 3)) for h in (fine, coarse)], 1))
 
-    def forward(self, x):
-        fine, coarse = self.conv(x), self.conv(F.avg_pool2d(x, 2))
-        return self.head(torch.cat([torch.relu(h).mean((2, 3)) for h in (fine, coarse)], 1))
+    return Net(forward, conv=nn.Conv2d(1, 2, 3, padding=1), head=nn.Linear(4, 3))
 
 
-class ConvTwice(nn.Module):
+def conv_twice(activation):
     """A residual block that applies the same convolution twice."""
 
-    def __init__(self, activation):
-        super().__init__()
-        self.conv, self.head, self.activation = nn.Conv1d(2, 2, 3, padding=1), nn.Linear(2, 3), activation
+    def forward(m, x):
+        h = x + m.activation(m.conv(x))
+        return m.head((h + m.activation(m.conv(h))).mean(2))
 
-    def forward(self, x):
-        h = x + self.activation(self.conv(x))
-        return self.head((h + self.activation(self.conv(h))).mean(2))
+    return Net(forward, conv=nn.Conv1d(2, 2, 3, padding=1), head=nn.Linear(2, 3), activation=activation)
 
 
-class Upsampled(nn.Module):
+def upsampled():
     """A transposed convolution told its output size when it is called."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.out = nn.ConvTranspose1d(2, 2, 3, stride=2), nn.Conv1d(2, 1, 1)
-
-    def forward(self, x):
-        return self.out(torch.relu(self.up(x, output_size=[8])))
+    parts = {"up": nn.ConvTranspose1d(2, 2, 3, stride=2), "out": nn.Conv1d(2, 1, 1)}
+    return Net(lambda m, x: m.out(torch.relu(m.up(x, output_size=[8]))), **parts)
 
 
-class UNet(nn.Module):
+def unet():
     """Down, up, and a skip connection by concatenation."""
 
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.ConvTranspose2d(2, 1, 2, stride=2)
-        self.out = nn.Conv2d(2, 1, 1)
+    def forward(m, x):
+        return m.out(torch.cat([x, F.interpolate(m.up(F.silu(m.down(x))), scale_factor=1.0)], 1))
 
-    def forward(self, x):
-        return self.out(torch.cat([x, F.interpolate(self.up(F.silu(self.down(x))), scale_factor=1.0)], 1))
+    return Net(forward, down=nn.Conv2d(1, 2, 3, stride=2, padding=1), up=nn.ConvTranspose2d(2, 1, 2, stride=2),
+               out=nn.Conv2d(2, 1, 1))  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------- losses
@@ -578,43 +521,43 @@ DENSE = [
     Case("float32-ce-weighted", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(weight=WEIGHTS.float()),
          dtype=torch.float32, reduction="weights"),
     Case("bfloat16", lambda: mlp(nn.ReLU()), CE, dtype=torch.bfloat16, psd=True),
-    Case("residual-relu", lambda: Residual(nn.ReLU()), CE, psd=True),
-    Case("residual-tanh", lambda: Residual(nn.Tanh()), nn.MSELoss(), "value"),
-    Case("maxout-abs-sort", PiecewiseLinear, CE, psd=True),
-    Case("gated", Gated, CE, psd=True),
-    Case("control-flow", ControlFlow, CE, splits=False, unreached=("negative",)),
-    Case("two-inputs", TwoInputs, CE, inputs=keywords(a=(3,), b=(2,)), psd=True),
-    Case("positional-inputs", TwoInputs, CE, inputs=positional((3,), (2,)), psd=True),
-    Case("integer-and-real-inputs", MixedInputs, CE,
+    Case("residual-relu", lambda: residual(nn.ReLU()), CE, psd=True),
+    Case("residual-tanh", lambda: residual(nn.Tanh()), nn.MSELoss(), "value"),
+    Case("maxout-abs-sort", piecewise_linear, CE, psd=True),
+    Case("gated", gated, CE, psd=True),
+    Case("control-flow", control_flow, CE, splits=False, unreached=("negative",)),
+    Case("two-inputs", two_inputs, CE, inputs=keywords(a=(3,), b=(2,)), psd=True),
+    Case("positional-inputs", two_inputs, CE, inputs=positional((3,), (2,)), psd=True),
+    Case("integer-and-real-inputs", mixed_inputs, CE,
          inputs=lambda draw, n: {"tokens": draw.integers(6, n, 2), "x": draw.normal(n, 2)}, psd=True),
     Case("embedding", lambda: nn.Sequential(nn.Embedding(6, 3), nn.Linear(3, 4), nn.Tanh(), nn.Flatten(),
                                             nn.Linear(8, 3)), CE, inputs=lambda draw, n: draw.integers(6, n, 2)),
-    Case("tuple-output", lambda: Heads(lambda a, b: (a, b)), two_tasks, label_and_number, psd=True),
-    Case("dict-output", lambda: Heads(lambda a, b: {"logits": a, "value": b}, torch.tanh), two_tasks_by_name,
+    Case("tuple-output", lambda: heads(lambda a, b: (a, b)), two_tasks, label_and_number, psd=True),
+    Case("dict-output", lambda: heads(lambda a, b: {"logits": a, "value": b}, torch.tanh), two_tasks_by_name,
          named_label_and_number),
-    Case("gaussian-heads", lambda: Heads(lambda a, b: (a, b)), gaussian, values(2)),
-    Case("auxiliary-output", lambda: Heads(lambda a, b: (a, b)), first_task_only, psd=True, flat=("value",)),
+    Case("gaussian-heads", lambda: heads(lambda a, b: (a, b)), gaussian, values(2)),
+    Case("auxiliary-output", lambda: heads(lambda a, b: (a, b)), first_task_only, psd=True, flat=("value",)),
     Case("eval-dropout", lambda: nn.Sequential(mlp(nn.ReLU()), nn.Dropout(0.5)).eval(), CE, psd=True),
     Case("train-dropout", lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.5),
                                                 nn.Linear(6, 3)), CE, psd=True, splits=False),
     Case("train-dropout-tanh", lambda: small(nn.Tanh(), nn.Dropout(0.4)), CE, splits=False),
     Case("eval-batchnorm", lambda: small(nn.ReLU(), used(BN1(4))).eval(), CE, psd=True),
     Case("layernorm", lambda: small(nn.ReLU(), nn.LayerNorm(4)), CE),
-    Case("unreached-and-frozen", Spare, CE, psd=True, unreached=("spare", "deep.0")),
+    Case("unreached-and-frozen", spare, CE, psd=True, unreached=("spare", "deep.0")),
     Case("forward-hook", hooked, CE, psd=True),
 ]  # fmt: skip
 
 SHARED = [
-    Case("siamese-relu", lambda: Siamese(nn.ReLU()), CE, inputs=keywords(a=(4,), b=(4,)), psd=True),
-    Case("siamese-tanh", lambda: Siamese(nn.Tanh()), nn.MSELoss(), "value", inputs=positional((4,), (4,))),
-    Case("repeated-relu", lambda: Repeated(nn.ReLU()), CE),
-    Case("repeated-linear", lambda: Repeated(nn.Identity(), 3), nn.MSELoss(), "value"),
-    Case("repeated-tanh", lambda: Repeated(nn.Tanh(), 3), CE),
-    Case("recurrent-tanh", lambda: Recurrent(nn.Tanh()), CE, inputs=features(3, 3)),
-    Case("recurrent-relu", lambda: Recurrent(nn.ReLU()), nn.MSELoss(), "value", inputs=features(4, 3)),
-    Case("shared-shapes", SharedShapes, CE, inputs=features(3, 4), psd=True),
-    Case("conv-pyramid", ConvPyramid, CE, inputs=features(1, 4, 4), psd=True),
-    Case("conv-twice", lambda: ConvTwice(nn.Tanh()), CE, inputs=features(2, 5)),
+    Case("siamese-relu", lambda: siamese(nn.ReLU()), CE, inputs=keywords(a=(4,), b=(4,)), psd=True),
+    Case("siamese-tanh", lambda: siamese(nn.Tanh()), nn.MSELoss(), "value", inputs=positional((4,), (4,))),
+    Case("repeated-relu", lambda: repeated(nn.ReLU()), CE),
+    Case("repeated-linear", lambda: repeated(nn.Identity(), 3), nn.MSELoss(), "value"),
+    Case("repeated-tanh", lambda: repeated(nn.Tanh(), 3), CE),
+    Case("recurrent-tanh", lambda: recurrent_by_hand(nn.Tanh()), CE, inputs=features(3, 3)),
+    Case("recurrent-relu", lambda: recurrent_by_hand(nn.ReLU()), nn.MSELoss(), "value", inputs=features(4, 3)),
+    Case("shared-shapes", shared_shapes, CE, inputs=features(3, 4), psd=True),
+    Case("conv-pyramid", conv_pyramid, CE, inputs=features(1, 4, 4), psd=True),
+    Case("conv-twice", lambda: conv_twice(nn.Tanh()), CE, inputs=features(2, 5)),
 ]
 
 COUPLED = [
@@ -625,29 +568,29 @@ COUPLED = [
          CE, splits=False),
     Case("train-batchnorm-conv", lambda: cnn(nn.Conv2d(1, 2, 2), 8, after=(used(BN2(2)),)), CE, samples=5,
          inputs=features(1, 3, 3), coupled=True),
-    Case("batch-centring", Centred, CE, coupled=True, psd=True),
-    Case("batch-centring-tanh", lambda: Centred(nn.Tanh()), CE, coupled=True),
+    Case("batch-centring", centred, CE, coupled=True, psd=True),
+    Case("batch-centring-tanh", lambda: centred(nn.Tanh()), CE, coupled=True),
     Case("neighbours-in-the-loss", lambda: mlp(nn.ReLU()), neighbours, coupled=True, psd=True),
     Case("contrastive-pairs", lambda: mlp(nn.ReLU()), pairs, samples=8, coupled=True),
     Case("info-nce", lambda: mlp(nn.Tanh()), info_nce, samples=8, coupled=True),
 ]  # fmt: skip
 
 SEQUENCES = [
-    Case("tokens-mean", lambda: Tokens(mean_over_tokens, nn.ReLU()), CE, inputs=features(3, 4), psd=True),
-    Case("tokens-mean-tanh", lambda: Tokens(mean_over_tokens, nn.Tanh()), CE, inputs=features(3, 4)),
-    Case("tokens-leading-shape", lambda: Tokens(lambda h: h.mean((1, 2)), nn.GELU()), nn.MSELoss(), "value",
+    Case("tokens-mean", lambda: over_tokens(mean_over_tokens, nn.ReLU()), CE, inputs=features(3, 4), psd=True),
+    Case("tokens-mean-tanh", lambda: over_tokens(mean_over_tokens, nn.Tanh()), CE, inputs=features(3, 4)),
+    Case("tokens-leading-shape", lambda: over_tokens(lambda h: h.mean((1, 2)), nn.GELU()), nn.MSELoss(), "value",
          samples=5, inputs=features(2, 2, 4)),
-    Case("per-token-lambda", lambda: PerToken(classes_second=False), per_token, labels(3), inputs=features(3, 4),
+    Case("per-token-lambda", lambda: class_per_token(classes_second=False), per_token, labels(3), inputs=features(3, 4),
          psd=True),
-    Case("per-token-classes-second", lambda: PerToken(classes_second=True), CE, labels(3), inputs=features(3, 4),
+    Case("per-token-classes-second", lambda: class_per_token(classes_second=True), CE, labels(3), inputs=features(3, 4),
          psd=True),
-    Case("sequence-first", lambda: Tokens(lambda h: h.sum(0), nn.Tanh()), CE, samples=5,
+    Case("sequence-first", lambda: over_tokens(lambda h: h.sum(0), nn.Tanh()), CE, samples=5,
          inputs=lambda draw, n: draw.normal(3, n, 4), splits=False),
-    Case("sequence-first-relu", lambda: Tokens(lambda h: h.amax(0), nn.ReLU()), nn.MSELoss(), "value", samples=5,
+    Case("sequence-first-relu", lambda: over_tokens(lambda h: h.amax(0), nn.ReLU()), nn.MSELoss(), "value", samples=5,
          inputs=lambda draw, n: draw.normal(3, n, 4), splits=False, psd=True),
-    Case("attention-sdpa", lambda: Attention(F.scaled_dot_product_attention), CE, samples=4, inputs=features(3, 4)),
-    Case("attention-causal", lambda: Attention(causal_attention), CE, samples=4, inputs=features(3, 4)),
-    Case("attention-by-hand", lambda: Attention(attention_by_hand), CE, samples=4, inputs=features(3, 4)),
+    Case("attention-sdpa", lambda: attention(F.scaled_dot_product_attention), CE, samples=4, inputs=features(3, 4)),
+    Case("attention-causal", lambda: attention(causal_attention), CE, samples=4, inputs=features(3, 4)),
+    Case("attention-by-hand", lambda: attention(attention_by_hand), CE, samples=4, inputs=features(3, 4)),
 ]  # fmt: skip
 
 MAP = features(2, 4, 4)
@@ -693,7 +636,7 @@ CONVOLUTIONS = [
                                        activation=nn.Tanh()), CE, inputs=MAP),
     Case("conv2d-adaptive-max", lambda: cnn(nn.Conv2d(2, 2, 2), 8, after=(nn.AdaptiveMaxPool2d(2),)), CE, inputs=MAP,
          psd=True),
-    Case("conv2d-few-positions", lambda: cnn(nn.Conv2d(1, 2, 3), 6, after=(FewPositions(),)), CE,
+    Case("conv2d-few-positions", lambda: cnn(nn.Conv2d(1, 2, 3), 6, after=(Net(few_positions),)), CE,
          inputs=features(1, 14, 14), psd=True),
     Case("conv2d-two-layers", lambda: nn.Sequential(nn.Conv2d(2, 2, 2), nn.ReLU(inplace=True), nn.Dropout2d(0.3),
                                                     *cnn(nn.Conv2d(2, 3, 2), 12)).eval(), CE, inputs=MAP, psd=True),
@@ -712,7 +655,7 @@ CONVOLUTIONS = [
     Case("transposed1d", lambda: cnn(nn.ConvTranspose1d(2, 3, 3, stride=2), 21), CE, inputs=features(2, 3), psd=True),
     Case("transposed1d-dilation-tanh", lambda: cnn(nn.ConvTranspose1d(2, 2, 2, padding=1, dilation=2), 6,
                                                    activation=nn.Tanh()), CE, inputs=features(2, 3)),
-    Case("transposed1d-output-size", Upsampled, nn.MSELoss(), values(1, 8), inputs=features(2, 3), psd=True),
+    Case("transposed1d-output-size", upsampled, nn.MSELoss(), values(1, 8), inputs=features(2, 3), psd=True),
     Case("transposed2d-output-padding",
          lambda: cnn(nn.ConvTranspose2d(1, 2, 3, stride=2, padding=1, output_padding=(1, 0)), 24), CE,
          inputs=features(1, 2, 2), psd=True),
@@ -724,7 +667,7 @@ CONVOLUTIONS = [
     Case("transposed3d", lambda: cnn(nn.ConvTranspose3d(1, 2, 2), 36), CE, inputs=features(1, 2, 1, 2), psd=True),
     Case("transposed3d-groups", lambda: cnn(nn.ConvTranspose3d(2, 2, (1, 2, 2), groups=2, stride=2), 32), CE,
          inputs=features(2, 1, 2, 2), samples=4, psd=True),
-    Case("unet-skip", UNet, nn.MSELoss(), values(1, 4, 4), samples=4, inputs=features(1, 4, 4)),
+    Case("unet-skip", unet, nn.MSELoss(), values(1, 4, 4), samples=4, inputs=features(1, 4, 4)),
 ]  # fmt: skip
 
 
@@ -767,49 +710,43 @@ class Piped(nn.Module):
         return self.head(h.mean(1) if h.ndim == 3 else h)
 
 
-class SelfAttention(nn.Module):
+def self_attention(width=4, *, kdim=None, vdim=None, **options):
     """torch's attention on itself; ``kdim``: with keys and values of other widths."""
 
-    def __init__(self, width=4, *, kdim=None, vdim=None, **options):
-        super().__init__()
-        self.keys = None if kdim is None else nn.Linear(width, kdim)
-        self.values = None if vdim is None else nn.Linear(width, vdim)
-        self.attention = nn.MultiheadAttention(width, 2, kdim=kdim, vdim=vdim, batch_first=True, **options)
+    def forward(m, x):
+        k = x if m.keys is None else torch.tanh(m.keys(x))
+        v = x if m.values is None else torch.tanh(m.values(x))
+        return x + m.attention(x, k, v, need_weights=False)[0]
 
-    def forward(self, x):
-        k = x if self.keys is None else torch.tanh(self.keys(x))
-        v = x if self.values is None else torch.tanh(self.values(x))
-        return x + self.attention(x, k, v, need_weights=False)[0]
+    keys = None if kdim is None else nn.Linear(width, kdim)
+    values = None if vdim is None else nn.Linear(width, vdim)
+    own = nn.MultiheadAttention(width, 2, kdim=kdim, vdim=vdim, batch_first=True, **options)
+    return Net(forward, keys=keys, values=values, attention=own)
 
 
-class Stepped(nn.Module):
+def stepped(cell):
     """A cell of torch over a sequence."""
 
-    def __init__(self, cell):
-        super().__init__()
-        self.cell = cell
-
-    def forward(self, x):
+    def forward(m, x):
         state = None
         for step in range(x.shape[1]):
-            state = self.cell(x[:, step], state)
+            state = m.cell(x[:, step], state)
         return state[0] if isinstance(state, tuple) else state
 
+    return Net(forward, cell=cell)
 
-class Bare(nn.Module):
+
+def bare(*shapes):
     """Parameters of the model itself, with any number of dimensions."""
 
-    def __init__(self, *shapes):
-        super().__init__()
-        for number, shape in enumerate(shapes):
-            self.register_parameter(f"p{number}", nn.Parameter(torch.randn(shape)))
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x):
+    def forward(m, x):
         h = x[:, :4]
-        for p in self.parameters(recurse=False):
+        for p in m.parameters(recurse=False):
             h = torch.tanh(h + h * p.sum() + p.flatten()[:4].square().sum() if p.ndim != 2 else h @ p + h)
-        return self.head(h)
+        return m.head(h)
+
+    own = {f"p{number}": nn.Parameter(torch.randn(shape)) for number, shape in enumerate(shapes)}
+    return Net(forward, **own, head=nn.Linear(4, 3))
 
 
 class LowRank(nn.Linear):
@@ -1018,38 +955,17 @@ class ViT(nn.Module):
         return self.head(self.norm(x)[:, 0])
 
 
-class Twice(nn.Module):
-    """A module of two inputs, both of which it gets."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return self.inner(x, x)
-
-
-class Listed(nn.Module):
+def listed():
     """Parameters in a list and in a dictionary."""
-
-    def __init__(self):
-        super().__init__()
-        self.scales = nn.ParameterList([torch.randn(4), torch.randn(4, 4)])
-        self.shifts = nn.ParameterDict({"first": torch.randn(4)})
-
-    def forward(self, x):
-        return torch.tanh(x * self.scales[0] + self.shifts["first"]) @ self.scales[1]
+    parts = {"scales": nn.ParameterList([torch.randn(4), torch.randn(4, 4)]), "shifts": nn.ParameterDict()}
+    parts["shifts"]["first"] = torch.randn(4)
+    return Net(lambda m, x: torch.tanh(x * m.scales[0] + m.shifts["first"]) @ m.scales[1], **parts)
 
 
-class BiasAlone(nn.Module):
+def bias_alone():
     """A bias beside a layer without one."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense, self.bias = nn.Linear(4, 4, bias=False), nn.Parameter(torch.zeros(4))
-
-    def forward(self, x):
-        return self.dense(x) + self.bias
+    parts = {"dense": nn.Linear(4, 4, bias=False), "bias": nn.Parameter(torch.zeros(4))}
+    return Net(lambda m, x: m.dense(x) + m.bias, **parts)
 
 
 def first_of(output):
@@ -1083,10 +999,10 @@ OTHERS = [
     other("batchnorm-eval", lambda: on_features(used(BN1(4))).eval()),
     other("batchnorm-train", lambda: on_features(used(BN1(4))), coupled=True),
     other("instancenorm", lambda: Piped(nn.InstanceNorm1d(3, affine=True)), inputs=IDS),
-    other("attention-packed", lambda: Piped(SelfAttention()), inputs=IDS, samples=4),
-    other("attention-no-bias", lambda: Piped(SelfAttention(bias=False)), inputs=IDS, samples=4),
-    other("attention-kdim", lambda: Piped(SelfAttention(kdim=3, vdim=5)), inputs=IDS, samples=4),
-    other("attention-bias-kv", lambda: Piped(SelfAttention(add_bias_kv=True)), inputs=IDS, samples=4),
+    other("attention-packed", lambda: Piped(self_attention()), inputs=IDS, samples=4),
+    other("attention-no-bias", lambda: Piped(self_attention(bias=False)), inputs=IDS, samples=4),
+    other("attention-kdim", lambda: Piped(self_attention(kdim=3, vdim=5)), inputs=IDS, samples=4),
+    other("attention-bias-kv", lambda: Piped(self_attention(add_bias_kv=True)), inputs=IDS, samples=4),
     other("conv1d-transposed", lambda: Piped(Conv1D(5, 4), 5), inputs=IDS),
     other("gpt2-conv1d", lambda: GPT(tied=False, dense=Conv1D), target=labels(3, classes=6), inputs=IDS, samples=4),
     other("lstm", lambda: recurrent(nn.LSTM), inputs=IDS),
@@ -1098,17 +1014,18 @@ OTHERS = [
     other("gru-bidirectional-two-layers", lambda: recurrent(nn.GRU, 6, num_layers=2, bidirectional=True), inputs=IDS,
           samples=3),
     other("rnn", lambda: recurrent(nn.RNN), inputs=IDS),
-    other("lstm-cell", lambda: Piped(Stepped(nn.LSTMCell(4, 3)), 3), inputs=IDS),
-    other("gru-cell", lambda: Piped(Stepped(nn.GRUCell(4, 3)), 3), inputs=IDS),
-    other("rnn-cell", lambda: Piped(Stepped(nn.RNNCell(4, 3)), 3), inputs=IDS),
+    other("lstm-cell", lambda: Piped(stepped(nn.LSTMCell(4, 3)), 3), inputs=IDS),
+    other("gru-cell", lambda: Piped(stepped(nn.GRUCell(4, 3)), 3), inputs=IDS),
+    other("rnn-cell", lambda: Piped(stepped(nn.RNNCell(4, 3)), 3), inputs=IDS),
     other("lora-module", lambda: on_features(LowRank(4, 4))),
     other("lora-parametrization", low_rank_by_parametrization, inputs=IDS),
-    other("bare-0d-1d-2d-3d", lambda: Bare((), (3,), (4, 4), (2, 2, 3))),
-    other("bare-with-a-leading-one", lambda: Bare((1, 1, 4), (1, 3, 2))),
-    other("bilinear", lambda: nn.Sequential(nn.Linear(5, 4), Twice(nn.Bilinear(4, 4, 3)))),
+    other("bare-0d-1d-2d-3d", lambda: bare((), (3,), (4, 4), (2, 2, 3))),
+    other("bare-with-a-leading-one", lambda: bare((1, 1, 4), (1, 3, 2))),
+    other("bilinear", lambda: nn.Sequential(nn.Linear(5, 4), Net(lambda m, x: m.inner(x, x),
+                                                                 inner=nn.Bilinear(4, 4, 3)))),
     other("prelu", lambda: on_features(nn.PReLU(4))),
-    other("parameter-list", lambda: on_features(Listed())),
-    other("bias-alone", lambda: on_features(BiasAlone())),
+    other("parameter-list", lambda: on_features(listed())),
+    other("bias-alone", lambda: on_features(bias_alone())),
     other("gpt2", lambda: GPT(tied=False), target=labels(3, classes=6), inputs=IDS, samples=4),
     other("llama", Llama, target=labels(3, classes=6), inputs=IDS, samples=4),
     other("bert", lambda: BERT().eval(), inputs=IDS, samples=4),

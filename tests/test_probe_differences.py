@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import nn
-from torch.autograd import Function
 from torch.nn import functional as F
 
 import hesscond
 from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
+from tests.cases import Net
+from tests.support.constructions import KINKED, STALE, function, fused_entropy, stale_square
+from tests.support.kinds import Applied
 from tests.truth import layer_truth, reverse_over_reverse
 
 LEVELS = ["unit", "layer", "network"]
@@ -16,97 +18,14 @@ torch.manual_seed(0)
 BATCH = torch.randn(30, 5, dtype=torch.float64), torch.randint(0, 3, (30,))
 
 
-class Detached(Function):
-    """x², whose backward makes no graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g * ctx.saved_tensors[0].detach()
+#: Functions of torch whose second derivatives are wrong.
+WRONG = {row[0]: row[2] for row in STALE if row[0] in ("stale_square", "stale_tanh", "fused_layer_norm")}
+WRONG["gradient_reversal"] = function(lambda x: x.view_as(x), lambda g, k: -g)
 
 
-class Intermediate(Function):
-    """x², whose backward keeps 2x from the forward pass."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.slope = 2 * x
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.slope
-
-
-class LayerNorm(Function):
-    """A fused layer normalization, which keeps its output and the deviations."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.deviation = x.std(1, correction=0, keepdim=True)
-        ctx.y = (x - x.mean(1, keepdim=True)) / ctx.deviation
-        return ctx.y
-
-    @staticmethod
-    def backward(ctx, g):
-        y = ctx.y
-        return (g - g.mean(1, keepdim=True) - y * (g * y).mean(1, keepdim=True)) / ctx.deviation
-
-
-class FusedCrossEntropy(Function):
-    """A loss that computes its gradient in the forward pass."""
-
-    @staticmethod
-    def forward(ctx, z, t):
-        ctx.slope = (z.softmax(1) - F.one_hot(t, z.shape[1])) / len(z)
-        return F.cross_entropy(z, t)
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.slope, None
-
-
-class Right(Function):
-    """x², right twice."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g * ctx.saved_tensors[0]
-
-
-class Reversal(Function):
-    """The identity, whose backward has the other sign."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, g):
-        return -g
-
-
-class Step(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
-def network(function):
+def network(own):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 6), Step(function), nn.Linear(6, 3)).double()
+    return nn.Sequential(nn.Linear(5, 6), Applied(own), nn.Linear(6, 3)).double()
 
 
 def probe(model, level="unit", loss=F.cross_entropy, batch=BATCH, **options):
@@ -114,57 +33,45 @@ def probe(model, level="unit", loss=F.cross_entropy, batch=BATCH, **options):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("function", [Detached, Intermediate, LayerNorm, Reversal])
-def test_a_wrong_double_backward_is_refused_and_its_module_named(function, level):
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_double_backward_is_refused_and_its_module_named(name, level):
+    model = network(WRONG[name])
     if level == "network":
-        with pytest.raises(CaptureError, match=rf"of its gradient: .* module '1', a Step \({function.__name__}"):
-            probe(network(function.apply), level)
+        with pytest.raises(CaptureError, match=r"of its gradient: .* module '1', a Applied \(Own"):
+            probe(model, level)
         return
-    result = probe(network(function.apply), level)
+    result = probe(model, level)
     assert list(result) == ["2"]
     assert result["2"].check.central.agrees
-    assert f"module '1', a Step ({function.__name__})" in result.skipped["0"]
+    assert "module '1', a Applied (Own)" in result.skipped["0"]
     with pytest.raises(CaptureError, match="not those of its gradient"):
-        probe(network(function.apply), level, layers=["0"])
-    assert len(probe(network(function.apply), level, check=False)) == 2
+        probe(model, level, layers=["0"])
+    assert len(probe(model, level, check=False)) == 2
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_fused_loss_is_refused_and_called_the_loss(level):
-    with pytest.raises(CaptureError, match=r"they are wrong in the loss \(FusedCrossEntropy\)"):
-        probe(network(torch.tanh), level, FusedCrossEntropy.apply)
+    with pytest.raises(CaptureError, match=r"they are wrong in the loss \(Own\)"):
+        probe(network(torch.tanh), level, fused_entropy)
 
 
 def test_what_is_wrong_in_the_second_batch_of_a_stream_is_refused_too():
     """Parameters that the first batch does not reach are compared on the first that does."""
 
-    class Switch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = network(torch.tanh), network(Intermediate.apply)
-
-        def forward(self, x):
-            return (self.first if x[0, 0] < 0 else self.second)(x)
-
+    parts = {"first": network(torch.tanh), "second": network(stale_square)}
+    model = Net(lambda m, x: (m.first if x[0, 0] < 0 else m.second)(x), **parts)
     x, y = BATCH
     order = x[:, 0].argsort()
     halves = [(x[order[:10]], y[:10]), (x[order[20:]], y[20:])]
-    result = probe(Switch().double(), batch=halves)
+    result = probe(model, batch=halves)
     assert sorted(result) == ["first.0", "first.2", "second.2"]
     assert "not those of its gradient" in result.skipped["second.0"]
 
 
-KINKS = {
-    "relu": torch.relu,
-    "leaky": lambda x: F.leaky_relu(x, 0.2),
-    "absolute": torch.abs,
+TAKEN = ("relu", "leaky_relu", "absolute", "hardtanh", "sorted_features", "top_k", "dropped", "good_function")
+KINKS = {name: own for name, _, own, *_ in KINKED if name in TAKEN} | {
     "maximum": lambda x: torch.maximum(x, x.flip(1)),
-    "sorted": lambda x: x.sort(1)[0],
-    "hardtanh": F.hardtanh,
     "at its kink": lambda x: torch.relu(x - x.detach()) + x,
-    "dropout": lambda x: F.dropout(x, 0.5),
-    "right": Right.apply,
-    "top two": lambda x: x * (x >= x.topk(2, 1).values[:, 1:]),
 }
 
 
@@ -230,23 +137,17 @@ def test_a_float32_model_is_compared_in_float64():
         assert layer.check.central.relative < 1e-6
 
 
-class Noisy(Function):
-    """x², whose gradient has jumps of 1e-6 everywhere."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return g * (2 * x + 1e-6 * torch.remainder(1e12 * x.detach(), 1.0))
+#: x², whose gradient has jumps of 1e-6 everywhere.
+noisy = function(
+    lambda x: x * x,
+    lambda g, k, x: g * (2 * x + 1e-6 * torch.remainder(1e12 * x.detach(), 1.0)),
+    saved=lambda x, y: (x,),
+)
 
 
 def test_a_gradient_that_is_noise_tells_nothing_and_is_said():
     """Jumps closer than any step."""
-    result = probe(network(Noisy.apply), "layer", layers=["0"])
+    result = probe(network(noisy), "layer", layers=["0"])
     assert result["0"].check.central.agrees is None
     assert "tell nothing" in str(result["0"].check)
 
@@ -278,7 +179,7 @@ def test_the_scale_of_the_loss_does_not_matter(scale):
         return scale * F.cross_entropy(o, t)
 
     assert "0" in probe(network(torch.tanh), "layer", loss)
-    assert "0" in probe(network(Intermediate.apply), "layer", loss).skipped
+    assert "0" in probe(network(stale_square), "layer", loss).skipped
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e6])
@@ -286,14 +187,14 @@ def test_the_scale_of_the_features_does_not_matter(size):
     x, y = BATCH
     batch = x * size, y
 
-    def rescaled(function):
-        model = network(function)
+    def rescaled(own):
+        model = network(own)
         with torch.no_grad():
             model[0].weight.div_(size)
         return model
 
     assert probe(rescaled(torch.tanh), "layer", batch=batch)["0"].check.central.agrees
-    assert "0" in probe(rescaled(Intermediate.apply), "layer", batch=batch).skipped
+    assert "0" in probe(rescaled(stale_square), "layer", batch=batch).skipped
 
 
 @pytest.mark.parametrize("level", ["unit", "layer"])

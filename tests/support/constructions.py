@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
+from tests.cases import Net
 from tests.support.judging import LEVELS, Construction, FormulaTruth, Spectrum, TwinTruth, Verdict, verdict_of
-from tests.support.kinds import CE, MSE, Applied, Cube, Net, classes, double, images, recurrent, tokens, values
+from tests.support.kinds import CE, MSE, Applied, Cube, classes, double, images, recurrent, tokens, values
 
 GROUPS = {
     "A1": "Second derivatives that are not those of the gradient",

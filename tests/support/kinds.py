@@ -21,6 +21,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from hesscond.methods import WeightNormalization
+from tests.cases import Net
 
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
 
@@ -116,19 +117,6 @@ def images(n=12, channels=2, side=4, c=3):
 def tokens(n=8, length=4, d=4, c=3):
     """Sequences of vectors and a label for each."""
     return torch.randn(n, length, d), torch.randint(0, c, (n,))
-
-
-class Net(nn.Module):
-    """Parts by name, and a forward pass as a function of them and the inputs."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, *inputs, **named):
-        return self.function(self, *inputs, **named)
 
 
 class Applied(nn.Module):
