@@ -84,15 +84,15 @@ def density(
         with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {target}") as say:
             loaded = load_target(target, seed=seed).to(place)
             with one_sentence(target):
-                found = run_density(loaded, request, target, say, group)
+                found, null = run_density(loaded, request, target, say, group)
         if group is not None and group.rank() > 0:
             return
         if as_json:
             sys.stdout.write(json.dumps(as_object(found, request), indent=1) + "\n")
         else:
-            print_summary(found, request, loaded, target)
+            print_summary(found, null, request, loaded, target)
         if figure is not None:
-            save_figure(density_figure(found.density, target), figure)
+            save_figure(density_figure(found, target), figure)
             if not as_json:
                 stdout.print(f"figure: {figure}", soft_wrap=True)
 
@@ -117,18 +117,10 @@ class Request:
             raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {self.seed}")
 
 
-@dataclass(frozen=True)
-class Found:
-    """A density, and what was known of the operator's null space beforehand."""
-
-    density: Density
-    null: list[NullDirections]
-
-
 def run_density(
     target: Target, request: Request, spec: str, say: Callable[[str], None], group: ProcessGroup | None
-) -> Found:
-    """Make the operator, look for its null space, and measure."""
+) -> tuple[Density, list[NullDirections]]:
+    """The density of the target's matrix, and the null directions that were known beforehand."""
     data, weight = own_share(target, group)
     half: dict[str, Any] = {} if request.memory is None else {"memory": request.memory / 2}
     common: dict[str, Any] = {"dtype": request.dtype, **half}
@@ -158,13 +150,11 @@ def run_density(
         on_progress=lambda done, total: say(f"density of {spec}: {done} of {total} products"),
         **half,
     )
-    return Found(found, null)
+    return found, null
 
 
-def as_object(found: Found, request: Request) -> dict[str, Any]:
+def as_object(density: Density, request: Request) -> dict[str, Any]:
     """All numbers for JSON; infinite ones (the error of a single probe) are null, as JSON has none."""
-    density = found.density
-    negative, near_zero, trace = density.negative, density.near_zero(NEAR_ZERO), density.trace()
     numbers: dict[str, Any] = {
         "matrix": request.matrix,
         "layers": request.layers,
@@ -177,24 +167,18 @@ def as_object(found: Found, request: Request) -> dict[str, Any]:
         "seed": density.seed,
         "lambda_max": density.top,
         "lambda_min": density.bottom,
-        "negative": negative.value,
-        "negative_error": negative.error,
-        "negative_lower": negative.lower,
-        "negative_upper": negative.upper,
-        "near_zero": near_zero.value,
-        "near_zero_error": near_zero.error,
-        "near_zero_lower": near_zero.lower,
-        "near_zero_upper": near_zero.upper,
-        "trace": trace.value,
-        "trace_error": trace.error,
     }
+    for name, share in (("negative", density.negative), ("near_zero", density.near_zero(NEAR_ZERO))):
+        ends = {f"{name}_lower": share.lower, f"{name}_upper": share.upper}
+        numbers |= {name: share.value, f"{name}_error": share.error, **ends}
+    trace = density.trace()
+    numbers |= {"trace": trace.value, "trace_error": trace.error}
     numbers = {name: None if value == math.inf else value for name, value in numbers.items()}
     return numbers | {"nodes": density.nodes.tolist(), "weights": density.weights.tolist()}
 
 
-def print_summary(found: Found, request: Request, target: Target, spec: str) -> None:
-    """Print what was measured, the table, and what was known of the null space."""
-    density = found.density
+def print_summary(density: Density, null: list[NullDirections], request: Request, target: Target, spec: str) -> None:
+    """Print what was measured, the table, and the null directions that were known beforehand."""
     precision = "float64" if request.dtype is torch.float64 else "the model's own precision"
     mode = "train" if target.model.training else "eval"
     where = "all parameters" if request.layers is None else ", ".join(request.layers)
@@ -209,5 +193,5 @@ def print_summary(found: Found, request: Request, target: Target, spec: str) -> 
     stdout.print()
     for line in sheet.below:
         stdout.print(Text(line.replace("more steps", "more --steps")))
-    for directions in found.null:
+    for directions in null:
         stdout.print(Text(str(directions)))
