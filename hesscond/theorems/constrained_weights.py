@@ -299,7 +299,7 @@ class IgnoredMean(LayerStatement):
         W = seen.weight
         assert seen.means is not None
         if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
-            return not_applicable(2, "1ᵀw ≠ 0: the layer is not constrained")
+            return not_applicable(len(self.claims), "1ᵀw ≠ 0: the layer is not constrained")
         # what training has rounded is no part of the claim
         return self.check(self.centre(W), seen.means[None], seen.means)
 
@@ -372,7 +372,7 @@ class StandardizedGradient(Statement):
         w_hat, found = standardized(w), grad(through)(w)
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
-            return not_applicable(3, "the gradient is zero")
+            return not_applicable(len(self.claims), "the gradient is zero")
         terms = (self.terms(w, g) / w.std(1, correction=0)).max().item()
         return [
             equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
@@ -567,7 +567,7 @@ class ProjectedRate(Statement):
         problem = random_problem(rng)
         minimum = problem.minimum()
         if minimum is None:
-            return not_applicable(6, "no minimum was found")
+            return not_applicable(len(self.claims), "no minimum was found")
         at = problem.tangent(minimum.point)
         ambient, Hess = at.operator.to_dense(), self.riemannian(at)
         Hess = (Hess + Hess.T) / 2
@@ -577,11 +577,11 @@ class ProjectedRate(Statement):
         linear = Linearization(basis, Hess, at.curvature[:, 0])
         alpha = linear.best_step()
         if alpha is None:
-            return not_applicable(6, "no step size is the best one")
+            return not_applicable(len(self.claims), "no step size is the best one")
         values, vectors = torch.linalg.eigh(linear.symmetric(alpha))
         kappa = hessian_kappa(linear.symmetric(alpha))
         if kappa.nullity or kappa.negative:
-            return not_applicable(6, "the Riemannian Hessian is not positive definite")
+            return not_applicable(len(self.claims), "the Riemannian Hessian is not positive definite")
 
         def step(point: Tensor) -> Tensor:
             return problem.retract(point - alpha * gradient(problem.value, point))

@@ -405,7 +405,7 @@ class MuonRowBlocks(Statement):
         M = E @ (X.T @ X) / len(X)
         _, sigma, Vt = np.linalg.svd(M, full_matrices=False)
         if sigma[0] > 1e6 * sigma[-1]:
-            return not_applicable(2, "M is not certainly of full column rank")
+            return not_applicable(len(self.claims), "M is not certainly of full column rank")
         block = Vt.T * sigma ** (2 * self.exponent()) @ Vt
         rows = np.kron(np.eye(m), block) @ M.ravel()
         # P^½ has half of the exponent; its smallest singular values are off by so much
