@@ -102,7 +102,6 @@ class Adaptive(ByParameter):
         self._about_to_step = False
 
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
-        """P = M^½ of a parameter; None: it takes no step, or has not yet."""
         optimizer = self._optimizer
         groups = [] if optimizer is None else optimizer.param_groups
         group = next((group for group in groups if any(p is parameter for p in group["params"])), None)
@@ -167,7 +166,6 @@ class AdaGrad(Adaptive):
         self.initial_accumulator = initial_accumulator
 
     def arguments(self) -> dict[str, Any]:
-        """v_0 and ε."""
         return {"initial_accumulator_value": self.initial_accumulator, "eps": self.epsilon}
 
 
@@ -320,7 +318,6 @@ class Adam(Adaptive):
         self.beta_1, self.beta_2, self.start = beta_1, beta_2, start
 
     def arguments(self) -> dict[str, Any]:
-        """β and ε."""
         return {"betas": (self.beta_1, self.beta_2), "eps": self.epsilon}
 
     def start_on(self, optimizer: Optimizer) -> None:
@@ -374,7 +371,6 @@ class AdamW(Adam):
         self.weight_decay = weight_decay
 
     def arguments(self) -> dict[str, Any]:
-        """β, ε and ω."""
         return super().arguments() | {"weight_decay": self.weight_decay}
 
 

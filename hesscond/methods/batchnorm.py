@@ -154,5 +154,4 @@ class BatchNormalization(Normalization):
         return kinds[site.dimensions](site.channels, **options)
 
     def check_batch(self, samples: int) -> None:
-        """Refuse batches with fewer than two samples."""
         refuse_single_samples(self.name, samples)

@@ -203,5 +203,4 @@ class BatchRenormalization(Normalization):
         )
 
     def check_batch(self, samples: int) -> None:
-        """Refuse batches with fewer than two samples."""
         refuse_single_samples(self.name, samples)

@@ -243,7 +243,6 @@ class BNP(InputMethod[BNPState]):
         self.banks = self._banks()
 
     def state_of(self, layer: Layer) -> BNPState:
-        """μ = 0, σ² = 1."""
         return BNPState(layer, exact=self.exact)
 
     def _banks(self) -> list[Bank]:
@@ -276,7 +275,6 @@ class BNP(InputMethod[BNPState]):
 
     @property
     def reads_all_inputs(self) -> bool:
-        """Whether the statistics are those of the training data."""
         return self.statistics == "data"
 
     @property

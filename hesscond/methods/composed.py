@@ -54,7 +54,6 @@ class Composed(Method):
 
     @property
     def reads_all_inputs(self) -> bool:
-        """Whether `fit` of one of the parts reads the training inputs."""
         return any(part.reads_all_inputs for part in self.parts)
 
     def check_batch(self, samples: int) -> None:
@@ -94,12 +93,10 @@ class Composed(Method):
         return torch.stack(found).sum() if found else None
 
     def transform_gradients(self) -> None:
-        """Transform the gradients by one part after another."""
         for part in self.parts:
             part.transform_gradients()
 
     def after_step(self) -> None:
-        """Call `after_step` of one part after another."""
         for part in self.parts:
             part.after_step()
 
@@ -151,11 +148,9 @@ class Composed(Method):
             part.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """States of the parts, by name."""
         return {part.name: part.state_dict() for part in self.parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the states of the parts."""
         if set(state) != {part.name for part in self.parts}:
             raise ConfigError(f"the state is of {', '.join(state)}, not of {self.name}")
         for part in self.parts:

@@ -71,7 +71,6 @@ class CurvatureDiagonal(Learned):
         self.steps += 1
 
     def begun(self, g: torch.Tensor) -> State:
-        """No averages."""
         return {"step": torch.zeros(()), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
 
     def curve(self, state: State, h: torch.Tensor) -> None:

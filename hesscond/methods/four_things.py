@@ -167,7 +167,6 @@ class FourThings(Normalization):
         return norm
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """(λ/2) (‖γ − 1‖² + ‖β‖²)."""
         pairs = [(norm.weight, norm.bias) for norm in self.norms if norm.weight is not None and norm.bias is not None]
         if not pairs or not self.weight_decay:
             return None

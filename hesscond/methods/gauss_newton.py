@@ -303,7 +303,6 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
         self._losses = 0
 
     def state_of(self, layer: Layer) -> GaussNewtonState:
-        """State without any inputs."""
         return GaussNewtonState(layer)
 
     def observe(self, loss: torch.Tensor) -> None:
@@ -354,7 +353,6 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
         return any(state.resolvent is not None for state in self.layers.values())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned, or was not yet."""
         state = self.find(layer)
         if state is None or state.resolvent is None:
             return None

@@ -223,7 +223,6 @@ class LayerMethod(Method, Generic[State]):
         self.steps += 1
 
     def probed(self, layer: str) -> Coordinates | None:
-        """P of the last step."""
         if not self.known:
             raise no_step(self.whole.name)
         return super().probed(layer)
@@ -244,7 +243,6 @@ class LayerMethod(Method, Generic[State]):
         return next((state for state in self.layers.values() if state.module is module), None)
 
     def detach(self) -> None:
-        """Take the forward hooks off the model."""
         for handle in self._handles:
             handle.remove()
 
@@ -257,7 +255,6 @@ class LayerMethod(Method, Generic[State]):
         return {"layers": layers, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over statistics."""
         found = state.get("layers", {})
         if set(found) != set(self.layers):
             there = ", ".join(self.layers)
@@ -278,7 +275,6 @@ class InputMethod(LayerMethod[State]):
     def data_statistics(
         cls, layer: str, inputs: LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
     ) -> Any:
-        """Statistics of a layer's inputs that define its coordinates; None: the layer is not preconditioned."""
         return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
 
     @classmethod
@@ -296,7 +292,6 @@ class InputMethod(LayerMethod[State]):
         """P of each group of a layer, from the statistics that `collect` returned alone: no damping, no factor q."""
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned."""
         state = self.find(layer)
         if state is None:
             return None
@@ -305,7 +300,6 @@ class InputMethod(LayerMethod[State]):
 
     @classmethod
     def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates:
-        """P of what `data_statistics` collected."""
         parts = cls.of_data(statistics, geometry)
         return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
 

@@ -154,7 +154,6 @@ class KFAC(LayerMethod[FisherState]):
             self._handles.append(self.output.handle)
 
     def state_of(self, layer: Layer) -> FisherState:
-        """State without any inputs."""
         drawn = self.targets == "model"
         return FisherState(layer, wanted=int(not drawn), drawn=drawn)
 
@@ -204,7 +203,6 @@ class KFAC(LayerMethod[FisherState]):
             self.generator.set_state(state["generator"].cpu())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P as the last step used it; None: the layer is not preconditioned."""
         state = self.find(layer)
         return None if state is None else LayerMap(state.map, None, f"{self.name}, M^1/2")
 

@@ -73,7 +73,6 @@ class Learned(ByParameter):
         return own | {"": {"generator": self.generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what is kept."""
         there = {"": None, **dict(self.model.named_parameters())}
         if odd := [name for name in state if name not in there]:
             raise ConfigError(f"{self.name}: the state has a parameter {odd[0]!r}, which the model has not")

@@ -58,11 +58,9 @@ class Muon(Learned):
         self.averages = momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
-        """No averages."""
         return {"step": torch.zeros(()), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """Update the averages, and return U."""
         step = counted(state)
         state["B"] = torch.lerp(state["B"], g, 1 - self.momentum)
         if g.ndim == 1:

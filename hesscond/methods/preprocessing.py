@@ -152,7 +152,6 @@ class Preprocessing(Method):
         return {name: CentringScaling(-shift / scale, 1 / scale, name=name)}
 
     def detach(self) -> None:
-        """Take the hook off: the model sees raw inputs again."""
         self._handle.remove()
 
 

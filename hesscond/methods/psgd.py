@@ -54,7 +54,6 @@ class PSGD(Learned):
         self.averages = momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
-        """Q = I."""
         Q = (
             [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
             if g.ndim == 2

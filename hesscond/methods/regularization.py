@@ -132,7 +132,6 @@ class L2(Regularization):
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
     def probed(self, layer: str) -> Coordinates | None:
-        """The Hessian with the penalty."""
         own = self.whole.coordinates(layer)
         if own is not None and not isinstance(own, LinearCoordinates):
             raise ConfigError(
@@ -197,7 +196,6 @@ class GradientRegularization(Regularization):
         return self.coordinates(layer)
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """λ gᵀg, or λ gᵀMg."""
         parameters = self._parameters()
         found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, allow_unused=True)
         gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}

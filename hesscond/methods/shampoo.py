@@ -73,7 +73,6 @@ class Shampoo(Learned):
         self.update_every = update_every
 
     def begun(self, g: torch.Tensor) -> State:
-        """No sums."""
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
         return {"step": torch.zeros(()), "mass": torch.zeros((), dtype=g.dtype)} | kept
 

@@ -141,13 +141,11 @@ class Whitening(InputMethod[WhiteningState]):
         super().__init__(model, layers)
 
     def state_of(self, layer: Layer) -> WhiteningState:
-        """μ = 0, C = I."""
         state = WhiteningState(layer)
         state.decompose(self.epsilon)
         return state
 
     def update(self, states: list[WhiteningState]) -> None:
-        """Steps 1 to 3."""
         for state in states:
             state.take(1 - self.rho)
             if self.steps % self.update_every == 0:

@@ -319,7 +319,6 @@ class BNPAlgorithm2(WrittenOut):
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Random gradients and statistics."""
         m, n = random_size(rng), random_size(rng)
         return self.compare(random_matrix(rng, m, n), rng.standard_normal(m), *random_statistics(rng, n))
 
@@ -350,7 +349,6 @@ class BNPAlgorithm3(WrittenOut):
         return G_b / q2 - new.sum((2, 3)) @ mu
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Random gradients and statistics."""
         m, channels, k = random_size(rng, 20), random_size(rng, 30), int(rng.choice([1, 3, 5]))
         G_w = random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
         return self.compare(G_w, rng.standard_normal(m), *random_statistics(rng, channels))
@@ -502,7 +500,6 @@ class BNPProposition6(Statement):
         return 4 * n * N + 6 * n * m + 2 * m + 8 * n, 32 * n * N + 4 * n
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """A small dense layer."""
         n, N, m = 1 + random_size(rng, 15), 1 + random_size(rng, 15), random_size(rng, 40)
         arrays = random_layer(rng, n, N, m)
         bnp, written, shared = (flops(way, arrays) for way in (bnp_step, bn_as_written, bn_shared))

@@ -115,12 +115,10 @@ class BNPTheorem4(NormalizedInputs):
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Any inputs."""
         H = self.draw(rng)
         return self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """Check the claims on the inputs of a layer."""
         return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
 
     def check(self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray) -> Sequence[Outcome]:
@@ -178,13 +176,11 @@ class PRECTheorem4(NormalizedInputs):
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Any inputs."""
         H = self.draw(rng)
         before = extended(H)
         return centring(kappa(before), kappa(self.centre(H)), before.shape[1])
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """Check the claims on the inputs of a layer."""
         return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -295,7 +291,6 @@ class BNPPropertyA(LayerStatement):
         return [optimal_scaling(scaled, kappa(scaled))]
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
-        """Check the claims on the inputs of a layer."""
         return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
 
 

@@ -99,7 +99,6 @@ class BNPProposition2(LayerStatement):
         return network.curvature(layer, unit)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """One unit of a random network."""
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), self.curvature(network, layer, unit)
         same = equal(
@@ -187,7 +186,6 @@ class BNPTheorem3(Statement):
         return torch.cat([torch.ones_like(H[:, :1]), (H - H.mean(0)) / H.std(0, correction=0)], 1)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """One unit of a random network."""
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
@@ -269,7 +267,6 @@ class BNPProposition9(LayerStatement):
         return layer.curvature(channel)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """One channel of a random convolution."""
         layer = random_convolution(rng)
         layer = replace(layer, inputs=bordered(layer.inputs, layer.kernel))
         channel = int(rng.integers(len(layer.weight)))

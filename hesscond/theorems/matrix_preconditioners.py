@@ -126,14 +126,12 @@ class ShampooPowerStep(Statement):
         return kronecker_factors(G)
 
     def report(self, rng: np.random.Generator) -> Sequence[float]:
-        """Random gradients."""
         G = random_gradients(rng)
         H, (L, R) = covariance(G), self.factors(G)
         top = np.linalg.norm(rearranged(H, len(L), len(R)), 2)
         return (float(np.vdot(H, np.kron(L, R)) / (np.linalg.norm(L) * np.linalg.norm(R) * top)),)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Random gradients."""
         G = random_gradients(rng)
         H, (L, R) = covariance(G), self.factors(G)
         m, n = G.shape[1:]

@@ -92,7 +92,6 @@ class UpdateFormula(Statement):
         return [problem] * len(self.claims)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """One step from a random point."""
         outcomes = []
         problems = self.problems(random_problem(rng))
         written = {id(one): list(zip(self.objectives(one), self.updates(one), strict=True)) for one in problems}

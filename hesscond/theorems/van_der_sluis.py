@@ -37,7 +37,6 @@ class VanDerSluis(LayerStatement):
         return equilibrated(A)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """A matrix of any shape."""
         A = random_matrix(rng, random_size(rng), random_size(rng))
         return [self.side(A), self.side(A.T)]
 

@@ -225,7 +225,6 @@ class WeightConditioningProposition1(LayerStatement):
     inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """A matrix of any shape."""
         return self.check(random_matrix(rng, random_size(rng), random_size(rng)))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
