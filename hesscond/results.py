@@ -264,7 +264,7 @@ class NetworkResult(LayerResult):
 
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
-        # its bounds include the uncertainty
+        """κ of the network's Hessian, with bounds that include the uncertainty of its products."""
         return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
 
     @cached_property
