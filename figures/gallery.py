@@ -103,7 +103,7 @@ ENTRIES = {
         ("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
     ),
     "layers": Entry(
-        "κ of every layer along training, method by method, over all probed units.",
+        "κ of every layer along training, method by method: the median over its units in a band of the quartiles.",
         small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
     ),
     "heatmap": Entry("log10 κ of every probed unit at every iteration, method by method."),

@@ -96,9 +96,6 @@ def table(
     layer: Layer = None,
     unit: Unit = None,
     quantity: Quantity = None,
-    all: Annotated[
-        bool, typer.Option("--all", help="All columns; of summary: the training set, κ(PᵀHP), κ(D)².")
-    ] = False,
 ) -> None:
     """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
 
@@ -107,15 +104,12 @@ def table(
     if kind not in TABLES:
         raise ConfigError(f"unknown table {kind!r}: {did_you_mean(kind, TABLES)}")
     if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}: choose from {', '.join(FORMATS)}")
+        raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
     chosen = TABLES[kind]
     options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
     stored = collect(runs)
-    if all and (format != "text" or chosen.everything is None):
-        raise ConfigError("--all is for the table summary in the terminal: other tables and formats have all columns")
     if format == "text":
-        whole = chosen.everything if all else None
-        print_table((whole or chosen.print)(stored, **options))
+        print_table(chosen.print(stored, **options))
     else:
         sys.stdout.write(chosen.write(stored, format, **options))  # type: ignore[arg-type]
 

@@ -24,8 +24,7 @@ def report(
     layer: Annotated[str | None, typer.Option(help="Layer of the figures; the first one probed if absent.")] = None,
     unit: Annotated[int | None, typer.Option(help="Output unit of them; the first one probed if absent.")] = None,
 ) -> None:
-    """Write one HTML file about stored runs that loads and runs nothing: figures, tables, verdicts of statements,
-    configuration and environment.
+    """Write one HTML file about stored runs that loads and runs nothing: verdict, tables, figures, configurations.
 
     Example: hesscond report runs/fc-digits-1 -o report.html
     """

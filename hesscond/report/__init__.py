@@ -6,44 +6,93 @@ Names are imported from their modules when they are used: drawing needs matplotl
 other things than stored runs need torch.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import Any
+from hesscond.lazy import attach
 
-from hesscond.errors import GONE
+if TYPE_CHECKING:
+    from hesscond.report.axes import method_legend
+    from hesscond.report.curves import (
+        accuracy_axes,
+        conditioning_figure,
+        eigenvalue_figure,
+        gain_axes,
+        gain_figure,
+        loss_axes,
+        training_figure,
+    )
+    from hesscond.report.density import density_figure
+    from hesscond.report.equal_loss import equal_loss_figure
+    from hesscond.report.html_report import write_report
+    from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
+    from hesscond.report.margins import margin_figure, rate_figure, rate_trials, stored_margin_figure
+    from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
+    from hesscond.report.palette import method_colors, method_looks
+    from hesscond.report.probed import probe_figure
+    from hesscond.report.registry import FIGURES, TABLES
+    from hesscond.report.series import rounded_probes, rounding_note
+    from hesscond.report.statements import statement_frame, statement_table
+    from hesscond.report.summary import summary_frame, summary_table
+    from hesscond.report.sweeps import (
+        best_frame,
+        best_table,
+        cells_frame,
+        comparison_frame,
+        comparison_table,
+        sweep_frame,
+    )
+    from hesscond.report.verdict import verdict_frame, verdict_sentences
+    from hesscond.result_tables import layer_frame, layer_table, network_table, notes, unit_table
+else:
+    __getattr__, __dir__ = attach(__name__)
 
-_HOMES = {
-    # results need them as well
-    ".result_tables": ("layer_frame", "layer_table", "network_table", "notes", "unit_table"),
-    "axes": ("method_legend",),
-    "blocks": ("bands_figure", "block_frame", "blocks_figure"),
-    "conditioning": ("conditioning_figure",),
-    "density": ("density_figure",),
-    "eigenvalues": ("eigenvalue_figure",),
-    "equal_loss": ("equal_loss_figure",),
-    "gain": ("gain_axes", "gain_figure"),
-    "html_report": ("write_report",),
-    "layers": ("heatmap_figure", "layer_axes", "layers_figure"),
-    "margins": ("margin_figure", "rate_figure", "rate_trials", "stored_margin_figure"),
-    "page": ("COLUMN", "Page", "save_figure", "venue_page", "venues"),
-    "palette": ("method_colors", "method_looks"),
-    "probed": ("probe_figure",),
-    "registry": ("FIGURES", "TABLES"),
-    "series": ("rounded_probes", "rounding_note"),
-    "statements": ("statement_frame", "statement_table"),
-    "summary": ("summary_frame", "summary_table", "whole_summary_table"),
-    "sweeps": ("best_frame", "best_table", "cells_frame", "comparison_frame", "comparison_table", "sweep_frame"),
-    "verdict": ("verdict_frame", "verdict_sentences"),
-    "training": ("accuracy_axes", "loss_axes", "training_figure"),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        gone = f": it is gone, {GONE[name]}" if name in GONE else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{gone}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+__all__ = [
+    "COLUMN",
+    "FIGURES",
+    "TABLES",
+    "Page",
+    "accuracy_axes",
+    "bands_figure",
+    "best_frame",
+    "best_table",
+    "block_frame",
+    "cells_frame",
+    "comparison_frame",
+    "comparison_table",
+    "conditioning_figure",
+    "density_figure",
+    "eigenvalue_figure",
+    "equal_loss_figure",
+    "gain_axes",
+    "gain_figure",
+    "heatmap_figure",
+    "layer_axes",
+    "layer_frame",
+    "layer_table",
+    "loss_axes",
+    "margin_figure",
+    "method_colors",
+    "method_legend",
+    "method_looks",
+    "network_table",
+    "notes",
+    "probe_figure",
+    "rate_figure",
+    "rate_trials",
+    "rounded_probes",
+    "rounding_note",
+    "save_figure",
+    "statement_frame",
+    "statement_table",
+    "stored_margin_figure",
+    "summary_frame",
+    "summary_table",
+    "sweep_frame",
+    "training_figure",
+    "unit_table",
+    "venue_page",
+    "venues",
+    "verdict_frame",
+    "verdict_sentences",
+    "write_report",
+]

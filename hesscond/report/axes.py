@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 #: Colour of legend handles that stand for every method, and of remarks.
 NEUTRAL = "0.25"
+#: Colour map whose perceived lightness grows with the value, for every common type of colour vision.
+COLORS = "cividis"
+#: Markers along a curve.
+MARKS = 7
 
 
 def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> None:
@@ -41,6 +45,26 @@ def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> 
     if remark:
         small = page.style["legend.fontsize"]
         figure.supxlabel(page.wrapped(remark), fontsize=small, color=NEUTRAL)
+
+
+def panels(figure: Figure, count: int, columns: int, *, sharey: bool = False) -> list[Axes]:
+    """Panels over the iterations, filled row by row; the lowest of each column names the iterations."""
+    rows = -(-count // columns)
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey).ravel())
+    for ax in axes[count:]:
+        ax.set_visible(False)
+    for ax in axes[max(0, count - columns) : count]:
+        ax.set_xlabel("iteration")
+        ax.tick_params(labelbottom=True)
+    return axes[:count]
+
+
+def along_iterations(ax: Axes, ticks: int = 5) -> None:
+    """Add a grid, and ticks of the iterations."""
+    ax.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10], integer=True))
+    ax.margins(x=0.03)
+    ax.set_axisbelow(True)
+    ax.grid(axis="y", color="0.92", lw=0.4)
 
 
 def say_empty(ax: Axes, sentence: str) -> None:
@@ -64,6 +88,11 @@ def keep_in_view(ax: Axes, values: np.ndarray) -> None:
     """
     logs = np.log10(values[np.isfinite(values) & (values > 0)])
     if not len(logs):
+        return
+    if np.ptp(logs) < 1e-9:
+        # matplotlib does this for equal values, but warns of those that differ by rounding
+        ax.autoscale(enable=False, axis="y")
+        ax.set_ylim(10 ** (logs.min() - 1), 10 ** (logs.max() + 1))
         return
     low, high = np.quantile(logs, (0.01, 0.99))
     room = (high - low) + 3
@@ -156,17 +185,7 @@ def shortened(name: str, longest: int = LONGEST) -> str:
 
 
 def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequence[Line2D]) -> None:
-    """Add a legend above the axes, clear of the data.
-
-    Parameters
-    ----------
-    ax
-        Axes of the legend.
-    columns
-        Entries column by column; None leaves a place empty.
-    below
-        Longer entries, each in a separate row below the columns.
-    """
+    """Add a legend above the axes: entries column by column (None leaves a place empty), longer ones in rows below."""
     common: dict[str, Any] = {
         "loc": "lower left",
         "frameon": False,
@@ -271,20 +290,8 @@ BARRED_TRIANGLE = Path(
 class Look:
     """Style of a quantity: a line where it is followed step by step, markers where it is measured rarely.
 
-    Attributes
-    ----------
-    label
-        Label in the legend.
-    dash
-        Line style.
-    marker
-        Marker of measured points.
-    width
-        Width of the line, in points.
-    raw
-        Whether single values are drawn too, faintly.
-    barred
-        Whether the triangle of an unresolved value stands on a bar, to tell two quantities apart.
+    ``raw``: single values are drawn too, faintly; ``barred``: the triangle of an unresolved value stands on a bar, to
+    tell two quantities apart.
     """
 
     label: str
@@ -320,26 +327,13 @@ def marker_style(look: Look) -> dict[str, Any]:
     return {"marker": look.marker, "markersize": 4.2, "markeredgewidth": 0.5, "markeredgecolor": "white"}
 
 
-def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str) -> bool:
-    """Draw a noisy quantity: the running median of one run over its faint values, or of several with a band.
+def draw_curve(
+    ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str, marker: str = ""
+) -> bool:
+    """Draw a noisy quantity: the running median of one run over its faint values, or of several seeds with a band.
 
-    Parameters
-    ----------
-    ax
-        Axes to draw on.
-    curves
-        One per seed, indexed by iteration, NaN where there is no value.
-    look, color
-        Style and colour.
-    window
-        Width of the running median, in iterations.
-    name
-        Identifies the lines (``NAME-raw``, ``NAME-median``, ``NAME-band``) in the figure and in SVG files.
-
-    Returns
-    -------
-    bool
-        Whether there was anything to draw.
+    The lines are ``NAME-raw``, ``NAME-median`` and ``NAME-band`` in the figure and in SVG files; a few markers along
+    the median tell methods apart. Return whether there was anything to draw.
     """
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
@@ -349,30 +343,29 @@ def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, wi
         ax.plot(raw.index, raw, color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
     together = across_seeds([running_median(curve, window) for curve in curves])
     if len(curves) > 1:
-        band = thinned_band(together)
-        shade = ax.fill_between(band.index, band["low"], band["high"], color=color, alpha=0.2, lw=0, zorder=2)
-        shade.set_gid(f"{name}-band")
+        draw_band(ax, together, color, name)
     median = thinned(together["median"])
-    ax.plot(median.index, median, color=color, lw=look.width, ls=look.dash, zorder=3, gid=f"{name}-median")
+    style: dict[str, Any] = {"color": color, "lw": look.width, "ls": look.dash, "zorder": 3, "gid": f"{name}-median"}
+    ax.plot(median.index, median, **style, **(along(marker, len(median)) if marker else {}))
     return True
 
 
+def draw_band(ax: Axes, together: pd.DataFrame, color: str, name: str) -> None:
+    """Draw the band (``NAME-band``) from the lowest to the highest of the seeds."""
+    band = thinned_band(together)
+    shade = ax.fill_between(band.index, band["low"], band["high"], color=color, alpha=0.2, lw=0, zorder=2)
+    shade.set_gid(f"{name}-band")
+
+
+def along(marker: str, points: int) -> dict[str, Any]:
+    """Style of a few markers along a line of so many points."""
+    return {"marker": marker, "markevery": max(1, points // MARKS), "ms": 3.0, "mew": 0.4, "mec": "white"}
+
+
 def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, name: str, shift: float = 0.0) -> bool:
-    """Draw a quantity measured a few times: markers at the median of the seeds, with their range.
+    """Draw a quantity measured a few times: markers (``NAME-points``) at the median of the seeds, with their range.
 
-    Parameters
-    ----------
-    ax, curves, look, color
-        As for `draw_curve`.
-    name
-        Identifies the markers (``NAME-points``) and the ranges (``NAME-range``).
-    shift
-        Offset to the right, in points on paper; the data are unchanged.
-
-    Returns
-    -------
-    bool
-        Whether there was anything to draw.
+    ``shift`` is an offset to the right in points on paper. Return whether there was anything to draw.
     """
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
@@ -391,32 +384,9 @@ def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, n
 
 
 def draw_unresolved(
-    ax: Axes,
-    bounds: Sequence[pd.Series],
-    look: Look,
-    data: str,
-    color: str,
-    name: str,
-    shift: float = 0.0,
+    ax: Axes, bounds: Sequence[pd.Series], look: Look, data: str, color: str, name: str, shift: float = 0.0
 ) -> bool:
-    """Draw the lower bounds of unresolved κ of every seed as open triangles.
-
-    Parameters
-    ----------
-    ax, look, color, shift
-        As for `draw_points`.
-    bounds
-        One per seed, indexed by iteration.
-    data
-        "batch" or "train".
-    name
-        Identifies the triangles (``NAME-unresolved``).
-
-    Returns
-    -------
-    bool
-        Whether there was anything to draw.
-    """
+    """Draw the lower bounds of unresolved κ of every seed as open triangles (``NAME-unresolved``), as `draw_points`."""
     import pandas as pd
 
     points = pd.concat(bounds).dropna()

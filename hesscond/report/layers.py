@@ -1,15 +1,21 @@
-"""κ over the units of each layer along training: violins, a picture of every unit, and a table of quantiles."""
+"""Blocks along training, by type and depth, by layer or by unit: heat maps, bands and tables of κ, λ, rank and inertia.
+
+A block is a unit, or a layer that was probed as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,359 +24,613 @@ from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
 from hesscond.report.axes import (
+    COLORS,
     NEUTRAL,
     add_heading,
+    along_iterations,
     heading_height,
     keep_in_view,
     label_figure,
     logarithmic,
     method_handle,
     out_of_view,
+    panels,
     shortened,
 )
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.registry import PROBED, FigureKind, TableKind
-from hesscond.report.selection import Group, looks_of, of_units, probed_groups, title_of
-from hesscond.report.series import intervals, located, quantile
-from hesscond.report.tables import Column, Number, Words, interval, words
-from hesscond.runs import place_name
+from hesscond.report.registry import PROBED, QUANTITIES, FigureKind, TableKind
+from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
+from hesscond.report.series import finite, intervals, located, quantile
+from hesscond.report.tables import Column, between, interval, number, words
+from hesscond.roles import KINDS, role_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.runs import StoredRun
 
-#: Most violins in a panel, most stretches of iterations, and most panels in a figure.
-VIOLINS, STRETCHES, PANELS = 36, 8, 12
-#: With fewer values than this they are drawn one by one.
-FEWEST = 5
-#: Points of a violin's outline.
-POINTS = 40
+By = Literal["kind", "layer", "unit"]
+#: Name of a type of block or of a layer, and depth or unit within it.
+Row = tuple[str, int | None]
+Ends = tuple[np.ndarray, np.ndarray]
+
+#: Most panels of a figure, most columns of a heat map, most points of a band, and most rows labelled one by one.
+PANELS, CELLS, POINTS, LABELLED = 12, 160, 30, 60
+
+
+# --- quantities -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The κ of a layer in a stretch of iterations.
+class Quantity:
+    """Quantity of a block.
 
-    Attributes
-    ----------
-    left, right
-        First and last iteration of the stretch.
-    lower, upper : (values,)
-        Bounds of each κ; the upper one is infinite where it is unresolved.
+    ``ends`` gives its lower and upper bounds in the rows of a probe table, NaN where there is none; ``known`` is the
+    bound that is shown where it is not resolved, ``"lower"`` or ``"upper"``.
     """
 
-    left: float
-    right: float
+    title: str
+    label: str
+    ends: Callable[[pd.DataFrame], Ends]
+    logarithmic: bool = True
+    known: str = "lower"
+    form: str = ".2e"
+
+    def bound(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+        """The bound that is shown."""
+        return lower if self.known == "lower" else upper
+
+    def cell(self, row: Mapping[str, Any], name: str) -> str:
+        """Text of the median in a row of `block_frame`, or of its bounds; with the quartiles of κ."""
+        low, high = float(row[f"{name}_lower"]), float(row[f"{name}_upper"])
+        median = between(low, high, self.form)
+        if low < high and self.known == "upper":
+            median = f"≤ {number(high, self.form)}"
+        if name != "kappa" or np.isnan(low):
+            return median
+        return f"{median} [{number(row[f'{name}_q25'], self.form)}, {number(row[f'{name}_q75'], self.form)}]"
+
+
+def spectrum_of(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows,) whether the spectrum is resolved (or the block zero); whether an eigenvalue is nonzero; the order."""
+    resolved = probe["resolved"].fillna(False).to_numpy(dtype=bool)
+    rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
+    return resolved | (rank == 0), rank > 0, rank + probe["nullity"].to_numpy(dtype=float, na_value=np.nan)
+
+
+def largest(probe: pd.DataFrame) -> Ends:
+    """λ_max of blocks that are not zero."""
+    _, nonzero, _ = spectrum_of(probe)
+    values = np.where(nonzero, finite(probe["lambda_max"]).to_numpy(dtype=float), np.nan)
+    return values, values
+
+
+def smallest(probe: pd.DataFrame) -> Ends:
+    """Smallest nonzero |λ|; where it is not resolved, at most the smallest that was told from zero."""
+    resolved, nonzero, _ = spectrum_of(probe)
+    values = np.where(nonzero, finite(probe["lambda_min"]).to_numpy(dtype=float), np.nan)
+    return np.where(resolved | np.isnan(values), values, 0.0), values
+
+
+def relative_rank(probe: pd.DataFrame) -> Ends:
+    """Share of nonzero eigenvalues; those told from zero are a lower bound."""
+    resolved, _, order = spectrum_of(probe)
+    values = probe["rank"].to_numpy(dtype=float, na_value=np.nan) / order
+    return values, np.where(resolved | np.isnan(values), values, 1.0)
+
+
+def negative_share(probe: pd.DataFrame) -> Ends:
+    """Share of negative eigenvalues; of those not told from zero, none or all may be negative."""
+    resolved, _, order = spectrum_of(probe)
+    counted = probe["negative"].to_numpy(dtype=float, na_value=np.nan)
+    rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)
+    least, most = np.where(np.isnan(counted), 0.0, counted), np.where(np.isnan(counted), rank, counted)
+    return least / order, (most + np.where(resolved, 0.0, order - rank)) / order
+
+
+def mean_eigenvalue(probe: pd.DataFrame) -> Ends:
+    """Trace / n of blocks that are not zero."""
+    _, nonzero, order = spectrum_of(probe)
+    values = np.where(nonzero, probe["trace"].to_numpy(dtype=float) / order, np.nan)
+    return values, values
+
+
+NAMED = {
+    "kappa": Quantity("κ", r"$\kappa$", lambda probe: intervals(probe, "kappa")),
+    "lambda_max": Quantity("λ_max", r"$|\lambda|_{\max}$", largest),
+    "lambda_min": Quantity("λ_min⁺", r"smallest nonzero $|\lambda|$", smallest, known="upper"),
+    "trace": Quantity("trace / size", "trace / size", mean_eigenvalue),
+    "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False, form=".3f"),
+    "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False, form=".3f"),
+    "kappa_own": Quantity("κ own", r"$\kappa$, own coordinates", lambda probe: intervals(probe, "kappa_own")),
+}
+
+
+def quantity_of(name: str) -> Quantity:
+    """The quantity of that name."""
+    if name not in NAMED:
+        raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(QUANTITIES)}")
+    return NAMED[name]
+
+
+# --- rows of the log --------------------------------------------------------------------------------------------------
+
+
+def block_probes(
+    runs: Sequence[StoredRun], by: By, quantity: str, layer: str | None = None
+) -> tuple[dict[str, pd.DataFrame], list[Row]]:
+    """The probe rows of each group of runs by its label, and the rows of a figure that show them.
+
+    The quantity lies between columns ``lower`` and ``upper``; ``row`` is the place among the rows of the figure. The
+    data are mini-batches, or the training set where only that was probed.
+    """
+    import pandas as pd
+
+    chosen, found = quantity_of(quantity), {}
+    for group in probed_groups(runs):
+        rows = pd.concat([of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True)
+        batches = rows[rows["data"] == "batch"]
+        distinct = ["seed", "iteration", "data", "layer", "unit"]
+        rows = (batches if len(batches) else rows).drop_duplicates(distinct, keep="last", ignore_index=True)
+        if len(rows):
+            lower, upper = chosen.ends(rows)
+            found[group.label] = rows.assign(lower=lower, upper=upper)
+    if not found:
+        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
+    if len(found) > PANELS:
+        raise ConfigError(f"{len(found)} methods are too many for one figure of blocks: give runs of at most {PANELS}")
+    everything = pd.concat([rows[["layer", "unit", "lower"]] for rows in found.values()], ignore_index=True)
+    if everything["lower"].isna().all():
+        raise ConfigError(f"the logs of the runs have no {chosen.title} of any block")
+    layers = list(everything["layer"].unique())
+    if layer is not None and layer not in layers:
+        raise ConfigError(f"layer {layer!r} was not probed: choose from {', '.join(layers)}")
+    blocks = everything.loc[:, ["layer", "unit"]].drop_duplicates()
+    if (len(layers) if by == "kind" else len(blocks)) < 2 and by != "layer":
+        noun = "layer" if by == "kind" else "unit"
+        raise ConfigError(f"only one {noun} was probed: blocks are compared where the study's [probe] names several")
+    # a row for each of many units would be too thin to be seen
+    places = row_of_blocks(blocks, "layer" if by == "unit" and len(blocks) > LABELLED else by)
+    order = in_order(places.values(), KINDS if by == "kind" else ())
+    for label, rows in found.items():
+        keys = zip(rows["layer"], rows["unit"].fillna(NO_UNIT), strict=True)
+        rows = rows.assign(row=[order.index(places[key]) for key in keys])
+        found[label] = rows if layer is None else rows[rows["layer"] == layer]
+    return found, order
+
+
+#: Stands for the unit of a block that is a whole layer, among keys.
+NO_UNIT = -1
+
+
+def row_of_blocks(blocks: pd.DataFrame, by: By) -> dict[tuple[str, int], Row]:
+    """The row of the figure that shows each block, by layer and unit."""
+    found: dict[tuple[str, int], Row] = {}
+    for layer, unit in zip(blocks["layer"], blocks["unit"].fillna(NO_UNIT), strict=True):
+        number = None if by == "layer" or unit == NO_UNIT else int(unit)
+        role = role_of(layer)
+        found[layer, unit] = (role.kind, role.depth) if by == "kind" else (layer, number)
+    return found
+
+
+def in_order(rows: Iterable[Row], first: Sequence[str]) -> list[Row]:
+    """Distinct rows: names in the order of ``first``, then others as they come; by number, those without one last."""
+    distinct = list(dict.fromkeys(rows))
+    order = list(dict.fromkeys([*first, *(name for name, _ in distinct)]))
+    return sorted(distinct, key=lambda row: (order.index(row[0]), row[1] is None, row[1] or 0))
+
+
+def stretches_of(probes: Mapping[str, pd.DataFrame], most: int) -> tuple[np.ndarray, int]:
+    """First iterations of at most ``most`` stretches, and the number of probed iterations in each."""
+    iterations = np.unique(np.concatenate([rows["iteration"].to_numpy() for rows in probes.values()]))
+    width = -(-len(iterations) // most)
+    return iterations[::width], width
+
+
+def stretch_of(probe: pd.DataFrame, starts: np.ndarray) -> np.ndarray:
+    """The number of the stretch of each probe row."""
+    return np.searchsorted(starts, probe["iteration"].to_numpy(), side="right") - 1
+
+
+def quartiles(rows: pd.DataFrame) -> dict[str, float]:
+    """Bounds of median and quartiles of rows with ``lower`` and ``upper``."""
+    lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
+    found = {}
+    for name, q in (("median", 0.5), ("q25", 0.25), ("q75", 0.75)):
+        found[f"{name}_lower"], found[f"{name}_upper"] = quantile(lower, upper, q)
+    return found
+
+
+# --- heat map ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Bounds of the median in each cell of a heat map, (rows, columns); NaN where there is no value."""
+
     lower: np.ndarray
     upper: np.ndarray
 
     @property
-    def resolved(self) -> np.ndarray:
-        """Values of the resolved κ."""
-        return self.lower[np.isfinite(self.upper)]
-
-    @property
-    def bounds(self) -> np.ndarray:
-        """Lower bounds of the unresolved κ."""
-        return self.lower[np.isinf(self.upper)]
+    def open(self) -> np.ndarray:
+        """Cells whose median is left open by unresolved values."""
+        return ~np.isnan(self.lower) & (self.lower < self.upper)
 
 
-def layers_figure(runs: Sequence[StoredRun], *, layer: str | None = None, page: Page = COLUMN) -> Figure:
-    """κ of the probed units of each layer, in the coordinates of each method, over stretches of iterations.
-
-    A violin is the distribution of the resolved κ of all probed units, seeds and iterations of a stretch, with a bar
-    at the median where unresolved values do not leave it open; up to four values are drawn as dots. An open triangle
-    is the smallest lower bound of the unresolved κ. The data are mini-batches, or the training set where only that was
-    probed.
-    """
-    probes, layers = probed_layers(runs, layer=layer)
-    groups = [group for group in probed_groups(runs) if len(probes[group.label])]
-    looks = looks_of(groups)
-    edges = stretches([probes[group.label] for group in groups], len(groups))
-    with page.styled():
-        columns = 1 if len(layers) <= 3 and not page.wide else min(2, len(layers))
-        rows = -(-len(layers) // columns)
-        labels = [*(group.label for group in groups), "unresolved (lower bound)"]
-        figure = page.figure(0.5 + max(1.6, 1.25 * rows) + heading_height(labels, page))
-        axes = figure.subplots(rows, columns, squeeze=False, sharex=True).ravel()
-        anything_open = False
-        for ax, name in zip(axes, layers, strict=False):
-            anything_open |= draw_layer(ax, probes, groups, name, edges)
-            ax.set_title(name, loc="left", pad=2.0)
-        for ax in axes[len(layers) :]:
-            ax.set_visible(False)
-        for ax in axes[max(0, len(layers) - columns) : len(layers)]:
-            ax.set_xlabel("iteration")
-            ax.tick_params(labelbottom=True)
-        figure.supylabel(r"$\kappa$, own coordinates", fontsize=page.style["axes.labelsize"])
-        handles = [method_handle(group.label, looks[group.label], line=False) for group in groups]
-        if anything_open:
-            style: dict[str, Any] = {"marker": "^", "mfc": "none", "mew": 0.7, "ms": 4, "ls": "none", "color": NEUTRAL}
-            handles.append(Line2D([], [], label="unresolved (lower bound)", **style))
-        add_heading(figure, page, title_of(groups), handles)
-        label_figure(figure, page, None, "; ".join([remark(probes), *out_of_view(axes[: len(layers)])]))
-    return figure
-
-
-def probed_layers(runs: Sequence[StoredRun], *, layer: str | None = None) -> tuple[dict[str, pd.DataFrame], list[str]]:
-    """The probe rows of each group (κ as columns ``lower`` and ``upper``), by its label, and the layers."""
-    groups = probed_groups(runs)
-    probes = {group.label: own_kappas(group) for group in groups}
-    layers = list(dict.fromkeys(name for probe in probes.values() for name in probe["layer"]))
-    if not layers:
-        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
-    if layer is not None:
-        if layer not in layers:
-            raise ConfigError(f"layer {layer!r} was not probed: choose from {', '.join(layers)}")
-        layers = [layer]
-    if len(layers) > PANELS:
-        raise ConfigError(f"{len(layers)} layers are too many for one figure: choose one, or draw a heatmap")
-    return probes, layers
-
-
-def own_kappas(group: Group) -> pd.DataFrame:
-    """iteration, data, layer, unit, seed, lower and upper of κ in the method's own coordinates, of one kind of data.
-
-    The data are mini-batches, or the training set where there are none.
-    """
-    import pandas as pd
-
-    tables = []
-    for run in group.runs:
-        probe = of_units(run.table("probe"))
-        lower, upper = intervals(probe, "kappa_own")
-        columns = probe[["iteration", "data", "layer", "unit"]]
-        tables.append(columns.assign(seed=run.seed, lower=lower, upper=upper))
-    together = pd.concat(tables, ignore_index=True)
-    batches = together[together["data"] == "batch"]
-    return batches if len(batches) else together
-
-
-def stretches(probes: Sequence[pd.DataFrame], count: int) -> np.ndarray:
-    """Edges of the stretches of iterations, as many as leave room for the violins of ``count`` methods."""
-    iterations = np.unique(np.concatenate([probe["iteration"].to_numpy() for probe in probes]))
-    number = int(np.clip(VIOLINS // max(1, count), 2, STRETCHES))
-    number = min(number, len(iterations))
-    return np.linspace(iterations[0], iterations[-1] + 1, number + 1)
-
-
-def spread_of(probe: pd.DataFrame, layer: str, left: float, right: float) -> Spread:
-    """The κ of a layer from iteration ``left`` up to ``right``."""
-    at = probe["iteration"]
-    rows = probe[(probe["layer"] == layer) & (at >= left) & (at < right)]
-    return Spread(left, right, rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float))
-
-
-def draw_layer(
-    ax: Axes, probes: dict[str, pd.DataFrame], groups: Sequence[Group], layer: str, edges: np.ndarray
-) -> bool:
-    """Draw a panel; return whether something in it is unresolved."""
-    looks, some_open = looks_of(groups), False
-    ax.set_yscale("log", nonpositive="mask")
-    seen, width = [np.zeros(0)], (edges[1] - edges[0]) / (len(groups) + 0.6)
-    for number, (left, right) in enumerate(pairwise(edges)):
-        if number % 2:
-            ax.axvspan(left, right, color="0.955", lw=0, zorder=0)
-        for place, group in enumerate(groups):
-            spread = spread_of(probes[group.label], layer, left, right)
-            x = left + (place + 0.8) * width
-            draw_spread(ax, spread, x, width, looks[group.label], f"{group.label}-{layer}-{number}")
-            some_open |= bool(len(spread.bounds))
-            seen.append(spread.lower)
-    keep_in_view(ax, np.concatenate(seen))
-    logarithmic(ax)
-    ax.set_xlim(edges[0], edges[-1])
-    ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
-    ax.set_axisbelow(True)
-    ax.grid(axis="y", color="0.88", lw=0.4)
-    return some_open
-
-
-def draw_spread(ax: Axes, spread: Spread, x: float, width: float, look: MethodLook, name: str) -> None:
-    """Draw a violin (``NAME-violin``) with its median, or dots (``NAME-dots``), and a triangle if unresolved."""
-    values = spread.resolved
-    if len(values) >= FEWEST and values.max() > values.min():
-        heights, widths = outline(np.log10(values))
-        half = 0.46 * width * widths
-        shape = ax.fill_betweenx(10**heights, x - half, x + half, color=look.color, alpha=0.45, lw=0.3, zorder=2)
-        shape.set_gid(f"{name}-violin")
-    elif len(values):
-        dots: dict[str, Any] = {"marker": look.marker, "ms": 2.6, "mew": 0, "ls": "none", "color": look.color}
-        ax.plot(np.full(len(values), x), values, zorder=3, gid=f"{name}-dots", **dots)
-    low, high = quantile(spread.lower, spread.upper, 0.5)
-    if low == high and len(values) >= FEWEST:
-        ax.hlines(low, x - 0.4 * width, x + 0.4 * width, color=look.color, lw=1.1, zorder=4, gid=f"{name}-median")
-        ax.plot([x], [low], marker=look.marker, ms=2.4, color=look.color, mew=0.3, mec="white", zorder=5)
-    if len(spread.bounds):
-        style: dict[str, Any] = {"marker": "^", "ms": 3.4, "mfc": "none", "mew": 0.6, "color": look.color, "ls": "none"}
-        ax.plot([x], [spread.bounds.min()], zorder=5, gid=f"{name}-unresolved", **style)
-
-
-def outline(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Heights and half widths, at most 1, of a kernel density estimate that ends at the smallest and largest value."""
-    from scipy.stats import gaussian_kde
-
-    heights = np.linspace(logs.min(), logs.max(), POINTS)
-    # values that nearly coincide have no covariance to scale a kernel with
-    if np.std(logs) < 1e-9:
-        return heights, np.ones(POINTS)
-    density = gaussian_kde(logs)(heights)
-    return heights, density / density.max()
-
-
-def remark(probes: dict[str, pd.DataFrame]) -> str:
-    """Remark on the values that the violins cover."""
-    kinds = {str(kind) for probe in probes.values() for kind in probe["data"].unique()}
-    data = {"batch": "mini-batches", "train": "training set"}
-    return "all probed units, seeds and iterations of a stretch; " + ", ".join(data[kind] for kind in sorted(kinds))
-
-
-def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str) -> Axes:
-    """Draw violins of the κ of a layer along training, as `layers_figure` does."""
-    probes, _ = probed_layers(runs, layer=layer)
-    groups = probed_groups(runs)
-    edges = stretches([probes[group.label] for group in groups], len(groups))
-    draw_layer(ax, probes, groups, layer, edges)
-    ax.set_xlabel("iteration")
-    ax.set_ylabel(r"$\kappa$")
-    return ax
-
-
-#: Most columns of the picture, and most rows of one panel; with more units, rows are layers.
-CELLS, ROWS = 160, 40
-#: Colour map whose perceived lightness grows with κ, for every common type of colour vision.
-COLORS = "cividis"
-HATCH = "//////"
-
-
-def heatmap_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
-    """The median log10 κ, in the coordinates of each method, of every block over the iterations: a panel a method.
-
-    A row is an output unit, or a layer where there are more than `ROWS` units; the first layer is at the top. A cell
-    is the median over seeds, iterations of a stretch and units of the row. It is hatched where unresolved values leave
-    the median open; white: not measured, or the Hessian is zero, as for a unit that is never active.
-    """
-    pictures = cells_of(runs)
-    known = np.concatenate([lower[np.isfinite(upper)] for _, lower, upper, _ in pictures.values()])
-    low, high = (np.log10(known.min()), np.log10(known.max())) if len(known) else (0.0, 1.0)
-    scale = Normalize(low, max(high, low + 0.1))
-    open_cells = any(np.isinf(upper).any() for _, _, upper, _ in pictures.values())
-    tallest = max(len(names) for names, *_ in pictures.values())
-
-    def paint(ax: Axes, label: str) -> None:
-        names, lower, upper, edges = pictures[label]
-        draw_cells(ax, lower, upper, edges, scale, label)
-        step = max(1, len(names) // 12)
-        ax.set_yticks(np.arange(0, len(names), step), [shortened(name) for name in names[::step]])
-
-    with page.styled():
-        figure = painted(list(pictures), page, min(2.2, 0.13 * tallest), paint, scale, r"median $\log_{10}\kappa$")
-        handle = Patch(facecolor="white", edgecolor=NEUTRAL, hatch=HATCH, lw=0.4, label="median unresolved")
-        add_heading(figure, page, f"{title_of(probed_groups(runs))} · own coordinates", [handle] if open_cells else [])
-    return figure
-
-
-def painted(
-    labels: Sequence[str], page: Page, height: float, paint: Callable[[Axes, str], None], scale: Normalize, name: str
-) -> Figure:
-    """A panel for each label, ``height`` inches high, filled by ``paint(ax, label)``, with one colour bar."""
-    columns = panel_columns(len(labels), page)
-    rows = -(-len(labels) // columns)
-    figure = page.figure(1.0 + rows * (0.5 + height))
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
-    for ax, label in zip(axes, labels, strict=False):
-        paint(ax, label)
-        ax.set_title(page.wrapped(label) if columns == 1 else shortened(label), loc="left", pad=2.0)
-    for ax in axes[len(labels) :]:
-        ax.set_visible(False)
-    for ax in axes[max(0, len(labels) - columns) : len(labels)]:
-        ax.set_xlabel("iteration")
-        ax.tick_params(labelbottom=True)
-    shown = [ax for ax in axes if ax.get_visible()]
-    bar = figure.colorbar(ScalarMappable(scale, COLORS), ax=shown, location="right", aspect=30, pad=0.02)
-    bar.set_label(name)
-    bar.outline.set_linewidth(0.5)
-    return figure
-
-
-def panel_columns(panels: int, page: Page) -> int:
-    """Number of panels side by side."""
-    if page.wide:
-        return panels if panels <= 3 else 2 if panels == 4 else 3
-    return 1 if panels <= 2 else 2
-
-
-Cells = tuple[list[str], np.ndarray, np.ndarray, np.ndarray]
-
-
-def cells_of(runs: Sequence[StoredRun]) -> dict[str, Cells]:
-    """Names of the rows, the median of each cell (rows, stretches), and the edges of stretches, by method."""
-    import pandas as pd
-
-    probes = {group.label: own_kappas(group) for group in probed_groups(runs)}
-    probes = {label: probe for label, probe in probes.items() if len(probe)}
-    if not probes:
-        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
-    if len(probes) > PANELS:
-        raise ConfigError(f"{len(probes)} methods are too many for one heatmap: give runs of at most {PANELS}")
-    blocks = list(
-        dict.fromkeys(key for probe in probes.values() for key in zip(probe["layer"], probe["unit"], strict=True))
-    )
-    iterations = np.unique(np.concatenate([probe["iteration"].to_numpy() for probe in probes.values()]))
-    if len(blocks) < 2 or len(iterations) < 2:
-        raise ConfigError(
-            "a heatmap needs two probed units and two probed iterations at least: name more layers or units in the "
-            "study's [probe]"
-        )
-    edges = cell_edges(iterations)
-    by_unit = len(blocks) <= ROWS
-    names = list(dict.fromkeys(place_name(*block, " / ") if by_unit else block[0] for block in blocks))
+def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dict[str, Cells], list[Row], np.ndarray]:
+    """The cells of each method, the rows, and the first iteration of each column."""
+    probes, rows = block_probes(runs, by, quantity)
+    starts, _ = stretches_of(probes, CELLS)
     found = {}
     for label, probe in probes.items():
-        row = probe["layer"]
-        if by_unit:
-            places = zip(row, probe["unit"], strict=True)
-            row = pd.Series([place_name(layer, unit, " / ") for layer, unit in places], index=row.index)
-        found[label] = (names, *medians(probe, row.map(names.index), len(names), edges), edges)
+        lower, upper = np.full((2, len(rows), len(starts)), np.nan)
+        for place, cell in probe.groupby([probe["row"].to_numpy(), stretch_of(probe, starts)]):
+            ends = cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float)
+            lower[place], upper[place] = quantile(*ends, 0.5)
+        found[label] = Cells(lower, upper)
+    return found, rows, starts
+
+
+def heatmap_figure(
+    runs: Sequence[StoredRun], *, by: By = "unit", quantity: str = "kappa_own", page: Page = COLUMN
+) -> Figure:
+    """A quantity of blocks (rows) at every probed iteration (columns): a panel a method.
+
+    A cell is the median over the blocks of a row, their probed units, the seeds, and the iterations of a column where
+    there are more than fit. Where unresolved values leave it open, the cell has the colour of its bound and is hatched;
+    where it is negative, as a trace may be, the cell has the colour of its absolute value and a minus; white: not
+    measured, or zero, as for a unit that is never active. The data are mini-batches, or the training set where only
+    that was probed.
+
+    Parameters
+    ----------
+    runs
+        Runs of one study.
+    by
+        Rows: ``"kind"`` for types of blocks by depth, ``"layer"``, or ``"unit"`` (layers where there are too many).
+    quantity
+        ``"kappa_own"`` (in the method's own coordinates), or a quantity in plain parameters: ``"kappa"``,
+        ``"lambda_max"``, ``"lambda_min"``, ``"trace"``, ``"rank"``, ``"negative"``.
+    page
+        Page that the figure is drawn for.
+    """
+    cells, rows, starts = heat_cells(runs, by=by, quantity=quantity)
+    chosen = quantity_of(quantity)
+    medians = {label: np.where(one.open, chosen.bound(one.lower, one.upper), one.lower) for label, one in cells.items()}
+    colors = {label: color_values(values, chosen) for label, values in medians.items()}
+    shown = np.concatenate([values[~np.isnan(values)] for values in colors.values()])
+    low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
+    scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
+    with page.styled():
+        wide = min(3, len(cells)) if len(cells) != 4 else 2
+        columns = wide if page.wide else 1 if len(cells) <= 2 else 2
+        height = max(0.6, float(row_edges(rows)[-1]))
+        figure = page.figure(1.0 + -(-len(cells) // columns) * (0.5 + height))
+        axes = panels(figure, len(cells), columns, sharey=True)
+        for ax, (label, one) in zip(axes, cells.items(), strict=True):
+            draw_cells(ax, colors[label], one.open, medians[label] < 0, row_edges(rows), scale, label)
+            for place in range(1, len(rows)):
+                if rows[place][0] != rows[place - 1][0]:
+                    ax.axhline(row_edges(rows)[place], color="white", lw=1.0)
+            ax.set_yticks(*row_labels(rows))
+            step = max(1, -(-len(starts) // 5))
+            ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
+            ax.set_title(page.wrapped(label) if columns == 1 else shortened(label), loc="left", pad=2.0)
+        bar = figure.colorbar(ScalarMappable(scale, COLORS), ax=axes, location="right", aspect=30, pad=0.02)
+        bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
+        bar.outline.set_linewidth(0.5)
+        handles: list[Artist] = []
+        if any(one.open.any() for one in cells.values()):
+            label = f"unresolved: {chosen.known} bound of the median"
+            handles.append(Patch(facecolor="0.75", edgecolor=NEUTRAL, hatch=HATCH, lw=0.4, label=label))
+        if any((values < 0).any() for values in medians.values()):
+            handles.append(Line2D([], [], color=NEUTRAL, **MINUS, label="negative: its absolute value"))
+        what = " · blocks by type and depth" if by == "kind" else ""
+        add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
+    return figure
+
+
+def color_values(values: np.ndarray, quantity: Quantity) -> np.ndarray:
+    """Values that give cells their colours: log10 of the absolute value of the median."""
+    return np.log10(np.where(values != 0, np.abs(values), np.nan)) if quantity.logarithmic else values
+
+
+HATCH = "//////"
+#: Style of the mark of a negative median.
+MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
+
+
+def draw_cells(
+    ax: Axes,
+    values: np.ndarray,
+    hatched: np.ndarray,
+    negative: np.ndarray,
+    edges: np.ndarray,
+    scale: Normalize,
+    name: str,
+) -> None:
+    """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``) and signs (``NAME-negative``)."""
+    columns = values.shape[1]
+    mesh = ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=COLORS, norm=scale, rasterized=True)
+    mesh.set_gid(f"{name}-cells")
+    # dark hatches on light cells, light ones on dark
+    light = np.nan_to_num(scale(values)) > 0.55
+    for tone, where in ((NEUTRAL, light), ("0.85", ~light)):
+        places = zip(*np.nonzero(hatched & where), strict=True)
+        cells = [Rectangle((x - 0.5, edges[y]), 1, edges[y + 1] - edges[y]) for y, x in places]
+        if cells:
+            style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
+            ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
+        y, x = np.nonzero(negative & where)
+        if len(x):
+            ax.plot(x, (edges[y] + edges[y + 1]) / 2, color=tone, gid=f"{name}-negative", **MINUS)
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(edges[-1], 0)
+    ax.tick_params(axis="y", length=0)
+
+
+#: Heights in inches: of a row, and of all rows together where they are many.
+ROW, TALLEST = 0.13, 6.0
+
+
+def places_of_names(rows: Sequence[Row]) -> list[list[int]]:
+    """Places of the rows of each name."""
+    return [list(places) for _, places in groupby(range(len(rows)), key=lambda place: rows[place][0])]
+
+
+def row_edges(rows: Sequence[Row]) -> np.ndarray:
+    """(rows + 1,) edges of the rows, in inches from the top."""
+    one = ROW if len(rows) <= LABELLED else TALLEST / len(rows)
+    heights = [max(one, ROW / len(places)) for places in places_of_names(rows) for _ in places]
+    return np.concatenate([[0.0], np.cumsum(heights)])
+
+
+def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
+    """Heights and texts of labels: the name at its first row with numbers below, or one for all of its rows."""
+    edges = row_edges(rows)
+    heights, labels = [], []
+    for places in places_of_names(rows):
+        name, numbers = shortened(rows[places[0]][0]), [rows[place][1] for place in places]
+        known = [number for number in numbers if number is not None]
+        if len(rows) > LABELLED:
+            heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
+            labels.append(f"{name}  {known[0]}–{known[-1]}" if len(known) > 1 else name)
+            continue
+        for place, one in zip(places, numbers, strict=True):
+            heights.append((edges[place] + edges[place + 1]) / 2)
+            # a layer outside the transformer blocks has no depth
+            shown = ("–" if len(numbers) > 1 else "") if one is None else str(one)
+            labels.append(f"{name}  {shown}".rstrip() if place == places[0] else shown)
+    return heights, labels
+
+
+# --- bands ------------------------------------------------------------------------------------------------------------
+
+
+def bands_of(runs: Sequence[StoredRun], *, by: By, quantity: str, layer: str | None = None) -> dict[str, pd.DataFrame]:
+    """The median and the quartiles of each type of block or layer along training, by the label of the group.
+
+    Columns: name, iteration, and ``median``, ``q25`` and ``q75`` with the ends ``_lower`` and ``_upper``;
+    ``attrs["width"]``: number of probed iterations in each row.
+    """
+    import pandas as pd
+
+    probes, rows = block_probes(runs, by, quantity, layer)
+    (starts, width), found = stretches_of(probes, POINTS), {}
+    for label, probe in probes.items():
+        names = probe["row"].map([name for name, _ in rows].__getitem__)
+        lines = [
+            {"name": name, "iteration": starts[stretch]} | quartiles(cell)
+            for (name, stretch), cell in probe.groupby([names, stretch_of(probe, starts)], sort=False)
+        ]
+        found[label] = pd.DataFrame(lines).sort_values("iteration", kind="stable", ignore_index=True)
+        found[label].attrs["width"] = width
+    names = names_in(found)
+    if by == "layer" and len(names) > PANELS:
+        raise ConfigError(f"{len(names)} layers are too many for one figure: choose one, or draw a heatmap")
     return found
 
 
-def cell_edges(iterations: np.ndarray) -> np.ndarray:
-    """Edges of the columns of cells: one for each of the ascending iterations, or for stretches of many."""
-    width = max(1, -(-len(iterations) // CELLS))
-    last = np.median(np.diff(iterations)) if len(iterations) > 1 else 1.0
-    return np.append(iterations[::width], iterations[-1] + last)
+def names_in(bands: Mapping[str, pd.DataFrame], by: By = "layer") -> list[str]:
+    """The names of the panels in their order."""
+    rows = [(name, None) for table in bands.values() for name in table["name"]]
+    return [name for name, _ in in_order(rows, KINDS if by == "kind" else ())]
 
 
-def medians(probe: pd.DataFrame, row: pd.Series, rows: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the median in each cell: lower and upper (rows, stretches), NaN where there is no value."""
-    place = np.searchsorted(edges, probe["iteration"].to_numpy(), side="right") - 1
-    lower, upper = (np.full((rows, len(edges) - 1), np.nan) for _ in range(2))
-    for (number, column), cell in probe.groupby([row.to_numpy(), place]):
-        found = quantile(cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float), 0.5)
-        lower[number, column], upper[number, column] = found
-    return lower, upper
+def bands_figure(
+    runs: Sequence[StoredRun],
+    *,
+    by: By = "kind",
+    quantity: str = "kappa",
+    layer: str | None = None,
+    page: Page = COLUMN,
+) -> Figure:
+    """A quantity of blocks over the iterations, a panel for each type or layer: the median in a band of the quartiles.
+
+    They are taken over all blocks of the panel, their probed units, the seeds, and stretches of iterations where more
+    than `POINTS` were probed. Where unresolved values leave the
+    median open, its bound is an open triangle; where they leave a quartile open, the band reaches the end of the axis.
+
+    Parameters
+    ----------
+    runs
+        Runs of one study.
+    by
+        Panels: ``"kind"`` for types of blocks, or ``"layer"``.
+    quantity
+        As for `heatmap_figure`.
+    layer
+        The only layer to show; all by default.
+    page
+        Page that the figure is drawn for.
+    """
+    bands = bands_of(runs, by=by, quantity=quantity, layer=layer)
+    chosen, names = quantity_of(quantity), names_in(bands, by)
+    looks = looks_of(probed_groups(runs))
+    is_open = any((table["median_lower"] < table["median_upper"]).any() for table in bands.values())
+    bound = f"median unresolved ({chosen.known} bound)"
+    with page.styled():
+        columns = min(4 if page.wide else 2, len(names)) if page.wide or len(names) > 3 else 1
+        height = 0.95 if columns > 1 else 1.25
+        figure = page.figure(0.5 + height * -(-len(names) // columns) + heading_height([*bands, bound], page))
+        axes = panels(figure, len(names), columns, sharey=True)
+        set_heights(axes[0], bands, chosen)
+        for ax, name in zip(axes, names, strict=True):
+            draw_bands(ax, bands, name, chosen, looks)
+            ax.set_title(shortened(name, 26), loc="left", pad=2.0)
+        figure.supylabel(chosen.label, fontsize=page.style["axes.labelsize"])
+        handles = [method_handle(label, looks[label]) for label in bands]
+        if is_open:
+            style: dict[str, Any] = {"mfc": "none", "mew": 0.7, "ms": 3.5, "ls": "none", "color": NEUTRAL}
+            handles.append(Line2D([], [], marker=triangle(chosen), label=bound, **style))
+        add_heading(figure, page, title_of(probed_groups(runs)), handles)
+        noun = "layer" if by == "layer" else "type"
+        remark = f"median and quartiles over the blocks of a {noun}, their units and the seeds"
+        if (width := next(iter(bands.values())).attrs["width"]) > 1:
+            remark += f", {width} probed iterations each"
+        if any(
+            (table["q75_upper"] == np.inf).any() or (chosen.logarithmic and (table["q25_lower"] == 0).any())
+            for table in bands.values()
+        ):
+            remark += "; a band that reaches the end of the axis: unresolved"
+        label_figure(figure, page, None, "; ".join([remark, *out_of_view(axes[:1])]))
+    return figure
 
 
-def draw_cells(ax: Axes, lower: np.ndarray, upper: np.ndarray, edges: np.ndarray, scale: Normalize, name: str) -> None:
-    """Draw the picture (``NAME-cells``): log10 of the medians that are known, hatches over the others."""
-    value = np.where(np.isfinite(upper) & (lower == upper), lower, np.nan)
-    heights = np.arange(len(lower) + 1) - 0.5
-    mesh = ax.pcolormesh(edges, heights, np.log10(value), cmap=COLORS, norm=scale, rasterized=True)
-    mesh.set_gid(f"{name}-cells")
-    for row, column in zip(*np.nonzero(~np.isnan(upper) & np.isnan(value)), strict=True):
-        left, right = edges[column], edges[column + 1]
-        style: dict[str, Any] = {"facecolor": "white", "edgecolor": NEUTRAL, "hatch": HATCH, "lw": 0}
-        ax.add_patch(Rectangle((left, row - 0.5), right - left, 1, gid=f"{name}-unresolved", **style))
-    ax.set_ylim(len(lower) - 0.5, -0.5)
-    ax.set_xlim(edges[0], edges[-1])
-    ax.tick_params(axis="y", length=0)
-    ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=True))
+def triangle(quantity: Quantity) -> str:
+    """Marker of a bound; it points to where the value may be."""
+    return "^" if quantity.known == "lower" else "v"
 
 
+def set_heights(ax: Axes, bands: Mapping[str, pd.DataFrame], chosen: Quantity) -> None:
+    """Set scale and limits of an axis that shows the bands."""
+    ends = ["median_lower", "median_upper", "q25_lower", "q75_upper"]
+    drawn = np.concatenate([table[ends].to_numpy(dtype=float).ravel() for table in bands.values()])
+    drawn = drawn[np.isfinite(drawn) & (drawn > 0)] if chosen.logarithmic else drawn[np.isfinite(drawn)]
+    if chosen.logarithmic:
+        ax.set_yscale("log", nonpositive="mask")
+        if len(drawn):
+            room = max((drawn.max() / drawn.min()) ** 0.06, 1.05)
+            ax.set_ylim(drawn.min() / room, drawn.max() * room)
+            keep_in_view(ax, drawn)
+        logarithmic(ax)
+    else:
+        room = 0.06 * max(float(np.ptp(drawn)), 0.02)
+        ax.set_ylim(max(0.0, drawn.min() - room) - 0.3 * room, min(1.0, drawn.max() + room) + 0.3 * room)
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def draw_bands(
+    ax: Axes, bands: Mapping[str, pd.DataFrame], name: str, chosen: Quantity, looks: Mapping[str, MethodLook]
+) -> None:
+    """Draw medians (``LABEL-NAME-median``), bands (``-band``) and triangles (``-unresolved``) within the limits."""
+    bottom, top = ax.get_ylim()
+    for label, every in bands.items():
+        table = every[every["name"] == name]
+        look, at, gid = looks[label], table["iteration"], f"{label}-{name}"
+        # beyond the axis, where nothing says how far
+        low = table["q25_lower"].where(table["q25_lower"] > 0, bottom) if chosen.logarithmic else table["q25_lower"]
+        high = table["q75_upper"].where(np.isfinite(table["q75_upper"]) | table["q75_upper"].isna(), top)
+        ax.fill_between(at, low, high, color=look.color, alpha=0.2, lw=0, zorder=2).set_gid(f"{gid}-band")
+        is_open = table["median_lower"] < table["median_upper"]
+        style: dict[str, Any] = {"marker": look.marker, "ms": 2.4, "mew": 0.3, "mec": "white"}
+        # a value between two open ones is seen by its marker alone
+        style["markevery"] = 1 if bool(is_open.any()) else max(1, len(table) // 6)
+        median = table["median_lower"].mask(is_open)
+        ax.plot(at, median, color=look.color, ls=look.dash, lw=1.0, zorder=3, gid=f"{gid}-median", **style)
+        bounds = chosen.bound(table["median_lower"].to_numpy(), table["median_upper"].to_numpy())[is_open]
+        mark: dict[str, Any] = {"marker": triangle(chosen), "ms": 2.6, "mfc": "none", "mew": 0.5, "ls": "none"}
+        ax.plot(at[is_open], bounds, color=look.color, zorder=4, gid=f"{gid}-unresolved", **mark)
+    along_iterations(ax, 4)
+    ax.set_ylim(bottom, top)
+
+
+def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str, quantity: str = "kappa_own") -> Axes:
+    """Draw a quantity of a layer's blocks along training, as `bands_figure` does."""
+    bands = bands_of(runs, by="layer", quantity=quantity, layer=layer)
+    set_heights(ax, bands, quantity_of(quantity))
+    draw_bands(ax, bands, layer, quantity_of(quantity), looks_of(probed_groups(runs)))
+    ax.set_xlabel("iteration")
+    ax.set_ylabel(quantity_of(quantity).label)
+    return ax
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+#: Moments at which blocks are shown, as fractions of the way from the first to the last probe.
+MOMENTS = {"0 %": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
 CAPTION = (
+    "median over the blocks of a type, their probed units and the seeds, at the probed iteration nearest to the moment "
+    "named; in brackets the quartiles; unresolved values are taken into account, with a bound (≥, ≤) or both (…) where "
+    "they leave the median open; blocks in plain parameters"
+)
+
+
+def moments_of(iterations: np.ndarray) -> dict[str, int]:
+    """Probed iteration nearest to each of `MOMENTS`; each iteration is named once, the end in any case."""
+    found: dict[int, str] = {}
+    for name in ("0 %", "end", "10 %", "50 %"):
+        at = iterations[0] + MOMENTS[name] * (iterations[-1] - iterations[0])
+        nearest = int(iterations[np.abs(iterations - at).argmin()])
+        found.setdefault(nearest, name)
+    return {name: at for at, name in sorted(found.items())}
+
+
+def block_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
+    """Quantities of the blocks of each type along the training.
+
+    Parameters
+    ----------
+    runs
+        Runs of one study.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per group of runs, type and moment: method, kind, moment, iteration, blocks, seeds, n_params_min and
+        n_params_max, and of each quantity ``NAME`` (the median, NaN where it is open), ``NAME_lower`` and
+        ``NAME_upper`` (between which it lies), ``NAME_q25`` and ``NAME_q75`` (a lower bound of the lower and an upper
+        bound of the upper quartile).
+    """
+    import pandas as pd
+
+    probes, places = block_probes(runs, "kind", "kappa")
+    lines = []
+    for label, probe in probes.items():
+        moments = moments_of(np.unique(probe["iteration"].to_numpy()))
+        probe = probe.assign(kind=probe["row"].map([kind for kind, _ in places].__getitem__))
+        for kind in dict.fromkeys(kind for kind, _ in places):
+            for moment, iteration in moments.items():
+                rows = probe[(probe["kind"] == kind) & (probe["iteration"] == iteration)]
+                if not len(rows):
+                    continue
+                line: dict[str, Any] = {"method": label, "kind": kind, "moment": moment, "iteration": iteration}
+                line["blocks"] = len(rows[["layer", "unit"]].drop_duplicates())
+                line["seeds"] = rows["seed"].nunique()
+                line |= {"n_params_min": rows["n_params"].min(), "n_params_max": rows["n_params"].max()}
+                for name in QUANTITIES:
+                    lower, upper = NAMED[name].ends(rows)
+                    found = quartiles(rows.assign(lower=lower, upper=upper))
+                    line |= located(name, (found["median_lower"], found["median_upper"]))
+                    line |= {f"{name}_q25": found["q25_lower"], f"{name}_q75": found["q75_upper"]}
+                lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def block_columns(frame: pd.DataFrame) -> list[Column]:
+    """Columns of the printed table."""
+    return [
+        *([words("method", "method")] if frame["method"].nunique() > 1 else []),
+        words("block", "kind"),
+        Column("at", lambda row: f"{row['moment']} ({row['iteration']})", left=True),
+        Column("blocks", lambda row: str(row["blocks"])),
+        Column("params", lambda row: " – ".join(dict.fromkeys(str(row[f"n_params_{end}"]) for end in ("min", "max")))),
+        *(Column(NAMED[name].title, partial(NAMED[name].cell, name=name)) for name in QUANTITIES),
+    ]
+
+
+LAYERS_CAPTION = (
     "κ in the method's own coordinates over all probed units, seeds and iterations; 10 %, median, 90 %: quantiles that "
     "take unresolved κ into account, ≥: a lower bound of it; unres.: how many of them are"
 )
@@ -389,56 +649,79 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = []
-    for group in probed_groups(runs):
-        for layer, probe in own_kappas(group).groupby("layer", sort=False):
-            lower, upper = probe["lower"].to_numpy(dtype=float), probe["upper"].to_numpy(dtype=float)
-            row: dict[str, Any] = {"method": group.label, "layer": layer, "data": probe["data"].iloc[0]}
-            row |= {
-                # a block that was measured as a whole counts as one
-                "units": max(1, probe["unit"].nunique()),
-                "measured": int(np.sum(~np.isnan(lower))),
-                "unresolved": int(np.isinf(upper).sum()),
-            }
+    lines = []
+    for label, probe in block_probes(runs, "layer", "kappa_own")[0].items():
+        for layer, rows in probe.groupby("layer", sort=False):
+            lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
+            line: dict[str, Any] = {"method": label, "layer": layer, "data": rows["data"].iloc[0]}
+            # a block that was measured as a whole counts as one
+            line["units"] = max(1, rows["unit"].nunique())
+            line |= {"measured": int(np.sum(~np.isnan(lower))), "unresolved": int(np.isinf(upper).sum())}
             for name, q in QUANTILES.items():
-                row |= located(name, quantile(lower, upper, q))
-            rows.append(row)
-    return pd.DataFrame(rows)
+                line |= located(name, quantile(lower, upper, q))
+            lines.append(line)
+    return pd.DataFrame(lines)
 
 
 def layer_kappa_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of `layer_kappa_frame` as they are shown."""
-    titles = {
-        "kappa_q10": ("κ 10 %", r"$\kappa$ 10\,\%"),
-        "kappa_median": ("median", ""),
-        "kappa_q90": ("90 %", r"90\,\%"),
-    }
     return [
-        words("method", "method", code=True),
-        words("layer", "layer", code=True),
-        Column("data", lambda row: Words(str(row["data"])), left=True),
-        Column("units", lambda row: Number((row["units"],), "d")),
-        *(interval(title, name, latex) for name, (title, latex) in titles.items()),
-        Column("unres.", lambda row: Number((row["unresolved"], row["measured"]), "d", "{0} / {1}")),
+        words("method", "method"),
+        words("layer", "layer"),
+        words("data", "data"),
+        Column("units", lambda row: str(row["units"])),
+        interval("κ 10 %", "kappa_q10"),
+        interval("median", "kappa_median"),
+        interval("90 %", "kappa_q90"),
+        Column("unres.", lambda row: f"{row['unresolved']} / {row['measured']}"),
     ]
 
 
-LAYERS_FIGURE = FigureKind(
-    "layers",
-    "violins of κ over the units of each layer, in each method's coordinates, along training",
-    PROBED,
-    layers_figure,
-    probed_layers,
-    ("layer",),
-)
-
+SEVERAL = f"{PROBED} at several layers"
 
 HEATMAP_FIGURE = FigureKind(
     "heatmap",
-    "log10 κ of every probed unit at every iteration, a panel a method",
-    "runs of one study that were probed at two units or more",
+    "κ in each method's coordinates, or another quantity, of every probed unit at every iteration, a panel a method",
+    f"{PROBED} at several units",
     heatmap_figure,
-    cells_of,
+    partial(heat_cells, by="unit", quantity="kappa_own"),
+    ("quantity",),
+)
+
+BLOCKS_FIGURE = FigureKind(
+    "blocks",
+    "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
+    SEVERAL,
+    partial(heatmap_figure, by="kind", quantity="kappa"),
+    partial(heat_cells, by="kind", quantity="kappa"),
+    ("quantity",),
+)
+
+LAYERS_FIGURE = FigureKind(
+    "layers",
+    "the median and quartiles of κ over the units of each layer, in each method's coordinates, along training",
+    PROBED,
+    partial(bands_figure, by="layer", quantity="kappa_own"),
+    partial(bands_of, by="layer", quantity="kappa_own"),
+    ("layer", "quantity"),
+)
+
+BANDS_FIGURE = FigureKind(
+    "block-bands",
+    "the median and quartiles of κ, or of another quantity, along training, a panel for each type of block",
+    SEVERAL,
+    bands_figure,
+    partial(bands_of, by="kind", quantity="kappa"),
+    ("quantity",),
+)
+
+BLOCKS_TABLE = TableKind(
+    "blocks",
+    "a row for each type of block and moment of the training: κ, both ends of the spectrum, rank and inertia",
+    SEVERAL,
+    block_frame,
+    block_columns,
+    CAPTION,
 )
 
 LAYERS_TABLE = TableKind(
@@ -447,5 +730,5 @@ LAYERS_TABLE = TableKind(
     PROBED,
     layer_kappa_frame,
     layer_kappa_columns,
-    CAPTION,
+    LAYERS_CAPTION,
 )

@@ -1,9 +1,9 @@
 """The figures and tables of stored runs, by name: the only list that the commands and the report use.
 
 A new figure is a module with a `FigureKind`, whose ``draw(runs, page=…)`` returns a matplotlib figure, and a line in
-`FIGURES` below that says where it is; a table likewise. `hesscond.report.gain` is a short example. It may use these
-modules: `selection` picks runs and rows, `series` makes curves of them, `axes` draws, `palette` gives a method its
-colour, and `tables` writes columns in every format. A module is imported when its figure is drawn.
+`FIGURES` below that says where it is; a table likewise. It may use these modules: `selection` picks runs and rows,
+`series` makes curves of them, `axes` draws, `palette` gives a method its colour, and `tables` writes columns in every
+format. A module is imported when its figure is drawn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNIT = ("layer", "unit")
 STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
-#: Quantities of blocks that are shown by type and depth: `hesscond.report.blocks`.
+#: Quantities of blocks: `hesscond.report.layers`.
 QUANTITIES = ("kappa", "lambda_max", "lambda_min", "trace", "rank", "negative")
 #: Statements whose claims compare rates; their figure needs no run.
 RATED = ("prec-theorem-1", "bnp-theorem-1")
@@ -42,22 +42,10 @@ def reason_against(check: Callable[..., object], runs: Sequence[StoredRun], opti
 
 @dataclass(frozen=True)
 class FigureKind:
-    """A figure that is drawn from stored runs.
+    """A figure of stored runs: its name on the command line, one line on what it shows, and what the runs must have.
 
-    Attributes
-    ----------
-    name
-        Name on the command line.
-    summary
-        One line on what the figure shows; also the text that stands for the picture.
-    needs
-        What the runs must have.
-    draw
-        ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence.
-    check
-        Takes the same arguments except the page, and raises that ConfigError without drawing.
-    options
-        Those of layer, unit and quantity that it takes; by default the first unit that was probed is shown, and κ.
+    ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence, as ``check`` with
+    the same arguments except the page does without drawing. ``options``: those of layer, unit and quantity it takes.
     """
 
     name: str
@@ -74,30 +62,11 @@ class FigureKind:
 
 @dataclass(frozen=True)
 class TableKind:
-    """A table of stored runs.
+    """A table of stored runs: its name on the command line, one line on its rows, and what the runs must have.
 
-    Attributes
-    ----------
-    name
-        Name on the command line.
-    summary
-        One line on what its rows are.
-    needs
-        What the runs must have.
-    frame
-        ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence.
-    columns
-        ``columns(frame)``: the columns that are shown, and how: see `hesscond.report.tables`.
-    caption
-        Explanation of the columns, below the table; a function of the frame where it depends on it.
-    rows
-        ``rows(frame)``: the rows that are shown, where they are not those of the frame.
-    terminal
-        ``terminal(runs, **options)``: a separate layout for the terminal.
-    everything
-        A layout with more columns, which ``--all`` asks for.
-    options
-        Those of layer, unit and quantity that it takes.
+    ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence;
+    ``columns(frame)`` says what is shown of it, ``rows(frame)`` in which rows where they are not those of the frame,
+    and ``terminal(runs, **options)`` is a separate layout for the terminal.
     """
 
     name: str
@@ -109,10 +78,9 @@ class TableKind:
     options: tuple[str, ...] = ()
     rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     terminal: Callable[..., TextTable] | None = None
-    everything: Callable[..., TextTable] | None = None
 
     def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
-        """The table as Markdown, LaTeX, HTML or CSV."""
+        """The table as Markdown, LaTeX or CSV."""
         frame = self.frame(runs, **options)
         shown = frame if format == "csv" else self.shown(frame)
         return write_table(shown, self.columns(frame), self.explained(frame), format)
@@ -164,14 +132,14 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
 FIGURES: Kinds[FigureKind] = Kinds(
     {
         "equal-loss": "equal_loss:EQUAL_LOSS_FIGURE",
-        "conditioning": "conditioning:CONDITIONING_FIGURE",
-        "training": "training:TRAINING_FIGURE",
+        "conditioning": "curves:CONDITIONING_FIGURE",
+        "training": "curves:TRAINING_FIGURE",
         "layers": "layers:LAYERS_FIGURE",
         "heatmap": "layers:HEATMAP_FIGURE",
-        "blocks": "blocks:BLOCKS_FIGURE",
-        "block-bands": "blocks:BANDS_FIGURE",
-        "gain": "gain:GAIN_FIGURE",
-        "spectra": "eigenvalues:EIGENVALUES_FIGURE",
+        "blocks": "layers:BLOCKS_FIGURE",
+        "block-bands": "layers:BANDS_FIGURE",
+        "gain": "curves:GAIN_FIGURE",
+        "spectra": "curves:EIGENVALUES_FIGURE",
         "margins": "margins:MARGINS_FIGURE",
     }
 )
@@ -183,7 +151,7 @@ TABLES: Kinds[TableKind] = Kinds(
         "seeds": "summary:SEEDS_TABLE",
         "learning-rates": "summary:LEARNING_RATES_TABLE",
         "layers": "layers:LAYERS_TABLE",
-        "blocks": "blocks:BLOCKS_TABLE",
+        "blocks": "layers:BLOCKS_TABLE",
         "statements": "statements:STATEMENTS_TABLE",
     }
 )

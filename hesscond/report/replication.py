@@ -17,6 +17,7 @@ from hesscond.errors import ConfigError
 from hesscond.report.axes import (
     NEUTRAL,
     add_heading,
+    along_iterations,
     drawn_values,
     heading_height,
     keep_in_view,
@@ -24,12 +25,12 @@ from hesscond.report.axes import (
     logarithmic,
     method_handle,
 )
+from hesscond.report.curves import accuracies_of, draw_seeds, stretch
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED
 from hesscond.report.selection import Group, at_place, first_place, groups_of, looks_of
-from hesscond.report.series import gain, resolved_values
+from hesscond.report.series import gain, loss_of, means_of_stretches, resolved_values
 from hesscond.report.tables import Column, words
-from hesscond.report.training import accuracies_of, draw_seeds, finish, losses_of, means_of_stretches, stretch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -398,16 +399,15 @@ def draw_panel(
 ) -> None:
     """Draw a quantity above the training loss, by epoch."""
     above, below = axes
-    losses = {group.label: losses_of(group) for group in groups}
-    width = stretch(losses)
+    width = stretch(groups)
     for group in groups:
         look = looks[group.label]
         # before the first epoch all are at chance, and the axis would show little else
         tests = [curve[curve.index >= min(1, curve.index.max())] for curve in map(quantity(what).of, group.runs)]
         draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
-        for run, curve in zip(group.runs, losses[group.label], strict=True):
-            smooth = means_of_stretches(curve, width)
+        for run in group.runs:
+            smooth = means_of_stretches(loss_of(run), width)
             smooth.index = smooth.index / iterations_per_epoch(run)
             trained.append(smooth)
         draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")
@@ -419,7 +419,7 @@ def draw_panel(
     below.set_ylabel("training loss")
     below.set_xlabel("epoch")
     for ax in (above, below):
-        finish(ax)
+        along_iterations(ax)
 
 
 def iterations_per_epoch(run: StoredRun) -> float:

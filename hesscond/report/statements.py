@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
 from hesscond.report.registry import TableKind
-from hesscond.report.tables import Column, Number, TextTable, Words, words
+from hesscond.report.tables import Column, TextTable, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,16 +66,16 @@ CAPTION = (
 def statement_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of `statement_frame` as they are written."""
     return [
-        words("run", "run", code=True),
+        words("run", "run"),
         words("data", "data"),
-        Column("layer", lambda row: Words(f"{row['layer']}/{row['unit']}", True), left=True),
-        words("statement", "statement", code=True),
+        Column("layer", lambda row: f"{row['layer']}/{row['unit']}", left=True),
+        words("statement", "statement"),
         words("claim", "claim"),
-        Column("known", lambda row: Words("true" if row["known"] else "false"), left=True),
-        Column("held", lambda row: Number((row["held"], row["applicable"]), "d", "{0} / {1}")),
-        Column("unres.", lambda row: Number((row["unresolved"],), "d")),
-        Column("worst", lambda row: Number((float(row["worst"]),), ".3g")),
-        Column("first", lambda row: Number((float(row["first_violation"]) if row["violated"] else math.nan,), "d")),
+        Column("known", lambda row: "true" if row["known"] else "false", left=True),
+        Column("held", lambda row: f"{row['held']} / {row['applicable']}"),
+        numbers("unres.", "unresolved", "d"),
+        numbers("worst", "worst", ".3g"),
+        Column("first", lambda row: number(float(row["first_violation"]) if row["violated"] else math.nan, "d")),
     ]
 
 
@@ -144,8 +144,8 @@ def statement_table(runs: Sequence[StoredRun]) -> TextTable:
             "{} / {}".format(*row["batch"]),
             "{} / {}".format(*row["train"]),
             str(row["unresolved"]),
-            Number((row["worst"],), ".3g").text,
-            Number((row["first_violation"],), "d").text,
+            number(row["worst"], ".3g"),
+            number(row["first_violation"], "d"),
         )
     return table
 

@@ -24,7 +24,7 @@ from hesscond.report.series import (
     quantile,
     resolved_values,
 )
-from hesscond.report.tables import Cell, Column, Number, TextTable, Words, bounded, interval, numbers, words
+from hesscond.report.tables import DASH, Column, TextTable, bounded, interval, number, numbers, text_table, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,29 +52,25 @@ def summary_caption(frame: pd.DataFrame) -> str:
 def summary_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of `summary_frame` as they are written; columns that no run has are left out."""
     columns = [
-        words("method", "method", code=True),
-        Column("seed", lambda row: Number((row["seed"],), "d")),
-        Column("status", lambda row: Words(str(row["status"])), left=True),
+        words("method", "method"),
+        numbers("seed", "seed", "d"),
+        words("status", "status"),
         numbers("loss", "training_loss_tail_mean", ".3f"),
     ]
     if frame["test_accuracy"].notna().any():
-        columns.append(numbers("acc. %", "test_accuracy", ".1f", r"acc.\,\%", factor=100))
+        columns.append(numbers("acc. %", "test_accuracy", ".1f", 100))
     if frame["test_psnr"].notna().any():
         columns.append(numbers("PSNR (dB)", "test_psnr", ".2f"))
     if frame["test_bits_per_character"].notna().any():
         columns.append(numbers("test loss", "test_loss", ".3f"))
         columns.append(numbers("bits/char.", "test_bits_per_character", ".3f"))
     if frame["batch_probes"].any():
-        columns.append(bounded("κ(H)", "batch_kappa", r"$\kappa(H)$"))
-        columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned", r"$\kappa(P^{\top}HP)$"))
-        columns += [
-            interval(f"κ own {100 * q:.0f} %", f"batch_{name}", rf"$\kappa_{{\mathrm{{own}}}}$ {100 * q:.0f}\,\%")
-            for name, q in QUANTILES.items()
-        ]
+        columns.append(bounded("κ(H)", "batch_kappa"))
+        columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned"))
+        columns += [interval(f"κ own {100 * q:.0f} %", f"batch_{name}") for name, q in QUANTILES.items()]
     columns.append(numbers("time (s)", "seconds", ".3g"))
     if frame["statements_applicable"].any():
-        held = ("statements_held", "statements_applicable")
-        columns.append(Column("held", lambda row: Number(tuple(float(row[name]) for name in held), "d", "{0} / {1}")))
+        columns.append(Column("held", lambda row: f"{row['statements_held']} / {row['statements_applicable']}"))
     return columns
 
 
@@ -177,75 +173,25 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     resolved is shown by its lower bound, as "≥ 1.20e+09".
     """
     frame = summary_frame(runs, layer=layer, unit=unit)
+    several = frame["seed"].nunique() > 1
+    collapsed = {run.folder for run in runs if is_collapsed(run)}
+    names = []
+    for row, run in zip(frame.to_dict("records"), in_order(runs), strict=True):
+        status = "collapsed" if run.folder in collapsed else row["status"]
+        name = row["method"] + f" seed {row['seed']}" * several
+        names.append(name if status == "finished" else f"{name} ({status})")
     data = "batch" if frame["batch_probes"].any() else "train"
-    shown = ("kappa", "kappa_own")
-    unresolved = any(frame[f"{data}_{name}_unresolved"].any() for name in shown)
-    accurate = bool(frame["test_accuracy"].notna().any())
+    columns = [words("method", "name"), numbers("loss", "training_loss_tail_mean", ".3f")]
+    if frame["test_accuracy"].notna().any():
+        columns.append(numbers("acc. %", "test_accuracy", ".1f", 100))
+    columns += [bounded("κ(H)", f"{data}_kappa"), bounded("κ own", f"{data}_kappa_own")]
     probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
     probed = probed if frame[f"{data}_probes"].any() else "nothing was probed"
     caption = f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}"
-    caption += "; unres.: how many κ own are unresolved" * unresolved
-    titles = ["method", ">loss", *[">acc. %"] * accurate, ">κ(H)", ">κ own", *[">unres."] * unresolved]
-    table = TextTable(tuple(titles), title=select(runs, layer, unit).title, caption=caption)
-    several = frame["seed"].nunique() > 1
-    for row, run in zip(frame.to_dict("records"), in_order(runs), strict=True):
-        name = row["method"] + f" seed {row['seed']}" * several
-        status = "collapsed" if is_collapsed(run) else row["status"]
-        cells = [name if status == "finished" else f"{name} ({status})"]
-        cells.append(number(row["training_loss_tail_mean"], ".3f"))
-        cells += [number(100 * row["test_accuracy"], ".1f")] * accurate
-        cells += [kappa_cell(row[f"{data}_{name}"], row[f"{data}_{name}_lower"]) for name in shown]
-        cells += [f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"] * unresolved
-        table.add_row(*cells)
-    return table
-
-
-def whole_summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
-    """`summary_frame` for the terminal with all κ, of the mini-batches and the training set of each run."""
-    frame = summary_frame(runs, layer=layer, unit=unit)
-    unresolved = any(frame[f"batch_{name}_unresolved"].any() for name in RESOLVED)
-    caption = (
-        f"batch: medians over the probed iterations{', of the resolved κ; unres.: how many were not' * unresolved}; "
-        "train: last probe of the training set; κ(PᵀHP): P from the raw statistics of the samples; κ own: in the "
-        "method's own coordinates; loss: mean of the last 100 iterations, or of the last tenth of a shorter run"
-    )
-    titles = ("method", ">loss\nacc.%", "data", ">κ(H)", ">κ(PᵀHP)", ">κ(D)²", ">κ own", ">dead")
-    table = TextTable(titles, title=select(runs, layer, unit).title, caption=caption)
-    for row in frame.to_dict("records"):
-        status = "" if row["status"] == "finished" else f"\n({row['status']})"
-        lines = [line for data in ("batch", "train") for line in probe_lines(row, data)]
-        table.add_row(
-            f"{row['method']}\nseed {row['seed']}{status}",
-            f"{number(row['training_loss_tail_mean'], '.3f')}\n{number(100 * row['test_accuracy'], '.1f')}",
-            *("\n".join(column) for column in zip(*lines, strict=True)),
-            end_section=True,
-        )
-    return table
-
-
-def probe_lines(row: dict[str, Any], data: str) -> list[list[str]]:
-    """Cells from "data" on: a line of κ, and a line with the numbers of unresolved κ where there are several."""
-    if not row[f"{data}_probes"]:
-        return [[data, "not probed", "", "", "", ""]]
-    cells = {name: kappa_cell(row[f"{data}_{name}"], row[f"{data}_{name}_lower"]) for name in RESOLVED}
-    squared = number(row[f"{data}_kappa_D_squared"])
-    kappa, preconditioned, own = cells.values()
-    lines = [[data, kappa, preconditioned, squared, own, str(row[f"{data}_dead"])]]
-    unresolved = {name: row[f"{data}_{name}_unresolved"] for name in RESOLVED}
-    if any(unresolved.values()) and data == "batch":
-        kappa, preconditioned, own = (f"{n}/{row[f'{data}_probes']}" for n in unresolved.values())
-        lines.append(["unres.", kappa, preconditioned, "", own, ""])
-    return lines
-
-
-def kappa_cell(value: float, lower: float) -> str:
-    """κ if any was resolved, else the bound it is known to exceed."""
-    return f"≥ {number(lower)}" if math.isnan(value) and not math.isnan(lower) else number(value)
-
-
-def number(value: float, form: str = ".2e") -> str:
-    """A number, by default to three significant digits; a dash if there is none."""
-    return Number((value,), form).text
+    if any(frame[f"{data}_{name}_unresolved"].any() for name in ("kappa", "kappa_own")):
+        caption += "; unres.: how many κ own are unresolved"
+        columns.append(Column("unres.", lambda row: f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"))
+    return text_table(frame.assign(name=names), columns, caption, select(runs, layer, unit).title)
 
 
 SEEDS_CAPTION = (
@@ -296,31 +242,28 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
 
 def seed_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of `seed_frame` as they are shown; the batch size only where it differs."""
-    columns = [words("method", "method", code=True)]
-    columns.append(Column("rate", lambda row: Number((row["learning_rate"],), "g")))
+    columns = [words("method", "method")]
+    columns.append(numbers("rate", "learning_rate", "g"))
     if frame["batch_size"].nunique() > 1:
-        columns.append(Column("batch", lambda row: Number((row["batch_size"],), "d")))
-    columns += [
-        Column("seeds", lambda row: Number((row["seeds"],), "d")),
-        Column("diverged", lambda row: Number((row["diverged"],), "d")),
-    ]
+        columns.append(numbers("batch", "batch_size", "d"))
+    columns += [numbers("seeds", "seeds", "d"), numbers("diverged", "diverged", "d")]
     if frame["unfinished"].any():
-        columns.append(Column("unfinished", lambda row: Number((row["unfinished"],), "d")))
+        columns.append(numbers("unfinished", "unfinished", "d"))
     columns.append(Column("loss", lambda row: ranged(row, "loss", ".3f")))
     if frame["accuracy_mean"].notna().any():
         columns.append(Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
     return [*columns, Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
 
 
-def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> Cell:
-    """Cell with mean (smallest … largest), or with the mean alone for one seed."""
-    values = tuple(factor * float(row[f"{name}_{end}"]) for end in ("mean", "min", "max"))
+def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> str:
+    """Text of mean (smallest … largest), or of the mean alone for one seed."""
+    mean, least, most = (number(factor * float(row[f"{name}_{end}"]), form) for end in ("mean", "min", "max"))
     single = row["seeds"] - row["diverged"] - row["unfinished"] <= 1
-    return Number(values[:1] if single else values, form, "{0}" if single else "{0} ({1} … {2})", lower=lower)
+    return "≥ " * lower + (mean if single or mean == DASH else f"{mean} ({least} … {most})")
 
 
 RATES_CAPTION = (
-    "training loss, the mean of the last iterations and over seeds that finished; marked: the best of each method"
+    "training loss, the mean of the last iterations and over seeds that finished; *: the best of each method"
 )
 
 
@@ -354,20 +297,20 @@ def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 def rate_grid_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of the grid: one for each rate."""
-    columns = [words("method", "method", code=True)]
+    columns = [words("method", "method")]
     if frame["batch_size"].nunique() > 1:
-        columns.append(Column("batch", lambda row: Number((row["batch_size"],), "d")))
+        columns.append(numbers("batch", "batch_size", "d"))
     return columns + [Column(f"{rate:g}", loss_at(rate)) for rate in sorted(frame["learning_rate"].unique())]
 
 
-def loss_at(rate: float) -> Callable[[Mapping[str, Any]], Cell]:
+def loss_at(rate: float) -> Callable[[Mapping[str, Any]], str]:
     """Function that gives the cell of a rate in a row of `rate_grid_rows`."""
 
-    def cell(row: Mapping[str, Any]) -> Cell:
+    def cell(row: Mapping[str, Any]) -> str:
         loss, best = row["losses"].get(rate, (math.nan, False))
         if rate in row["losses"] and not math.isfinite(loss):
-            return Words("diverged" if math.isinf(loss) else "unfinished")
-        return Number((loss,), ".3g", strong=best)
+            return "diverged" if math.isinf(loss) else "unfinished"
+        return number(loss, ".3g") + "*" * best
 
     return cell
 
@@ -393,7 +336,6 @@ SUMMARY_TABLE = TableKind(
     summary_caption,
     UNIT,
     terminal=summary_table,
-    everything=whole_summary_table,
 )
 
 SEEDS_TABLE = TableKind(

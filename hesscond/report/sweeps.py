@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hesscond.report.series import intervals, is_collapsed, located, quantile
-from hesscond.report.summary import kappa_cell, number, summary_frame, training_summary
-from hesscond.report.tables import TextTable
+from hesscond.report.summary import summary_frame, training_summary
+from hesscond.report.tables import TextTable, known, number
 from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextT
             str(row["seeds"]),
             number(row["loss"], ".3f"),
             number(100 * row["accuracy"], ".1f"),
-            *(kappa_cell(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_own")),
+            *(known(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_own")),
             number(row["seconds"], ".1f"),
             end_section=not several,
         )
@@ -340,7 +340,7 @@ def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
 
 def ends(row: Mapping[str, Any], name: str) -> str:
     """A median κ, or its lower bound where it is open."""
-    return kappa_cell(row[name], row[f"{name}_lower"])
+    return known(row[name], row[f"{name}_lower"])
 
 
 def share(row: Mapping[str, Any], kind: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from hesscond.report.registry import PROBED, UNIT, TableKind
 from hesscond.report.selection import Selection, probed_groups, select
 from hesscond.report.series import SHOWN, intervals, is_collapsed, loss_of, quantile, running_median, window_of
-from hesscond.report.tables import Cell, Column, Number, TextTable, Words, text_table, words
+from hesscond.report.tables import DASH, Column, TextTable, number, numbers, text_table, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -301,24 +301,25 @@ def quartiles(low: float, high: float) -> str:
 def verdict_columns(frame: pd.DataFrame) -> list[Column]:
     """Columns of `verdict_frame` as they are written."""
     return [
-        words("method", "method", code=True),
-        Column("training loss", lambda row: pair(row, "loss_low", "loss_high")),
-        Column("probes", lambda row: Number((row["probes"],), "d")),
+        words("method", "method"),
+        Column("training loss", loss_range),
+        numbers("probes", "probes", "d"),
         Column("κ smaller than baseline's", lambda row: ratio_cell(row, "ratio")),
         Column("κ(H) / κ own", lambda row: ratio_cell(row, "gain_own")),
         Column("κ(H) / κ(PᵀHP)", lambda row: ratio_cell(row, "gain_P")),
     ]
 
 
-def pair(row: Mapping[str, Any], low: str, high: str) -> Cell:
-    """Cell with a range; a dash if there is none."""
-    return Words("–") if math.isnan(row[low]) else Number((row[low], row[high]), ".2g", "{0} … {1}")
+def loss_range(row: Mapping[str, Any]) -> str:
+    """Text of the range of loss that a method shares with the baseline; a dash if there is none."""
+    low, high = (number(row[name], ".2g") for name in ("loss_low", "loss_high"))
+    return low if low == DASH else f"{low} … {high}"
 
 
-def ratio_cell(row: Mapping[str, Any], name: str) -> Cell:
-    """Cell with median (quartiles) of a ratio; a dash if it is open."""
-    values = tuple(float(row[f"{name}{end}"]) for end in ("", "_q25", "_q75"))
-    return Words("–") if any(map(math.isnan, values)) else Number(values, ".2g", "{0} ({1} … {2})")
+def ratio_cell(row: Mapping[str, Any], name: str) -> str:
+    """Text of the median (quartiles) of a ratio; a dash if it is open."""
+    median, first, last = (number(float(row[f"{name}{end}"]), ".2g") for end in ("", "_q25", "_q75"))
+    return DASH if DASH in (median, first, last) else f"{median} ({first} … {last})"
 
 
 def verdict_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:

@@ -102,7 +102,7 @@ def test_a_short_run_shows_every_value_of_the_log(make_run: MakeRun) -> None:
     np.testing.assert_array_equal(data_of(figure, "bnp-loss-raw")[1], run.table("training")["loss"])
     accuracy = data_of(figure, "bnp-accuracy-points")[1]
     np.testing.assert_allclose(accuracy, 100 * run.table("evaluation")["test_accuracy"])
-    running = data_of(figure, "bnp-kappa_D-running-median")[1]
+    running = data_of(figure, "bnp-kappa_D_running_eps-batch-median")[1]
     assert running[0] < running[-1]
 
 

@@ -1,16 +1,15 @@
-"""The page as a whole: it loads nothing, is the same every time, and says what a reader who cannot see needs."""
+"""The page as a whole: it loads nothing, escapes what a run says, and holds figures, tables and configurations."""
 
-import base64
-import hashlib
 import re
 import tomllib
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from hesscond.errors import ConfigError
 from hesscond.report import html_report, write_report
-from hesscond.report.html_report import named_runs, render_report, stylesheet
+from hesscond.report.html_report import render_report
 from tests.report_page import Page, study
 
 
@@ -39,30 +38,14 @@ def page(text):
 
 def test_nothing_is_loaded_from_anywhere(text, page):
     for tag, attributes in page.elements:
-        assert tag not in {"link", "iframe", "object", "embed", "base", "form", "input"}
+        assert tag not in {"link", "iframe", "object", "embed", "base", "form", "input", "script"}
         for name, value in attributes.items():
             assert name not in {"srcset", "style", "action", "ping"}
             assert not name.startswith("on")
             if name in {"src", "href", "data"}:
-                assert value.startswith(
-                    ("#", "data:image/svg+xml;base64,", "data:image/png;base64,", "data:application/toml")
-                )
+                assert value.startswith(("#", "data:image/png;base64,"))
     assert "@import" not in text
     assert "url(" not in text
-
-
-def test_the_policy_allows_the_style_of_the_page_and_no_script(page):
-    (policy,) = (a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    (style,) = page.inside("style")
-    assert rules == {
-        "default-src": "'none'",
-        "img-src": "data:",
-        "style-src": f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    assert not page.all("script")
 
 
 def test_the_same_runs_give_the_same_bytes_and_the_file_is_replaced(runs, text, tmp_path):
@@ -70,25 +53,17 @@ def test_the_same_runs_give_the_same_bytes_and_the_file_is_replaced(runs, text, 
     path.write_text("old")
     write_report(runs, path)
     assert path.read_bytes() == text.encode()
+    assert len(text) < 2_000_000
 
 
-def test_a_usual_report_is_small(text):
-    assert len(text.encode()) < 2_000_000
-
-
-def test_every_picture_has_words_and_a_size(page):
-    pictures = page.all("img")
-    assert pictures
-    for picture in pictures:
+def test_pictures_have_words_and_a_size_and_headers_a_scope(page):
+    assert page.all("img")
+    for picture in page.all("img"):
         assert "κ(H)" in picture["alt"]
-        assert re.search(r"bnp, seed 1: loss \d", picture["alt"])
         assert int(picture["width"]) > 100 < int(picture["height"])
-
-
-def test_tables_have_captions_or_headings_and_their_headers_a_scope(page):
     assert all(header.get("scope") in ("col", "row") for header in page.all("th"))
     regions = [a for a in page.all("div") if a.get("class") == "scroll"]
-    assert len(regions) == len(page.all("table")) > 4
+    assert len(regions) == len(page.all("table")) == len(page.all("caption")) > 3
     assert all(a["tabindex"] == "0" and a["role"] == "region" for a in regions)
 
 
@@ -101,40 +76,13 @@ def test_identifiers_are_unique_and_references_lead_somewhere(page):
         if "aria-labelledby" in attributes:
             assert attributes["aria-labelledby"] in identifiers
     assert page.all("html")[0]["lang"] == "en"
-    assert {"header", "nav", "main", "footer"} <= {tag for tag, _ in page.elements}
     headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
-    assert headings[0] == 1
     assert headings.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(headings))
 
 
-def test_each_link_holds_the_configuration_that_repeats_the_run(runs, page):
-    links = [a for a in page.all("a") if "download" in a]
-    assert len(links) == len(runs)
-    for run, link in zip(runs, links, strict=True):
-        content = base64.b64decode(link["href"].removeprefix("data:application/toml;base64,")).decode()
-        assert tomllib.loads(content) == run.config
-        assert f"hesscond study {link['download']} --out" in page.words
-
-
-def test_runs_have_different_names_and_files(make):
-    runs = [
-        make.run("bnp"),
-        make.run("bnp", 1),
-        make.run("bnp", learning_rate=0.5),
-        make.run("bnp"),
-        make.run("bnp:rho=0.9"),
-    ]
-    named = named_runs(runs)
-    assert [one.name for one in named] == [
-        "bnp, seed 0, lr 0.1, batch 60 #1",
-        "bnp, seed 1",
-        "bnp, seed 0, lr 0.5, batch 60",
-        "bnp, seed 0, lr 0.1, batch 60 #2",
-        "bnp:rho=0.9, seed 0",
-    ]
-    assert len({one.file for one in named}) == len(named)
-    assert {one.file for one in named} > {"bnp-seed1", "bnp-rho-0.9-seed0"}
+def test_each_configuration_repeats_its_run(runs, page):
+    assert [tomllib.loads(content) for content in page.inside("pre")] == [run.config for run in runs]
 
 
 def test_runs_of_several_learning_rates_have_their_table(make):
@@ -147,29 +95,24 @@ def test_runs_of_several_learning_rates_have_their_table(make):
 def test_results_come_first_and_nothing_is_said_of_what_is_not_there(page):
     sections = [attributes["id"] for attributes in page.all("section")]
     assert sections == ["results", "figures", "runs"]
-    links = [a["href"] for a in page.all("a") if a.get("href", "").startswith("#")]
-    assert [f"#{id}" for id in sections] == [link for link in links if link != "#content"]
-    for word in ("No table", "No figure", "was checked", "held:"):
-        assert word not in page.words
+    assert [f"#{id}" for id in sections] == [a["href"] for a in page.all("a")]
+    assert not any(word in page.words for word in ("No table", "No figure", "held:"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_enough_contrast(scheme):
-    css = str(stylesheet())
-    colors = dict(
-        re.findall(r"--(\w+): (#\w+)", css.split("@media (prefers-color-scheme: dark)")[scheme == "dark"][:700])
-    )
-
-    def luminance(color):
-        digits = color[1:] if len(color) == 7 else "".join(2 * c for c in color[1:])
-        parts = [int(digits[k : k + 2], 16) / 255 for k in (0, 2, 4)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    for ink in ("ink", "quiet", "link"):
-        for paper in ("paper", "wash"):
-            high, low = sorted((luminance(colors[ink]), luminance(colors[paper])), reverse=True)
-            assert (high + 0.05) / (low + 0.05) >= 4.5, (ink, paper)
+def test_what_a_run_says_stays_text(runs, page):
+    trick = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}$\\frac{$^_%\udcff"
+    hostile = [
+        replace(
+            run,
+            config=run.config | {"description": trick, "source": trick, "name": trick},
+            facts=run.facts | {"message": trick, "started": trick},
+        )
+        for run in runs
+    ]
+    found = Page(render_report(hostile, title=trick))
+    assert {tag for tag, _ in found.elements} <= {tag for tag, _ in page.elements} | {"img"}
+    assert all(picture["src"].startswith("data:") for picture in found.all("img"))
+    assert found.inside("h1") == [trick]
 
 
 def test_refusals(runs, tmp_path):

@@ -18,11 +18,11 @@ from matplotlib.text import Text
 from hesscond.errors import ConfigError
 from hesscond.methods import registered
 from hesscond.report import COLUMN, FIGURES, method_colors, save_figure, venue_page, venues
-from hesscond.report.layers import cells_of
+from hesscond.report.curves import training_figure
+from hesscond.report.layers import heat_cells
 from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
-from hesscond.report.training import training_figure
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
@@ -146,31 +146,35 @@ def test_long_runs_are_small_files(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
-    run = make_run("bnp", iterations=60, unresolved=0.4)
+    run = make_run("bnp", iterations=28, epochs=2, unresolved=0.8)
     found = artists(FIGURES["layers"].draw([run]))
     rows = run.table("probe").query("layer == 'fc3' and data == 'batch'")
-    resolved = rows.loc[rows["resolved_own"].astype(bool), "kappa_own"]
-    violins = [a.get_paths()[0].vertices[:, 1] for name, a in found.items() if re.match(r"bnp-fc3-\d+-violin", name)]
-    assert max(v.max() for v in violins) == pytest.approx(resolved.max())
-    assert min(v.min() for v in violins) == pytest.approx(resolved.min())
-    triangles = [a for name, a in found.items() if re.match(r"bnp-fc3-\d+-unresolved", name)]
-    lost = rows.loc[~rows["resolved_own"].astype(bool), "kappa_own_lower"]
-    assert min(float(t.get_ydata()[0]) for t in triangles) == pytest.approx(lost.min())
-    assert all(t.get_markerfacecolor() == "none" for t in triangles)
+    for place, (iteration, own) in enumerate(rows.groupby("iteration")):
+        known = own["resolved_own"].astype(bool)
+        low, high = (
+            quantile(own["kappa_own"].where(known, bound).to_numpy(), own["kappa_own"].to_numpy(), 0.5)[side]
+            for side, bound in ((0, own["kappa_own_lower"]), (1, np.inf))
+        )
+        median = found["bnp-fc3-median"].get_ydata()[place]
+        assert median == low if low == high else np.isnan(median)
+        if low < high:
+            at = list(found["bnp-fc3-unresolved"].get_xdata()).index(iteration)
+            assert found["bnp-fc3-unresolved"].get_ydata()[at] == low
+    assert found["bnp-fc3-unresolved"].get_markerfacecolor() == "none"
 
 
 def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: MakeRun) -> None:
     run = make_run("bnp", iterations=30, unresolved=0.5)
     figure = FIGURES["heatmap"].draw([run])
-    names, _, _, edges = cells_of([run])["bnp"]
-    mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(edges) - 1)
+    _, names, starts = heat_cells([run], by="unit", quantity="kappa_own")
+    mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(starts))
     rows = unit_rows(run)
-    row = names.index("fc3 / 3")
-    known = rows["resolved_own"].astype(bool).to_numpy()
-    np.testing.assert_array_equal(np.isfinite(mesh[row]), known)
-    np.testing.assert_allclose(mesh[row][known], np.log10(rows["kappa_own"].to_numpy()[known]))
+    known = rows["resolved_own"].astype(bool)
+    bounds = np.log10(rows["kappa_own"].where(known, rows["kappa_own_lower"]))
+    np.testing.assert_allclose(mesh[names.index(("fc3", 3))], bounds)
     hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
-    assert len(hatched) == np.isnan(mesh).sum()
+    lost = run.table("probe").query("data == 'batch' and resolved_own == 0")
+    assert sum(len(a.get_paths()) for a in hatched) == len(lost)
 
 
 def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
@@ -190,9 +194,9 @@ def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) ->
     run = make_run("bnp", iterations=20, unresolved=3.0)
     with sqlite3.connect(run.folder / "run.sqlite") as connection:
         connection.execute("UPDATE probe SET rank_own = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
-    names, lower, upper, _ = cells_of([run])["bnp"]
-    assert np.isnan(lower[names.index("fc1 / 3")]).all()
-    assert np.isinf(upper[names.index("fc1 / 5")]).all()
+    cells, names, _ = heat_cells([run], by="unit", quantity="kappa_own")
+    assert np.isnan(cells["bnp"].lower[names.index(("fc1", 3))]).all()
+    assert np.isinf(cells["bnp"].upper[names.index(("fc1", 5))]).all()
 
 
 def test_an_unprobed_twin_of_a_comparison_gives_way(make_run: MakeRun) -> None:

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hesscond.errors import ConfigError
-from hesscond.report import summary_frame, summary_table, whole_summary_table
+from hesscond.report import summary_frame, summary_table
 from hesscond.report.tables import TextTable
 from hesscond.runs import StoredRun
 
@@ -97,43 +97,19 @@ def test_the_table_is_read_from_left_to_right(make_run: MakeRun) -> None:
     assert all(cell_len(line) <= 80 for line in lines)
 
 
-def test_the_table_shows_everything_in_80_columns(make_run: MakeRun) -> None:
-    runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
-    text = printed(whole_summary_table(runs))
-    assert all(cell_len(line) <= 80 for line in text.splitlines())
-    assert "fc-test · layer fc3, unit 3 · batch size 60" in text
-    assert "(interrupted)" in text
-    for _, row in summary_frame(runs).iterrows():
-        for data in ("batch", "train"):
-            for column in ("kappa", "kappa_preconditioned", "kappa_own", "kappa_D_squared"):
-                value = row[f"{data}_{column}"]
-                if np.isfinite(value):
-                    assert f"{value:.2e}" in text
-        for name in ("kappa", "kappa_preconditioned", "kappa_own"):
-            assert f" {row[f'batch_{name}_unresolved']}/{row['batch_probes']} " in text
-        assert f"{100 * row['test_accuracy']:.1f}" in text
-    assert "inf" not in text
-    assert "…" not in text
-
-
 def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
     run = make_run("bnp", unresolved=3.0)
     row = summary_frame([run]).iloc[0]
     assert np.isnan(row["batch_kappa"])
     assert np.isnan(row["train_kappa"])
     assert np.isnan(row["batch_gain"])
-    short, text = printed(summary_table([run])), printed(whole_summary_table([run]))
-    assert f"≥ {row['batch_kappa_own_lower']:.2e}" in short
-    for name in (f"{d}_{k}" for d in ("batch", "train") for k in ("kappa", "kappa_preconditioned", "kappa_own")):
-        assert f"≥ {row[f'{name}_lower']:.2e}" in text
-    assert all(cell_len(line) <= 80 for line in text.splitlines())
+    text = printed(summary_table([run]))
+    for name in ("kappa", "kappa_own"):
+        assert f"≥ {row[f'batch_{name}_lower']:.2e}" in text
 
 
 def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
     run = make_run(probed=False, evaluated=False)
-    text = printed(whole_summary_table([run]))
-    assert text.count("not probed") == 2
-    assert "nan" not in text
     assert "nan" not in printed(summary_table([run]))
     assert "nothing was probed" in printed(summary_table([run]))
 

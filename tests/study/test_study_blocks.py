@@ -12,7 +12,7 @@ from hesscond.data import load
 from hesscond.data.preparation import chosen
 from hesscond.errors import ConfigError
 from hesscond.hessians.blocks import Catalogue
-from hesscond.report.blocks import block_frame
+from hesscond.report import block_frame
 from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
