@@ -22,6 +22,7 @@ GONE: dict[str, str] = {
     "layers_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="kappa_own")',
     "timing_figure": "the column time of comparison.csv",
     "whole_summary_table": "hesscond.report.summary_frame",
+    "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",

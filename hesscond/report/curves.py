@@ -5,7 +5,7 @@ Mini-batches are lines, the whole training set markers; colours tell methods apa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +44,6 @@ from hesscond.report.registry import PROBED, STUDY, UNIT, FigureKind
 from hesscond.report.selection import (
     Group,
     Selection,
-    by_method,
     first_start,
     groups_of,
     looks_of,
@@ -233,8 +232,6 @@ LOSS, ACCURACY = Look("training loss"), Look("test accuracy", marker="D")
 #: Largest spread, in points, of the markers of all methods at one iteration; rows of methods in a column of the legend.
 DODGE, ROWS = 12.0, 4
 
-Members = Mapping[str, Sequence["StoredRun"]]
-
 
 def conditioning_figure(
     runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
@@ -250,8 +247,7 @@ def conditioning_figure(
     line. Lines are running medians, over faint single values for one run of a method, in a band from the lowest to the
     highest for several seeds.
     """
-    selection = select(runs, layer, unit)
-    groups = selection.by_method()
+    selection, groups = unit_of_groups(runs, layer=layer, unit=unit)
     last = [int(loss.index[-1]) for run in selection.runs if len(loss := loss_of(run))]
     window = window_of(max([*last, *(int(p["iteration"].iloc[-1]) for p in selection.probes if len(p))], default=0))
     apart = len(groups) > 2
@@ -278,6 +274,13 @@ def conditioning_figure(
     return figure
 
 
+def unit_of_groups(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> tuple[Selection, list[Group]]:
+    """The rows of a unit, and the groups of runs."""
+    return select(runs, layer, unit), groups_of(runs)
+
+
 def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
     """Figure with three or four panels: below one another, or in two columns on a wide page."""
     if page.wide:
@@ -291,10 +294,10 @@ def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def remark(groups: Members, window: int) -> str:
+def remark(groups: Sequence[Group], window: int) -> str:
     """Remark on lines, faint values and bands."""
     parts = [f"lines: running median of {window} iterations"] if window > 1 else []
-    sizes = sorted({len(runs) for runs in groups.values()})
+    sizes = sorted({len(group.runs) for group in groups})
     if sizes[-1] > 1:
         count = "–".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         parts.append(f"bands: range of {count} seeds")
@@ -303,35 +306,34 @@ def remark(groups: Members, window: int) -> str:
     return "; ".join(parts)
 
 
-def dodge(place: int, groups: Members) -> float:
+def dodge(place: int, groups: Sequence[Group]) -> float:
     """Offset of a method's markers to the right, in points, so that none hides another's."""
     return min(3.0, DODGE / len(groups)) * (place - (len(groups) - 1) / 2)
 
 
-def draw_training(ax: Axes, groups: Members, window: int) -> None:
+def draw_training(ax: Axes, groups: Sequence[Group], window: int) -> None:
     """Draw training loss, and test accuracy on the right."""
-    colors = method_colors(groups)
+    colors = {label: look.color for label, look in looks_of(groups).items()}
     ax.set_yscale("log", nonpositive="mask")
-    loss = next(iter(groups.values()))[0].config["training"].get("loss", "cross_entropy")
+    loss = groups[0].runs[0].config["training"].get("loss", "cross_entropy")
     ax.set_ylabel("squared error" if loss == "mse" else "loss (nats)")
-    names: list[Line2D | None] = [Line2D([], [], color=colors[m], lw=2.4, label=m) for m in groups]
+    names: list[Line2D | None] = [Line2D([], [], color=colors[label], lw=2.4, label=label) for label in colors]
     kinds: list[Line2D] = []
-    losses = {method: list(map(loss_of, members)) for method, members in groups.items()}
-    drawn = [draw_curve(ax, own, LOSS, colors[m], window, f"{m}-loss") for m, own in losses.items()]
+    losses = {group.label: list(map(loss_of, group.runs)) for group in groups}
+    drawn = [draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()]
     if any(drawn):
         keep_in_view(ax, drawn_values(ax))
         logarithmic(ax)
         kinds.append(LOSS.line_handle())
     else:
         say_empty(ax, "not trained")
-    tables = {m: [run.table("evaluation").set_index("iteration") for run in members] for m, members in groups.items()}
     # there is no accuracy where values are predicted
-    if any(table["test_accuracy"].notna().any() for own in tables.values() for table in own):
+    if any(len(curve) for group in groups for curve in accuracies_of(group)):
         right = ax.twinx()
         right.set_ylabel("test accuracy (%)")
-        for place, (method, own) in enumerate(tables.items()):
-            percent = [100 * table["test_accuracy"] for table in own]
-            draw_points(right, percent, ACCURACY, colors[method], f"{method}-accuracy", dodge(place, groups))
+        for place, group in enumerate(groups):
+            color, name = colors[group.label], f"{group.label}-accuracy"
+            draw_points(right, accuracies_of(group), ACCURACY, color, name, dodge(place, groups))
         right.margins(x=0.035, y=0.08)
         right.yaxis.set_major_locator(MaxNLocator(5))
         kinds.append(ACCURACY.marker_handle())
@@ -341,20 +343,21 @@ def draw_training(ax: Axes, groups: Members, window: int) -> None:
 
 
 def draw_quantities(
-    ax: Axes, selection: Selection, groups: Members, window: int, shown: Sequence[str]
+    ax: Axes, selection: Selection, groups: Sequence[Group], window: int, shown: Sequence[str]
 ) -> dict[str, Line2D]:
     """Draw some of `CURVES` for mini-batches and training set, on a logarithmic axis; return the entries of lines."""
-    colors = method_colors(groups)
+    looks = looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     lines: dict[str, Line2D] = {}
     markers: dict[str, Line2D] = {}
     triangles: dict[str, Line2D] = {}
     for data in ("batch", "train"):
-        for place, (method, members) in enumerate(groups.items()):
+        for place, group in enumerate(groups):
             shift = dodge(place, groups) if data == "train" else 0.0
-            probes = [selection.probe(run, data) for run in members]
+            probes = [selection.probe(run, data) for run in group.runs]
             for quantity in shown:
-                look, name, color = CURVES[quantity].look, f"{method}-{quantity}-{data}", colors[method]
+                look, name = CURVES[quantity].look, f"{group.label}-{quantity}-{data}"
+                color = looks[group.label].color
                 curves = list(map(CURVES[quantity].values, probes))
                 if data == "batch" and draw_curve(ax, curves, look, color, window, name):
                     lines[quantity] = look.line_handle("" if quantity == SCALING[1] else data)
@@ -529,9 +532,9 @@ TRAINING_FIGURE = FigureKind(
 CONDITIONING_FIGURE = FigureKind(
     "conditioning",
     "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
-    "runs of one study with one learning rate a method",
+    STUDY,
     conditioning_figure,
-    by_method,
+    unit_of_groups,
     UNIT,
 )
 

@@ -124,6 +124,6 @@ def tables(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str,
         with suppress(ConfigError):
             frame = kind.frame(runs, **{name: options[name] for name in kind.options if name in options})
             columns = kind.columns(frame)
-            rows = [shown_cells(row, columns) for row in kind.shown(frame).to_dict("records")]
+            rows = [shown_cells(row, columns) for row in frame.to_dict("records")]
             found.append({"kind": kind, "columns": columns, "rows": rows, "caption": kind.explained(frame)})
     return found

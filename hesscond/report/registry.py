@@ -65,8 +65,7 @@ class TableKind:
     """A table of stored runs: its name on the command line, one line on its rows, and what the runs must have.
 
     ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence;
-    ``columns(frame)`` says what is shown of it, ``rows(frame)`` in which rows where they are not those of the frame,
-    and ``terminal(runs, **options)`` is a separate layout for the terminal.
+    ``columns(frame)`` says what is shown of it; ``terminal(runs, **options)`` is a separate layout for the terminal.
     """
 
     name: str
@@ -76,29 +75,23 @@ class TableKind:
     columns: Callable[[pd.DataFrame], Sequence[Column]]
     caption: str | Callable[[pd.DataFrame], str]
     options: tuple[str, ...] = ()
-    rows: Callable[[pd.DataFrame], pd.DataFrame] | None = None
     terminal: Callable[..., TextTable] | None = None
 
     def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
         """The table as Markdown, LaTeX or CSV."""
         frame = self.frame(runs, **options)
-        shown = frame if format == "csv" else self.shown(frame)
-        return write_table(shown, self.columns(frame), self.explained(frame), format)
+        return write_table(frame, self.columns(frame), self.explained(frame), format)
 
     def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
         """The table for the terminal."""
         if self.terminal is not None:
             return self.terminal(runs, **options)
         frame = self.frame(runs, **options)
-        return text_table(self.shown(frame), self.columns(frame), self.explained(frame))
+        return text_table(frame, self.columns(frame), self.explained(frame))
 
     def explained(self, frame: pd.DataFrame) -> str:
         """The caption of a frame."""
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
-
-    def shown(self, frame: pd.DataFrame) -> pd.DataFrame:
-        """Rows of the frame that are shown."""
-        return frame if self.rows is None else self.rows(frame)
 
     def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
         """Reason why these runs have no such table; None if they have one."""
@@ -149,7 +142,6 @@ TABLES: Kinds[TableKind] = Kinds(
         "summary": "summary:SUMMARY_TABLE",
         "verdict": "verdict:VERDICT_TABLE",
         "seeds": "summary:SEEDS_TABLE",
-        "learning-rates": "summary:LEARNING_RATES_TABLE",
         "layers": "layers:LAYERS_TABLE",
         "blocks": "layers:BLOCKS_TABLE",
         "statements": "statements:STATEMENTS_TABLE",

@@ -20,19 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Runs of one study, and one unit to show.
-
-    Attributes
-    ----------
-    runs
-        The runs, in the order given.
-    study
-        The study's name.
-    layer, unit
-        Layer and unit that every run has probed; unit is None for the block as a whole.
-    probes
-        The probe table of each run of `runs`, rows of that unit only.
-    """
+    """Runs of one study, and the rows of one unit that every run has probed; unit is None for the block as a whole."""
 
     runs: tuple[StoredRun, ...]
     study: str
@@ -60,24 +48,6 @@ class Selection:
     def rows_of(self, run: StoredRun) -> pd.DataFrame:
         """All probe rows of the unit."""
         return self.probes[self.runs.index(run)]
-
-    def by_method(self) -> dict[str, list[StoredRun]]:
-        """Runs of each method, by seed: those that differ in the seed alone."""
-        if len(self.batch_sizes) > 1:
-            sizes = ", ".join(map(str, self.batch_sizes))
-            raise ConfigError(f"the runs have different batch sizes ({sizes}): draw one figure for each")
-        groups: dict[str, list[StoredRun]] = {}
-        for run in self.runs:
-            groups.setdefault(run.legend, []).append(run)
-        for method, runs in groups.items():
-            rates = sorted({float(run.config["run"]["learning_rate"]) for run in runs})
-            if len(rates) > 1:
-                shown = ", ".join(f"{rate:g}" for rate in rates)
-                raise ConfigError(
-                    f"the runs of method {method!r} have different learning rates ({shown}): draw one figure for each"
-                )
-            groups[method] = one_of_each_seed(runs)
-        return dict(sorted(groups.items(), key=lambda item: (first_start(item[1]), item[0] != "vanilla", item[0])))
 
 
 def first_start(runs: Sequence[StoredRun]) -> str:
@@ -169,27 +139,11 @@ def of_units(probe: pd.DataFrame) -> pd.DataFrame:
     return probe[units | ~probe["layer"].isin(probe.loc[units, "layer"])]
 
 
-def by_method(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> dict[str, list[StoredRun]]:
-    """`Selection.by_method` of runs."""
-    return select(runs, layer, unit).by_method()
-
-
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method with one learning rate and one batch size.
+    """Runs of one method with one learning rate and one batch size, one for each seed.
 
-    Attributes
-    ----------
-    label
-        The method, and what distinguishes it from other groups of the same method.
-    method
-        Name of the method in the study, else what ``--method`` says.
-    learning_rate, batch_size
-        Learning rate and batch size of all these runs.
-    runs
-        One run for each seed, ascending.
+    ``label`` is the method, with what distinguishes it from other groups of the same method.
     """
 
     label: str

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.errors import ConfigError
 from hesscond.report.registry import STUDY, UNIT, TableKind
 from hesscond.report.selection import groups_of, in_order, select
 from hesscond.report.series import (
@@ -262,71 +261,6 @@ def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lo
     return "≥ " * lower + (mean if single or mean == DASH else f"{mean} ({least} … {most})")
 
 
-RATES_CAPTION = (
-    "training loss, the mean of the last iterations and over seeds that finished; *: the best of each method"
-)
-
-
-def rate_grid_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Final losses of a grid of learning rates.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per method, batch size and learning rate: method, batch_size, learning_rate, seeds, diverged, unfinished
-        (they go on, or were interrupted), loss (mean over the seeds that finished; infinite if one diverged, NaN if
-        none finished), best (whether it is the smallest of its method and batch size).
-    """
-    import pandas as pd
-
-    rows = []
-    for group in groups_of(runs):
-        losses = [training_summary(run)["training_loss_tail_mean"] for run in group.finished]
-        loss = math.inf if group.diverged else sum(losses) / len(losses) if losses else math.nan
-        row: dict[str, Any] = {"method": group.method, "batch_size": group.batch_size}
-        row |= {"learning_rate": group.learning_rate, "seeds": len(group.runs)}
-        rows.append(row | {"diverged": group.diverged, "unfinished": group.unfinished, "loss": loss})
-    frame = pd.DataFrame(rows)
-    methods = frame.groupby(["method", "batch_size"])
-    if methods["learning_rate"].nunique().max() < 2:
-        raise ConfigError("no method ran at two learning rates: make a grid of them, as hesscond compare does")
-    smallest = methods["loss"].transform("min")
-    frame["best"] = (frame["loss"] == smallest) & (smallest < math.inf)
-    return frame
-
-
-def rate_grid_columns(frame: pd.DataFrame) -> list[Column]:
-    """Columns of the grid: one for each rate."""
-    columns = [words("method", "method")]
-    if frame["batch_size"].nunique() > 1:
-        columns.append(numbers("batch", "batch_size", "d"))
-    return columns + [Column(f"{rate:g}", loss_at(rate)) for rate in sorted(frame["learning_rate"].unique())]
-
-
-def loss_at(rate: float) -> Callable[[Mapping[str, Any]], str]:
-    """Function that gives the cell of a rate in a row of `rate_grid_rows`."""
-
-    def cell(row: Mapping[str, Any]) -> str:
-        loss, best = row["losses"].get(rate, (math.nan, False))
-        if rate in row["losses"] and not math.isfinite(loss):
-            return "diverged" if math.isinf(loss) else "unfinished"
-        return number(loss, ".3g") + "*" * best
-
-    return cell
-
-
-def rate_grid_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per method and batch size, with the losses by rate."""
-    import pandas as pd
-
-    rows = []
-    for (method, size), group in frame.groupby(["method", "batch_size"], sort=False):
-        ends = zip(group["loss"], group["best"], strict=True)
-        losses = dict(zip(group["learning_rate"], ends, strict=True))
-        rows.append({"method": method, "batch_size": size, "losses": losses})
-    return pd.DataFrame(rows)
-
-
 SUMMARY_TABLE = TableKind(
     "summary",
     "a row for each run: loss, accuracy, κ, time, statements held",
@@ -346,14 +280,4 @@ SEEDS_TABLE = TableKind(
     seed_columns,
     SEEDS_CAPTION,
     UNIT,
-)
-
-LEARNING_RATES_TABLE = TableKind(
-    "learning-rates",
-    "a row for each method, a column for each learning rate: the final loss, the best marked",
-    "runs of one study at several learning rates",
-    rate_grid_frame,
-    rate_grid_columns,
-    RATES_CAPTION,
-    rows=rate_grid_rows,
 )
