@@ -78,12 +78,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
 def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     """Table of the condition numbers of every layer's units: least, median and largest, with ranks and nullities.
 
-    Parameters
-    ----------
-    frame
-        ``ProbeResult.to_frame()`` at level ``"unit"``.
-    kinds
-        Classes of layers by name, as "Linear".
+    ``frame``: ``ProbeResult.to_frame()`` at level ``"unit"``; ``kinds``: classes of layers by name, as "Linear".
     """
     titles = (
         "layer",
@@ -117,12 +112,7 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
 def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     """Table of the condition number of every whole layer, with its interval.
 
-    Parameters
-    ----------
-    frame
-        ``ProbeResult.to_frame()`` at level ``"layer"``.
-    kinds
-        Classes of layers by name, as "Linear".
+    ``frame``: ``ProbeResult.to_frame()`` at level ``"layer"``; ``kinds``: classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
     table = TextTable(titles, caption=LAYER_REMARK)
@@ -145,12 +135,8 @@ def count(number: Any) -> str:
 def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     """Table of every layer and the whole network, with each layer's share in the network's extreme eigenvectors.
 
-    Parameters
-    ----------
-    frame
-        ``ProbeResult.to_frame()`` of layers and of the network, with share_top and share_bottom of each layer.
-    kinds
-        Classes of layers by name, as "Linear".
+    ``frame``: ``ProbeResult.to_frame()`` of layers and of the network, with share_top and share_bottom of each layer;
+    ``kinds``: classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
     table = TextTable(titles, caption=NETWORK_REMARK)

@@ -30,16 +30,8 @@ class TextTable:
     """Table for the terminal that breaks no word and no number.
 
     If it is wider than the terminal, names continue in the next line, at a blank or behind a sign between their parts;
-    if that is not enough, the columns that do not fit follow below, with the first column repeated.
-
-    Parameters
-    ----------
-    columns
-        Titles; with ``">"`` in front for numbers, which are aligned to the right.
-    title, caption
-        Text above and below the table.
-    rule
-        Whether there is a line below the titles.
+    if that is not enough, the columns that do not fit follow below, with the first column repeated. Titles with ``">"``
+    in front are of numbers, which are aligned to the right; ``rule``: a line below the titles.
     """
 
     def __init__(self, columns: Sequence[str], *, title: str = "", caption: str = "", rule: bool = True) -> None:

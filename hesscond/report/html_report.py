@@ -17,7 +17,6 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hesscond.errors import ConfigError
-from hesscond.report.page import DOTS_PER_INCH
 from hesscond.report.registry import FIGURES, TABLES
 from hesscond.report.selection import in_order, select
 from hesscond.report.tables import duration, shown_cells
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".html", ".htm")
 #: Most rows of a table that is not folded up.
 MOST_ROWS = 25
+#: Twice the pixels of a screen: sharp when enlarged, and a report of all figures stays below 2 MB.
+DOTS_PER_INCH = 200
 
 
 def write_report(

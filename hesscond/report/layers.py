@@ -638,14 +638,10 @@ QUANTILES = {"kappa_q10": 0.1, "kappa_median": 0.5, "kappa_q90": 0.9}
 
 
 def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Quantiles of the condition numbers of each layer.
+    """Quantiles of the condition numbers of each layer, a row per group of runs and layer.
 
-    Returns
-    -------
-    pandas.DataFrame
-        One row per group of runs and layer: method, layer, data, units, measured (number of κ), unresolved, and
-        kappa_q10, kappa_median, kappa_q90: quantiles, NaN where unresolved values leave them open, with the bounds
-        ``_lower`` and ``_upper``.
+    Columns: method, layer, data, units, measured (number of κ), unresolved, and kappa_q10, kappa_median, kappa_q90:
+    quantiles, NaN where unresolved values leave them open, with the bounds ``_lower`` and ``_upper``.
     """
     import pandas as pd
 

@@ -48,16 +48,9 @@ COLUMNS = 4
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity that a claim or a published number is about.
+    """Quantity of a claim or a published number: its name with its unit, and its values along a run by epoch.
 
-    Attributes
-    ----------
-    words
-        Its name in tables and figures, with its unit.
-    of
-        Gives its values along a run by epoch, or its one value.
-    better
-        1 if larger is better, −1 if smaller is.
+    ``better`` is 1 if larger is better, −1 if smaller is.
     """
 
     words: str
@@ -269,20 +262,7 @@ AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mea
 
 
 def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
-    """Published numbers and claims of a paper, with the results of the runs and verdicts.
-
-    Parameters
-    ----------
-    found
-        The figure or table.
-    runs
-        Runs of each panel, by its name.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per published number and per claim: panel, what (the quantity), paper, here, seeds, verdict.
-    """
+    """Published numbers and claims of a paper, a row each: panel, what (the quantity), paper, here, seeds, verdict."""
     import pandas as pd
 
     rows = []
@@ -366,17 +346,15 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
     with page.styled():
         figure = page.figure(0.4 + 2.6 * bands + heading_height(labels, page))
         axes = figure.subplots(2 * bands, columns, squeeze=False)
-        for place, (panel, groups) in enumerate(drawn):
-            row, column = divmod(place, columns)
-            what = "seconds" if timing else shown_of(groups)
-            draw_panel((axes[2 * row][column], axes[2 * row + 1][column]), panel, groups, looks, what)
-            if column:
-                axes[2 * row][column].set_ylabel("")
-                axes[2 * row + 1][column].set_ylabel("")
-        for place in range(len(drawn), bands * columns):
-            row, column = divmod(place, columns)
-            axes[2 * row][column].set_visible(False)
-            axes[2 * row + 1][column].set_visible(False)
+        pairs = [(axes[2 * row][k], axes[2 * row + 1][k]) for row in range(bands) for k in range(columns)]
+        for place, (pair, (panel, groups)) in enumerate(zip(pairs, drawn, strict=False)):
+            draw_panel(pair, panel, groups, looks, "seconds" if timing else shown_of(groups))
+            if place % columns:
+                for ax in pair:
+                    ax.set_ylabel("")
+        for above, below in pairs[len(drawn) :]:
+            above.set_visible(False)
+            below.set_visible(False)
         handles = [method_handle(name, looks[name]) for name in names if name in looks]
         handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in kinds.items()]
         add_heading(figure, page, found.name, handles)

@@ -80,14 +80,9 @@ def window_of(iterations: int) -> int:
 
 
 def running_median(values: pd.Series, window: int) -> pd.Series:
-    """Centred running median of values indexed by iteration.
+    """Centred running median over ``window`` iterations; NaN where less than half of a window's rows have a value.
 
-    Parameters
-    ----------
-    values
-        NaN: no value. The result is NaN where less than half of a window's rows have one.
-    window
-        Width in iterations; a table that skips iterations has proportionally fewer rows in each window.
+    A table that skips iterations has proportionally fewer rows in each window.
     """
     if len(values) < 3:
         return values
@@ -156,10 +151,7 @@ def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved.
 
-    Returns
-    -------
-    tuple of (rows,) arrays
-        Lower and upper ends; NaN where nothing was measured, or the matrix is zero.
+    Both are NaN where nothing was measured, or the matrix is zero.
     """
     value = resolved_values(probe, quantity).to_numpy(dtype=float)
     open_ended = is_unresolved(probe, quantity).to_numpy(dtype=bool)

@@ -90,11 +90,8 @@ def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
 def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """One row for each claim of each statement, over all runs, layers and units.
 
-    Returns
-    -------
-    pandas.DataFrame
-        statement, claim, known, worst and first_violation as in `statement_frame`; batch and train (held, applicable);
-        unresolved; reason (the most frequent one if no check was decided, else empty).
+    Columns: statement, claim, known, worst and first_violation as in `statement_frame`; batch and train (held,
+    applicable); unresolved; reason (the most frequent one if no check was decided, else empty).
     """
     import pandas as pd
 

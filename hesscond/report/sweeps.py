@@ -10,7 +10,7 @@ import numpy as np
 
 from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import summary_frame, training_summary
-from hesscond.report.tables import TextTable, known, number
+from hesscond.report.tables import Column, TextTable, bounded, known, number, numbers, text_table, words
 from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
@@ -119,38 +119,30 @@ def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFram
 
 
 def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextTable:
-    """`best_frame` for the terminal: means over the seeds, and below them the ranges if there are several."""
+    """`best_frame` for the terminal: means over the seeds; the frame has their ranges."""
     caption = (
         "each method at its best rate by the final training loss, mean over the seeds (κ: geometric mean of the "
-        "medians over the probed mini-batches; κ own: in the method's own coordinates) and range; < or > at a "
-        "rate: the lowest or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
+        "medians over the probed mini-batches; κ own: in the method's own coordinates); < or > at a rate: the lowest "
+        "or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
     )
-    numeric = ("batch", *settings, "rate", "rates", "seeds", "loss", "acc.%", "κ(H)", "κ own", "s")
-    table = TextTable(["method", *(f">{name}" for name in numeric)], title=title, caption=caption)
-    shown = {"loss": ".3f", "accuracy": ".1f", "kappa": ".0e", "kappa_own": ".0e", "seconds": ".1f"}
-    for row in best.to_dict("records"):
-        mark = {"lowest": "< ", "highest": "> ", "": ""}[row["edge"]]
-        several = row["seeds"] > 1
-        table.add_row(
-            row["method"],
-            str(row["batch_size"]),
-            *(str(row[name]) for name in settings),
-            "none" if math.isnan(row["learning_rate"]) else f"{mark}{row['learning_rate']:g}",
-            f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"]),
-            str(row["seeds"]),
-            number(row["loss"], ".3f"),
-            number(100 * row["accuracy"], ".1f"),
-            *(known(row[name], row[f"{name}_lower"]) for name in ("kappa", "kappa_own")),
-            number(row["seconds"], ".1f"),
-            end_section=not several,
-        )
-        for end, word in (("min", "least"), ("max", "most")) if several else ():
-            ends = {name: (100 if name == "accuracy" else 1) * row[f"{name}_{end}"] for name in shown}
-            blank = [""] * (4 + len(settings))
-            table.add_row(
-                f"  {word}", *blank, *(number(ends[n], f) for n, f in shown.items()), end_section=end == "max"
-            )
-    return table
+    marks = {"lowest": "< ", "highest": "> ", "": ""}
+    columns = [
+        words("method", "method"),
+        numbers("batch", "batch_size", "d"),
+        *(Column(name, lambda row, name=name: str(row[name])) for name in settings),  # type: ignore[misc]
+        Column(
+            "rate",
+            lambda row: "none" if math.isnan(row["learning_rate"]) else f"{marks[row['edge']]}{row['learning_rate']:g}",
+        ),
+        Column("rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])),
+        numbers("seeds", "seeds", "d"),
+        numbers("loss", "loss", ".3f"),
+        numbers("acc.%", "accuracy", ".1f", 100),
+        bounded("κ(H)", "kappa"),
+        bounded("κ own", "kappa_own"),
+        numbers("s", "seconds", ".1f"),
+    ]
+    return text_table(best, columns, caption, title)
 
 
 #: Levels of Hessians, as in `hesscond.study.config.Level`, in the column ``level`` of `cells_frame`.
@@ -212,11 +204,8 @@ CELLS = [
 def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
     """Bounds of the share of the possible gain, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
 
-    Returns
-    -------
-    tuple
-        NaN twice where one of the κ is not resolved, or they count different ranks; the second is infinite where no
-        gain may be possible.
+    Both are NaN where one of the κ is not resolved, or they count different ranks; the second is infinite where no gain
+    may be possible.
     """
     ends = [row[f"kappa_{kind}_{end}"] for end in ("lower", "upper")]
     known = all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends))
@@ -292,15 +281,7 @@ def of_level(cells: pd.DataFrame) -> dict[str, float]:
 
 
 def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
-    """`comparison_frame` for the terminal.
-
-    Parameters
-    ----------
-    frame
-        Result of `comparison_frame`.
-    title
-        Title above the table.
-    """
+    """`comparison_frame` for the terminal, with a title above."""
     levels = [level for level in LEVELS if f"{level}_kappa" in frame]
     shared = "shares" in frame and frame["shares"].any()
     accurate = frame[ACCURACY].notna().any()

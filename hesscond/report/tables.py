@@ -93,23 +93,7 @@ def interval(title: str, key: str) -> Column:
 
 
 def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, format: Format) -> str:
-    """A table in one of the written formats.
-
-    Parameters
-    ----------
-    frame
-        One row per row of the table; CSV has all of its columns, with every digit.
-    columns
-        Columns that are shown in the other formats.
-    format
-        ``"md"``, ``"latex"`` (needs ``booktabs``, ``amsmath`` and ``graphicx``) or ``"csv"``; the terminal has
-        `text_table`.
-
-    Raises
-    ------
-    ConfigError
-        Another format.
-    """
+    """A table as Markdown or LaTeX (needs ``booktabs``, ``amsmath`` and ``graphicx``), or the whole frame as CSV."""
     if format == "csv":
         return str(frame.to_csv(index=False, lineterminator="\n"))
     if format not in ("md", "latex"):

@@ -30,14 +30,9 @@ SPREAD = ("ratio_q25", "ratio_q75")
 
 @dataclass(frozen=True)
 class Probes:
-    """Condition numbers of the runs of one method, with the training loss at which they were measured.
+    """Condition numbers of the runs of one method, with the running median of the loss at which they were measured.
 
-    Attributes
-    ----------
-    loss : (n,) array
-        Running median of the training loss at the probed iterations.
-    lower, upper : dict of (n,) arrays
-        Bounds of κ by quantity, a key of `SHOWN`; the upper one is infinite where κ is unresolved.
+    ``lower`` and ``upper`` have bounds of κ by quantity, a key of `SHOWN`; the upper one is infinite if unresolved.
     """
 
     loss: np.ndarray
@@ -82,13 +77,9 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
     """Ratio κ of ``base`` over κ of ``other`` at equal training loss.
 
     In each interval of loss in which both were probed every probe of one is compared with every probe of the other;
-    all intervals have the same weight.
-
-    Returns
-    -------
-    dict
-        loss_low, loss_high: the range of loss that both reach (NaN: none); probes and base_probes in it, unresolved
-        and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless unresolved values leave them open.
+    all intervals have the same weight. Keys: loss_low, loss_high, the range of loss that both reach (NaN: none); probes
+    and base_probes in it, unresolved and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless
+    unresolved values leave them open.
     """
     found: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
     found |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}

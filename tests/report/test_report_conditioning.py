@@ -6,11 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import conditioning_figure, method_colors, venue_page
+from hesscond.report import conditioning_figure
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
@@ -114,19 +113,6 @@ def test_running_median(make_run: MakeRun) -> None:
     np.testing.assert_allclose(median[3:-3], [np.median(kappa[i - 3 : i + 4]) for i in range(3, len(kappa) - 3)])
 
 
-def test_batch_and_train_are_lines_and_markers(make_run: MakeRun) -> None:
-    figure = conditioning_figure([make_run("bnp", unresolved=0.1)])
-    found = artists(figure)
-    for name, artist in found.items():
-        if "-batch-median" in name or "-batch-raw" in name:
-            assert artist.get_marker() == "None"
-        if "-train-points" in name:
-            assert artist.get_linestyle() == "None"
-    assert found["bnp-kappa-train-points"].get_marker() != found["bnp-kappa_preconditioned-train-points"].get_marker()
-    assert found["bnp-kappa-batch-median"].get_linestyle() == "-"
-    assert found["bnp-kappa_preconditioned-batch-median"].get_linestyle() == "--"
-
-
 def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_run: MakeRun) -> None:
     run = make_run("bnp", unresolved=0.3, epochs=30)
     figure = conditioning_figure([run])
@@ -147,12 +133,6 @@ def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_ru
     texts = legend_texts(panels(figure)[1])
     assert sum("unresolved (lower bound), mini-batch" in text for text in texts) == 2
     assert sum("unresolved (lower bound), training set" in text for text in texts) == 2
-
-
-def test_nothing_resolved(make_run: MakeRun) -> None:
-    figure = conditioning_figure([make_run("bnp", unresolved=3.0)])
-    assert not {name for name in artists(figure) if name.startswith("bnp-kappa-") and "unresolved" not in name}
-    assert "not probed" not in [text.get_text() for text in panels(figure)[1].texts]
 
 
 def test_seeds_are_a_median_in_a_band(make_run: MakeRun) -> None:
@@ -180,24 +160,6 @@ def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run: MakeRun) -> None
     np.testing.assert_array_equal(y, kappa.loc[x])
     assert y.max() == kappa.max()
     assert y.min() == kappa.min()
-
-
-def test_colours_are_those_of_the_method_in_every_figure(make_run: MakeRun) -> None:
-    vanilla, bnp = make_run("vanilla"), make_run("bnp")
-    both = artists(conditioning_figure([bnp, vanilla]))
-    alone = artists(conditioning_figure([bnp]))
-    colors = method_colors(["vanilla", "bnp"])
-    for found in (both, alone):
-        for name, artist in found.items():
-            method, *_ = name.split("-")
-            if hasattr(artist, "get_xdata"):
-                assert to_hex(artist.get_color()).upper() == colors[method]
-
-
-def test_colours_of_unknown_methods() -> None:
-    assert method_colors(["mine", "bnp"])["mine"] == method_colors(["mine"])["mine"]
-    colors = method_colors([f"method{i}" for i in range(6)] + ["vanilla", "bnp"])
-    assert len(set(colors.values())) == 8
 
 
 def test_another_layer_and_unit(make_run: MakeRun) -> None:
@@ -252,17 +214,6 @@ def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_ru
     assert "expects" not in figure.get_supxlabel()
     together = conditioning_figure([make_run(method) for method in methods[:2]])
     assert "what BNP expects" in " ".join(together.get_supxlabel().split())
-
-
-def test_panels_go_two_beside_two_on_a_wide_page(make_run: MakeRun) -> None:
-    runs = [make_run(method) for method in ("vanilla", "bnp", "batchnorm")]
-    figure = conditioning_figure(runs, page=venue_page("icml2024", "full"))
-    figure.draw_without_rendering()
-    left = [ax.get_position() for ax in figure.axes[:4]]
-    assert left[0].y0 == pytest.approx(left[1].y0)
-    assert left[0].x1 < left[1].x0
-    assert left[2].y1 < left[0].y0
-    assert [ax.get_xlabel() for ax in figure.axes[:4]] == ["", "", "iteration", "iteration"]
 
 
 def test_methods_come_in_the_order_in_which_they_were_started(make_run: MakeRun) -> None:
