@@ -37,10 +37,6 @@ class Page(HTMLParser):
     def words(self):
         return " ".join(" ".join(text for tag, text in self.texts if tag not in ("script", "style")).split())
 
-    @property
-    def shape(self):
-        return [(tag, tuple(sorted(attributes))) for tag, attributes in self.elements]
-
 
 def logged(
     folder, method="bnp", seed=0, *, status="finished", message="", statements=(), probes=(), iterations=4, **run

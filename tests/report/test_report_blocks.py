@@ -20,7 +20,8 @@ from hesscond.report import FIGURES, TABLES, block_frame
 from hesscond.report.layers import heat_cells, moments_of
 from hesscond.report.registry import QUANTITIES
 from hesscond.roles import role_of
-from hesscond.runs import RunLog, StoredRun, open_run
+from hesscond.runs import StoredRun, open_run
+from tests import report_page
 
 LAYERS = ["patches", *(f"block{i}.{part}" for i in (1, 2) for part in ("attention.q", "attention.out", "fc1")), "fc"]
 KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attention output", "fc1": "mlp in"}
@@ -283,19 +284,7 @@ def test_tables_are_written_in_every_format(folder: Path) -> None:
 
 def logged(folder: Path, rows: list[dict[str, Any]]) -> StoredRun:
     """A run with these probes."""
-    config = {
-        "name": "made-up",
-        "description": "",
-        "data": {"name": "digits"},
-        "model": {},
-        "training": {"batch_size": 8, "iterations": 100},
-        "probe": {"layers": ["a"], "units": [0]},
-        "run": {"method": "vanilla", "seed": 0, "learning_rate": 0.1},
-    }
-    log = RunLog(folder, config)
-    log.commit(probe=[row("a") | one for one in rows])
-    log.close("finished")
-    return open_run(folder)
+    return report_page.logged(folder, "vanilla", probes=rows)
 
 
 def row(layer: str, kappa: float = 100.0, **facts: Any) -> dict[str, Any]:
