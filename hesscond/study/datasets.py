@@ -63,16 +63,9 @@ def check_data(config: DataConfig, data: Dataset) -> None:
 
 
 class Augmentation:
-    """Random changes of the images or points of a mini-batch, from a generator of its own.
+    """Random changes of the images or points of a mini-batch, by names in `hesscond.data.AUGMENTATIONS`.
 
-    Parameters
-    ----------
-    names
-        Names of the changes, from `hesscond.data.AUGMENTATIONS` for this kind of input.
-    form
-        Form of the data set; the batches may have flattened inputs.
-    seed
-        Seed of the run.
+    They are drawn from a generator that the run's seed begins; batches may have flattened inputs.
     """
 
     def __init__(self, names: Collection[str], form: Form, seed: int) -> None:

@@ -13,19 +13,9 @@ TOP_CLASSES, TOP = 10, 5
 
 
 def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Samples of a batch that are classified correctly: by the largest output, and by one of the five largest.
+    """Whether samples are classified correctly by outputs (n, classes): by the largest, and by one of the five largest.
 
-    Parameters
-    ----------
-    output
-        (n, classes).
-    targets
-        (n,).
-
-    Returns
-    -------
-    torch.Tensor
-        bool, (n, 2); the second column is the first where there are fewer than ten classes.
+    The second column of the (n, 2) truths is the first where there are fewer than ten classes.
     """
     first = output.argmax(1) == targets
     if output.shape[1] < TOP_CLASSES:
@@ -34,23 +24,11 @@ def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def of_classes(right: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, float | None]:
-    """The `METRICS` of a classification.
+    """The `METRICS` of a classification with the `hits` of all samples.
 
-    Parameters
-    ----------
-    right
-        `hits` of all samples, (N, 2).
-    targets
-        (N,).
-    classes
-        The number of classes.
-
-    Returns
-    -------
-    dict
-        test_accuracy: share of the samples that are right; test_top5: that have their class among the five largest
-        outputs, None with fewer than ten classes; test_class_accuracy: mean over the classes in the test set of the
-        share of theirs that is right.
+    test_accuracy: share of the samples that are right; test_top5: that have their class among the five largest
+    outputs, None with fewer than ten classes; test_class_accuracy: mean over the classes in the test set of the share
+    of theirs that is right.
     """
     right, targets = right.cpu(), targets.cpu()
     first, five = right.sum(0).tolist()

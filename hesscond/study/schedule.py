@@ -14,12 +14,7 @@ from hesscond.study.sections import ScheduleConfig
 def factors(config: ScheduleConfig, *, per_epoch: int, iterations: int) -> Callable[[int], float]:
     """Function that maps an iteration (0, 1, …) to the factor of the learning rate.
 
-    Parameters
-    ----------
-    config
-        The schedule.
-    per_epoch, iterations
-        Number of iterations in an epoch, and in the whole run.
+    ``per_epoch``, ``iterations``: number of iterations in an epoch, and in the whole run.
     """
     warmup = config.warmup_iterations or round((config.warmup_epochs or 0) * per_epoch)
     left = max(1, iterations - warmup)
