@@ -14,7 +14,7 @@ import typer
 from hesscond.commands.options import Runs, choice, collect
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
-from hesscond.export import FORMATS, Destination, MLflowRun, TensorBoardFiles, joint_table, transfer, write_table
+from hesscond.export import FORMATS, CurveWriter, MLflowRun, TensorBoardFiles, joint_table, transfer, write_table
 from hesscond.runs import TABLES, StoredRun
 
 #: Formats that take whole runs.
@@ -71,14 +71,14 @@ def export(
     if output is None:
         raise ConfigError(f"--format {format} needs a place: give it with -o")
     stored = collect(runs)
-    destination: Callable[[StoredRun], Destination] = (
+    writer_of: Callable[[StoredRun], CurveWriter] = (
         partial(MLflowRun, output) if format == "mlflow" else event_files(stored, Path(output))
     )
-    points = transfer(stored, destination, follow=follow)
+    points = transfer(stored, writer_of, follow=follow)
     stdout.print(f"{points} points of {len(stored)} {'run' if len(stored) == 1 else 'runs'} → {output}", soft_wrap=True)
 
 
-def event_files(runs: list[StoredRun], output: Path) -> Callable[[StoredRun], Destination]:
+def event_files(runs: list[StoredRun], output: Path) -> Callable[[StoredRun], CurveWriter]:
     """Factory of TensorBoard folders: ``output`` for a single run, else the run's relative path below it."""
     folders = {run.folder: run.folder.absolute() for run in runs}
     common = Path(os.path.commonpath(folders.values())) if len(runs) > 1 else folders[runs[0].folder]

@@ -1,4 +1,4 @@
-"""Curves of runs: every number of a log under a name, written to a destination once or as they are logged."""
+"""Curves of runs: every number of a log under a name, written once or as they are logged."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Scalar:
     value: float
 
 
-class Destination(Protocol):
-    """Receiver of the curves of one run."""
+class CurveWriter(Protocol):
+    """Writer of the curves of one run."""
 
     def write(self, points: Sequence[Scalar]) -> None:
         """Write more points."""
@@ -100,30 +100,30 @@ NAMES: dict[str, Callable[[str, Mapping[str, Any]], str]] = {
 
 def transfer(
     runs: Sequence[StoredRun],
-    destination_of: Callable[[StoredRun], Destination],
+    writer_of: Callable[[StoredRun], CurveWriter],
     *,
     follow: bool = False,
     wait: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Write the curves of runs, each to the destination that ``destination_of`` makes; return the number of points.
+    """Write the curves of runs, each to the writer that ``writer_of`` makes; return the number of points.
 
     With ``follow`` it goes on until no run is being written any more, and calls ``wait`` with the seconds between two
     looks.
     """
     points = 0
-    open_ones = [(ScalarReader(run), destination_of(run)) for run in runs]
+    open_ones = [(ScalarReader(run), writer_of(run)) for run in runs]
     while open_ones:
         remaining = []
-        for reader, destination in open_ones:
+        for reader, writer in open_ones:
             # the run's status before its rows: a run that is over has no more rows after these
             now = open_run(reader.run.folder)
             new = reader.new()
             points += len(new)
-            destination.write(new)
+            writer.write(new)
             if follow and now.status == "running":
-                remaining.append((reader, destination))
+                remaining.append((reader, writer))
             else:
-                destination.close(now)
+                writer.close(now)
         open_ones = remaining
         if open_ones:
             wait(INTERVAL)

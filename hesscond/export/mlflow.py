@@ -27,7 +27,7 @@ STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "run
 
 
 class MLflowRun:
-    """Destination that writes a run into a new run METHOD-seedS of MLflow, in the experiment called like the study.
+    """Writer of a run into a new run METHOD-seedS of MLflow, in the experiment called like the study.
 
     ``store`` is a tracking URI (``sqlite:///mlflow.db``, ``http://…``), or a folder, in which mlflow.db and the files
     then lie. An unresolved κ has no point, as MLflow's databases turn infinity into the largest number there is; its

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoardFiles:
-    """Destination that writes a run's curves into a new folder that ``tensorboard --logdir`` reads.
+    """Writer of a run's curves into a new folder that ``tensorboard --logdir`` reads.
 
     Numbers are written in double precision: what is read back is what the log holds, to the last bit. The
     configuration is there as text.
