@@ -102,10 +102,11 @@ def assert_condition_number(
             for sign, limit in limits
         ]
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
-        cells = {**cells_of(place), "κ": told(kappa), **evidence(kappa)}
-        findings.append(Finding(decided(truths, kappa.rank), margin, cells, where(place), f"κ = {told(kappa)}"))
+        text = format_kappa(kappa)
+        cells = {**cells_of(place), "κ": text, **evidence(kappa)}
+        findings.append(Finding(decided(truths, kappa.rank), margin, cells, format_place(place), f"κ = {text}"))
     claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)
-    return conclude(Assertion(claim, tuple(findings), share, said_of(level, name_of(method))), policy)
+    return conclude(Assertion(claim, tuple(findings), share, description_of(level, name_of(method))), policy)
 
 
 def assert_preconditioner_improves(
@@ -180,8 +181,8 @@ def assert_preconditioner_improves(
         truth = less_equal(Interval.point(factor), ratio)
         cells = {
             **cells_of(place),
-            "κ(H)": told(kappa),
-            "κ(PᵀHP)": told(other),
+            "κ(H)": format_kappa(kappa),
+            "κ(PᵀHP)": format_kappa(other),
             "κ(H)/κ(PᵀHP)": gain,
             "width": width(ratio),
             "rank": f"{kappa.rank} → {other.rank} of {kappa.rank + kappa.nullity}",
@@ -190,11 +191,11 @@ def assert_preconditioner_improves(
             "solver": other.solver,
         }
         holds = decided([truth], min(kappa.rank, other.rank))
-        said = f"κ {told(kappa)} → {told(other)}, by {gain}"
-        findings.append(Finding(holds, float(ratio.lower) / factor, cells, where(place), said))
+        said = f"κ {format_kappa(kappa)} → {format_kappa(other)}, by {gain}"
+        findings.append(Finding(holds, float(ratio.lower) / factor, cells, format_place(place), said))
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
-    return conclude(Assertion(claim, tuple(findings), share, said_of(level, "plain")), policy)
+    return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
 
 
 def decided(truths: Sequence[Truth], rank: int) -> bool | None:
@@ -251,7 +252,7 @@ def interval(kappa: ConditionNumber) -> Interval:
     return Interval.between(kappa.lower, kappa.upper)
 
 
-def told(kappa: ConditionNumber) -> str:
+def format_kappa(kappa: ConditionNumber) -> str:
     """Text of κ with its bounds."""
     if kappa.is_zero:
         return "zero Hessian"
@@ -264,12 +265,12 @@ def width(known: Interval) -> str:
     return f"{1.05 * float((known.upper - known.lower) / known.upper):.1e}" if np.isfinite(known.upper) else ""
 
 
-def where(place: Place) -> str:
+def format_place(place: Place) -> str:
     """A place in words.
 
     Examples
     --------
-    >>> where(("fc3", 3)), where(("fc3", None))
+    >>> format_place(("fc3", 3)), format_place(("fc3", None))
     ('layer fc3, unit 3', 'layer fc3')
     """
     layer, unit = place
@@ -295,7 +296,7 @@ def cells_of(place: Place) -> dict[str, str]:
     return {"layer": layer, "unit": "" if unit is None else str(unit)}
 
 
-def said_of(level: str, method: str) -> str:
+def description_of(level: str, method: str) -> str:
     """Description of the Hessians, as "units in the coordinates of bnp"."""
     what = {"unit": "units", "layer": "layers", "network": "network"}[level]
     return what if method == "plain" else f"{what} in the coordinates of {method}"

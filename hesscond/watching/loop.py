@@ -176,7 +176,7 @@ class Watch:
         self.left_out: tuple[str, ...] = ()
         self._rows: list[Row] = []
         self._rules: list[Rule] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._closed = False
         self._free_since = time.perf_counter()
         self._last_step, self._last_cost = 0, 0.0
@@ -319,7 +319,7 @@ class Watch:
             done = self.steps - self._last_step
             step = max(free / done, 1e-9)
             needed = math.ceil(wanted / step)
-            self._say(
+            self._warn_once(
                 "budget",
                 f"a probe takes {self._last_cost:.3g} s, as long as {self._last_cost / step:.3g} steps: "
                 f"to keep budget={self.budget:g} it is made about every {needed} steps",
@@ -349,7 +349,7 @@ class Watch:
             own.names, own.units, own.seen_units = tuple(own.blocks), kept, kept
         self.left_out += tuple(out)
         self._last_cost *= share
-        self._say(
+        self._warn_once(
             f"left out {len(self.left_out)}",
             f"budget={self.budget:g} does not allow for all blocks: from step {self.steps} on left out, chosen "
             f"by seed {self._seed}: {', '.join(out)}",
@@ -369,20 +369,20 @@ class Watch:
             sentence = f"out of memory, the probe is skipped: {sentence}"
             if torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-        self._say(sentence, f"step {self.steps}: {sentence}")
+        self._warn_once(sentence, f"step {self.steps}: {sentence}")
         metrics = {"hesscond/step": self.steps, "hesscond/error": sentence}
         self._rows.append({"step": self.steps, "error": sentence})
         for one in self._destinations:
             try:
                 one.write(self.steps, metrics, [])
             except Exception as error:
-                self._say(type(one).__name__, f"step {self.steps}: {one_line(error)}")
+                self._warn_once(type(one).__name__, f"step {self.steps}: {one_line(error)}")
         return metrics
 
-    def _say(self, key: str, sentence: str) -> None:
+    def _warn_once(self, key: str, sentence: str) -> None:
         """Log a warning once."""
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             logger.warning("hesscond.watch: %s", sentence)
 
     def _probed(self) -> dict[str, Any]:
@@ -400,7 +400,7 @@ class Watch:
             self._last_step, self._last_cost = self.steps, self._free_since - began
             self.seconds += self._last_cost
         for note in notes:
-            self._say(note, note)
+            self._warn_once(note, note)
         metrics = self._metrics(rows)
         self._rows += [{"step": self.steps, **row} for row in rows]
         self._each(lambda one: one.write(self.steps, metrics, rows))
