@@ -1,4 +1,4 @@
-"""Capture of what a layer sees: extended activations Ĥ, curvature S and feature statistics, without side effects.
+"""Capture of the inputs of layers: extended activations Ĥ, curvature S and feature statistics, without side effects.
 
 The lowest package: it imports nothing else of hesscond but the errors. `forward` runs the model, `graph` and `curved`
 read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.

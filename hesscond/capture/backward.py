@@ -28,7 +28,7 @@ class Budget:
         self.taken = 0
 
     def take(self, request: Request, numbers: int) -> None:
-        """Count float64 numbers that the result will keep."""
+        """Count float64 numbers that the result will keep; raise a CaptureError if they do not fit."""
         self.taken += 8 * numbers
         if self.taken > self.memory:
             fitting = self.samples * self.memory // self.taken
@@ -96,7 +96,7 @@ class Derivatives:
         self.vectorized: bool | None = None
 
     def __call__(self, seeds: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        """Derivatives (k, *shape) in each variable, seeds (k, *shape) for each output; None: zero."""
+        """Derivatives (k, *shape) in each variable for seeds (k, *shape) of each output; None: zero."""
         seeds = [seeds[k] for k in self.nonconstant]
         if not seeds:
             return [None] * len(self.variables)
@@ -119,7 +119,7 @@ def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
 
 
 def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]:
-    """Subsets (N,) of the samples, in complementary pairs, such that every two samples are separated by some subset."""
+    """Subsets (N,) of the samples, in complementary pairs, such that each two samples are separated by some subset."""
     index = torch.arange(samples, device=device)
     subsets = []
     for bit in range(max(samples - 1, 0).bit_length()):
@@ -207,7 +207,7 @@ def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like
 
 
 class DiagonalSink:
-    """Sink that sums S_jj = Σ_r s_r b_rj² of units with one position per sample."""
+    """Sum S_jj = Σ_r s_r b_rj² of units with one position per sample, over backward passes."""
 
     def __init__(self, request: Request, blocks: int) -> None:
         self.units = list(request.units)
@@ -227,9 +227,9 @@ class DiagonalSink:
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
     def result(self, noise: torch.Tensor, limit: float) -> Diagonal:
-        """Return √|S| and its signs; with terms of both signs, S is the difference of the two sums.
+        """Root √|S| and signs of S; with terms of both signs, S is the difference of the two sums.
 
-        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units where √|S| is no more than
+        ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units where √|S| is at most
         ``limit`` times as large.
         """
         lost = self.near(noise, limit).any(0)
@@ -252,7 +252,7 @@ class DiagonalSink:
 
 
 class FactorSink:
-    """Sink that collects the backward passes as they are."""
+    """Collection of backward passes as the rows of a factor."""
 
     def __init__(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> None:
         self.units = list(request.units)
@@ -265,14 +265,14 @@ class FactorSink:
         self.B[rows] = of_units(values, self.units)
 
     def result(self, noise: torch.Tensor, limit: float) -> Factor:
-        """Return all passes; ``noise`` (J, m, q) and ``limit`` are as for `DiagonalSink`, but summed over positions."""
+        """Factor of all passes; ``noise`` (J, m, q) and ``limit`` as for `DiagonalSink`, but summed over positions."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
             own = own * self.near(noise, limit).any(0)
         return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
-        """Boolean mask (J, u) as that of a `DiagonalSink`, for all positions of a block together."""
+        """Boolean mask (J, u) like that of a `DiagonalSink`, for all positions of a block together."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
         return (size > 0) & (size <= limit * own)

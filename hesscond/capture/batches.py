@@ -51,7 +51,7 @@ def form(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Batch with its position in the data and the random state in which it was read: what dropout draws for it."""
+    """Batch with its position in the data and the random state in which it was read, which dropout depends on."""
 
     number: int
     batch: Batch
@@ -61,18 +61,10 @@ class Drawn:
 class Batches:
     """One batch or a stream of batches; each iteration yields the same batches in the same order, as `Drawn`.
 
-    The first iteration, which must be complete, reads the source once and keeps the batches if they fit into the
-    memory. Otherwise the source is read anew in every iteration, in the random state of the first one, and every
-    batch is compared with the one seen then. The random state is left as it is found.
-
-    Parameters
-    ----------
-    data
-        A batch, or an iterable of batches.
-    gpus
-        GPUs whose random state matters.
-    memory
-        Bytes that batches may take; a batch or a sequence that was given exists already and is free.
+    The first iteration, which must be complete, reads the source once and keeps the batches if they fit into ``memory``
+    bytes; a batch or a sequence that was given exists already and is free. Otherwise the source is read anew in every
+    iteration, in the random state of the first one, and every batch is compared with the one read then. The random
+    state (of the CPU and of ``gpus``) is left as it is found.
     """
 
     def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:

@@ -70,7 +70,7 @@ class LayerInputs:
 
     @cached_property
     def positions(self) -> int:
-        """Q, the positions of a block."""
+        """Number q of positions of a block."""
         units = self.geometry.units
         return sum(shape.numel() for _, shape in self.calls) // units // self.blocks
 
@@ -228,12 +228,7 @@ Curvature = Diagonal | Factor | Formed
 class EntryBounds:
     """Bounds of the error in the entries of a factor's rows: entry k of row r of block j is off by s_rj l_jk at most.
 
-    Attributes
-    ----------
-    sizes : (R, J)
-        s.
-    lengths : (J, n̂)
-        l.
+    ``sizes`` (R, J) are s, ``lengths`` (J, n̂) are l.
     """
 
     sizes: torch.Tensor
@@ -318,10 +313,7 @@ class LayerCapture:
     def H_hat(self) -> torch.Tensor:
         """Extended activations [1; h] (J q, n̂) float64, a row per sample or position (no column of ones without bias).
 
-        Raises
-        ------
-        CaptureError
-            A grouped convolution, whose units see different inputs.
+        Raises a CaptureError for a grouped convolution, whose units have different inputs.
         """
         if self.inputs.geometry.groups != 1:
             raise CaptureError(f"the units of layer {self.name!r} see different inputs: it has groups")

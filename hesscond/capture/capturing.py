@@ -36,34 +36,16 @@ class Slopes(NamedTuple):
 
 
 class Captures(dict[str, LayerCapture]):
-    """Captured layers by name.
+    """Captured layers by name."""
 
-    Attributes
-    ----------
-    skipped
-        Layers that were not captured, with the reason.
-    mass
-        Weight of the batch in the loss of a data set (see `weighting.Weights`); None if not asked for. A batch of
-        weight 0 is not captured.
-    slopes
-        Gradient of the loss in the parameters of each layer, by layer name, computed from the capture; if asked for.
-    loss
-        Value of the loss.
-    in_parameters
-        The layers that were differentiated in their parameters.
-    stopped
-        The layers that are missing because somebody asked to stop.
-    failed
-        The layers that have no finite second derivatives, with the reason; an error if layers are not ``optional``.
-    """
-
+    # layers without finite second derivatives, and why; an error if layers are not ``optional``
     failed: dict[str, CaptureError]
-    skipped: dict[str, str]
-    mass: float | None
-    slopes: dict[str, Slopes]
+    skipped: dict[str, str]  # layers that were not captured, and why
+    mass: float | None  # weight of the batch in the loss of a data set; None: not asked for; at 0 there are no captures
+    slopes: dict[str, Slopes]  # if asked for
     loss: float
-    in_parameters: set[str]
-    stopped: list[str]
+    in_parameters: set[str]  # layers that were differentiated in their parameters
+    stopped: list[str]  # layers that are missing because of a request to stop
 
 
 @torch.enable_grad()
@@ -87,10 +69,10 @@ def capture(
     """Capture Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
 
     S is exact by the cheapest of these routes: from the loss alone at an output layer; from one backward pass for
-    each rank-one term of the loss Hessian's factor (classes − 1 for cross-entropy) where what follows the layer is
+    each rank-one term of the loss Hessian's factor (classes − 1 for cross-entropy) if the rest of the network is
     piecewise linear; else from two backward passes, with one direction for each unit and position or for each
     parameter, whichever are fewer. A layer whose parameters act otherwise than through its pre-activations on given
-    inputs (tied to another layer, used outside the layer, fed with its own output, a custom forward pass) is
+    inputs (tied to another layer, used outside the layer, applied to its own output, a custom forward pass) is
     differentiated twice in the parameters.
 
     Parameters
@@ -106,9 +88,9 @@ def capture(
     units
         Units to capture, by layer name; of a layer that is not named here, all.
     whole
-        Whether the curvature between units is wanted too, not only within each; then all units are captured.
+        Whether the curvature between units is computed too, not only within each; then all units are captured.
     dtype
-        Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: as they are.
+        Precision of the forward pass: parameters, buffers and floating inputs are cast to it. None: no cast.
     memory
         Bytes that may be used.
     weights
@@ -116,13 +98,13 @@ def capture(
     optional
         Whether layers that the batch does not reach are left out, or an error; None: an error if they were named.
     in_parameters
-        Layers to differentiate in their parameters whatever they look like.
+        Layers to differentiate in their parameters in any case.
     slopes
-        Whether to give the gradients that go with what was captured.
+        Whether to compute the gradients of the loss from the captures.
     lift_casts
-        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
+        Whether tensors that the model casts to float32 stay in float64, if that is ``dtype``.
     progress
-        Receives what is planned and done.
+        Record of the derivatives planned and taken.
 
     Raises
     ------

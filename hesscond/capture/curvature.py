@@ -52,13 +52,7 @@ MANY = 4096
 
 
 class Differentiator:
-    """Second derivatives of one loss in the perturbations of layers.
-
-    Attributes
-    ----------
-    failed
-        Error that says why a layer has no finite second derivatives, by layer name.
-    """
+    """Second derivatives of one loss in the perturbations of layers; ``failed`` layers have none that are finite."""
 
     def __init__(
         self, forward: ForwardPass, requests: Sequence[Request], memory: int, progress: ProgressRecord

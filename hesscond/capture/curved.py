@@ -42,12 +42,8 @@ class CurvedNode(ABC):
     """Hessian S of a loss in the input z of one curved node, block diagonal over blocks of z along dim 0.
 
     Each block of S is Σ_r s_r b_r b_rᵀ, with R rank-one terms, signs s_r = ±1 and rows b_r formed without subtraction.
-    ``blocks`` is the number of samples, or of positions, whose entries are then consecutive in z, or 1.
-
-    Attributes
-    ----------
-    edge
-        Edge of z in the autograd graph: ``outputs=[edge]`` of `torch.autograd.grad` differentiates z.
+    ``blocks`` is the number of samples, or of positions, whose entries are then consecutive in z, or 1. ``edge`` is
+    that of z: ``outputs=[edge]`` of `torch.autograd.grad` differentiates z.
     """
 
     edge: GradientEdge
@@ -123,20 +119,11 @@ class SoftmaxNode(CurvedNode):
     """Curved node with S = w (diag(p) − p pᵀ) for each of many distributions p = softmax(z) along one dimension of z.
 
     Each block of z holds L distributions over c classes, and R = L (c − 1).
-
-    Attributes
-    ----------
-    dim
-        The dimension of the classes.
-    log_p : (…, c) float64
-        log p, with the classes as the last dimension and the other dimensions of z in their order.
-    weight : (…) float64
-        w: for log-softmax −Σ_k g_k over the classes, for logsumexp g.
     """
 
-    dim: int
-    log_p: torch.Tensor
-    weight: torch.Tensor
+    dim: int  # dimension of the classes in z
+    log_p: torch.Tensor  # (…, c) float64, with the classes as the last dimension
+    weight: torch.Tensor  # w (…) float64: for log-softmax −Σ_k g_k over the classes, for logsumexp g
 
     @property
     def cancels(self) -> float:
@@ -199,18 +186,10 @@ class SoftmaxNode(CurvedNode):
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseNode(CurvedNode):
-    """Curved node with S = diag(d), d = g f''(z), for an elementwise function f; R is the number of entries of a block.
+    """Curved node with S = diag(d), d = g f''(z), for an elementwise function f; R is the size of a block."""
 
-    Attributes
-    ----------
-    signed_root : (*shape) float64
-        sign(d) √|d|.
-    factor_of_differences
-        Value of `cancels`.
-    """
-
-    signed_root: torch.Tensor
-    factor_of_differences: float = 0.0
+    signed_root: torch.Tensor  # sign(d) √|d| (*shape) float64
+    factor_of_differences: float = 0.0  # value of `cancels`
 
     @property
     def cancels(self) -> float:

@@ -55,25 +55,13 @@ LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Value of a loss with its graph.
-
-    Attributes
-    ----------
-    loss
-        The scalar loss.
-    output, target
-        Arguments of the loss.
-    samples
-        N, the leading dimension of the inputs.
-    flattened
-        Index of the first function in which rounding made different numbers equal, as tanh does for large arguments;
-        None: there is none.
-    """
+    """Value of a loss with its graph."""
 
     loss: torch.Tensor
     output: Any
     target: Any
-    samples: int
+    samples: int  # N, the leading dimension of the inputs
+    # index of the first function in which rounding made different numbers equal, as tanh of large ones; None: none
     flattened: int | None
 
 
@@ -91,26 +79,9 @@ def evaluate(
 ) -> Evaluation:
     """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
 
-    The ``loss`` is returned unchecked: see `scalar`.
-
-    Parameters
-    ----------
-    model, loss_fn
-        ``loss_fn(model(inputs), target)``.
-    batch
-        A `checked_batch`.
-    state
-        Tensors by name, as in `tensors_by_module`.
-    dtype
-        Precision that the inputs and the loss are cast to; None: they are not cast.
-    watch
-        Mode that sees every function called.
-    copy
-        Whether the model and the loss get copies of the batch, which they may change in place.
-    lift_casts
-        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
-    counted
-        Counter of the operations of the model and the loss.
+    ``batch`` is a `checked_batch`; ``state`` has tensors by name, as in `tensors_by_module`; ``watch`` sees every
+    function called. With ``copy`` the model and the loss get copies of the batch, which they may change in place. The
+    loss is not checked: see `scalar`.
     """
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
@@ -145,7 +116,7 @@ class ModelAndLoss(nn.Module):
         self._loss = (loss_fn, dtype)
 
     def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
-        """Return the output and the loss."""
+        """Output and loss."""
         output = self.model(*args, **kwargs)
         try:
             return output, in_precision(*self._loss, self.model)(output, target)
@@ -217,7 +188,7 @@ def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, A
 
 
 def scalar(loss: object) -> torch.Tensor:
-    """Return the loss as a tensor without dimensions, or raise a CaptureError if it is no scalar."""
+    """Loss as a tensor without dimensions; raise a CaptureError if it is no scalar."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")
@@ -229,17 +200,6 @@ class WeightWatch(TorchFunctionMode):
 
     It also restores the digits that torch's GELU lacks and the derivatives of weight normalization and lookups, and
     notes the scores that masks hide. A single mode does all this, since every mode slows down every function call.
-
-    Attributes
-    ----------
-    lifts
-        Whether casts to float32 become casts to float64.
-    clones
-        Whether lifted casts copy, as casts do unless the model is in float32.
-    lifted
-        Number of casts that were lifted.
-    flat
-        Boolean tensors that say, for each elementwise function called, whether rounding made different numbers equal.
     """
 
     #: Attributes that return the values in another form; other attributes only describe the tensor.
@@ -251,7 +211,10 @@ class WeightWatch(TorchFunctionMode):
         self.weights = weights
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
+        #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
+        #: float32), and their number
         self.lifts, self.clones, self.lifted = False, False, 0
+        #: for each elementwise function called, a Boolean tensor: whether rounding made different numbers equal
         self.flat: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -381,7 +344,7 @@ def writes(func: Any) -> bool:
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a float32 tensor as float64, complex64 as complex128; other tensors as they are."""
+    """Tensor with float32 cast to float64, complex64 to complex128, and other types unchanged."""
     return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
 
 
@@ -391,14 +354,9 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def checked_batch(batch: Batch) -> tuple[Any, Any]:
-    """``batch`` as a pair (inputs, target) with at least one sample.
+    """Pair (inputs, target) of a batch, or a ConfigError if it has no samples, targets or tensors.
 
     The target of a mapping is its item ``"labels"`` or ``"label"``, and the inputs are the whole mapping.
-
-    Raises
-    ------
-    ConfigError
-        Neither a pair nor a mapping with labels; no sample; no tensor among the inputs.
     """
     if isinstance(batch, Mapping):
         name = next((name for name in LABELS if batch.get(name) is not None), None)
@@ -480,7 +438,7 @@ def is_record(value: Any) -> bool:
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
-    """Cast floating tensors to ``dtype`` (None: no cast), also in nested containers; leave the rest as it is."""
+    """Cast floating tensors to ``dtype`` (None: no cast), also in nested containers; leave the rest unchanged."""
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         # a tensor made in inference mode cannot be differentiated through
@@ -493,7 +451,7 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
 
 
 def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
-    """Return the loss; if it is a module, its tensors (class weights) that ``model`` lacks are cast to ``dtype``."""
+    """Loss function; of a module, the tensors (class weights) that ``model`` lacks are cast to ``dtype``."""
     if not isinstance(loss_fn, nn.Module):
         return loss_fn
     others = set() if model is None else set(map(id, tensors_by_module(model).values()))

@@ -40,50 +40,26 @@ WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no g
 
 @dataclass(frozen=True)
 class Call:
-    """Call of a layer.
+    """Call of a layer."""
 
-    Attributes
-    ----------
-    inputs
-        Input of the layer, detached; a copy where the pass keeps inputs.
-    delta
-        Zeros of the output's shape, added to it: the loss is differentiated in them.
-    node
-        The autograd node of the sum; None for a layer that is differentiated in its parameters.
-    """
-
-    inputs: torch.Tensor
-    delta: torch.Tensor
-    node: Any
+    inputs: torch.Tensor  # detached; a copy if the pass keeps inputs
+    delta: torch.Tensor  # zeros of the output's shape, added to it: the loss is differentiated in them
+    node: Any  # node of the sum in the graph; None for a layer that is differentiated in its parameters
 
 
 @dataclass(frozen=True)
 class ForwardPass(Evaluation):
-    """Value of a loss with its graph down to the perturbations of every layer.
+    """Value of a loss with its graph down to the perturbations of every layer."""
 
-    Attributes
-    ----------
-    calls
-        Calls of each layer in their order, by layer name.
-    parameters
-        Weight and bias (None: no bias) of the layers that are differentiated in them.
-    bypassed
-        Layers of the request that were not used, with the reason.
-    entangled
-        Layers whose parameters act otherwise than through the perturbations: they are used outside the layer, or the
-        input of a call depends on an earlier call. They must be differentiated in their parameters.
-    overwritten
-        Whether an input of a layer was changed in place after the call: the pass must be repeated with copies.
-    repeating
-        Layers with inputs that rounding may have made equal.
-    """
-
-    calls: dict[str, list[Call]]
+    calls: dict[str, list[Call]]  # of each layer in their order
+    # weight and bias (None: no bias) of the layers that are differentiated in them
     parameters: dict[str, tuple[torch.Tensor, torch.Tensor | None]]
-    bypassed: dict[str, str]
+    bypassed: dict[str, str]  # layers that were not used, and why
+    # layers with parameters used outside, or an input that depends on an earlier call: to be differentiated in their
+    # parameters
     entangled: set[str]
-    overwritten: bool
-    repeating: set[str]
+    overwritten: bool  # whether an input was changed in place after the call: the pass must be repeated with copies
+    repeating: set[str]  # layers with inputs that rounding may have made equal
 
 
 def run_forward(
@@ -102,23 +78,9 @@ def run_forward(
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, adding a zero perturbation to every output of ``layers``.
 
-    Parameters
-    ----------
-    model, loss_fn, batch, dtype
-        Arguments of `capture`.
-    layers
-        The layers to perturb.
-    optional
-        Whether unused layers, possibly all, are left out; otherwise they are an error.
-    in_parameters
-        Layers to differentiate in their weight and bias instead.
-    keep_inputs
-        Whether to copy the layers' inputs, which the model is known to overwrite.
-    lift_casts, counted
-        Arguments of `evaluate`.
-    differentiable
-        Whether all parameters are differentiable, not only those asked for. They always are if the model itself
-        differentiates in them.
+    Layers that are not used are left out if ``optional``, and an error otherwise. The layers ``in_parameters`` are
+    differentiated in their weight and bias instead. ``keep_inputs`` copies inputs that the model is known to overwrite.
+    With ``differentiable``, all parameters are, as they have to be if the model itself differentiates in them.
     """
     inputs, target = checked_batch(batch)
     tensors = tensors_by_module(model)

@@ -138,13 +138,7 @@ def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 
 def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, Layer]:
-    """Layers called ``names`` (None: all), by name.
-
-    Raises
-    ------
-    ConfigError
-        A name the model does not have, no name, or no layer at all.
-    """
+    """Layers called ``names`` (None: all), by name; a ConfigError if there is none, or none of a name."""
     layers = eligible_layers(model)
     if not layers:
         raise ConfigError("the model has no layer to probe: it needs a torch.nn.Linear, Conv or ConvTranspose module")

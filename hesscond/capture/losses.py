@@ -19,17 +19,10 @@ def log_tail_sums(log_p: torch.Tensor) -> torch.Tensor:
 
 
 def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """Columns r < c − 1 of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
+    """Columns r (k,), r < c − 1, of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
 
-    With tail sums s_k = Σ_{l≥k} p_l, L is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below
-    it. It is computed from logarithms, so that p of 1e-600 still counts.
-
-    Parameters
-    ----------
-    log_p, tail : (…, k, c)
-        Logarithms of the distributions and their `log_tail_sums`.
-    r : (k,)
-        Column of each distribution.
+    With tail sums s_k = Σ_{l≥k} p_l, L is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below it. It
+    is computed from ``log_p`` and its `log_tail_sums`, both (…, k, c), so that p of 1e-600 still counts.
     """
     index = r[:, None].expand(*log_p.shape[:-1], 1)
     p_r, s_r, s_next = log_p.gather(-1, index), tail.gather(-1, index), tail.gather(-1, index + 1)
@@ -41,18 +34,10 @@ def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Ten
 
 @dataclass(frozen=True)
 class SoftmaxCurvature:
-    """Hessian C_j = w_j (diag(p_j) − p_j p_jᵀ) of softmax cross-entropy in the logits of sample j.
+    """Hessian C_j = w_j (diag(p_j) − p_j p_jᵀ) of softmax cross-entropy in the logits of sample j."""
 
-    Attributes
-    ----------
-    log_p : (…, N, c) float64
-        Log-probabilities.
-    weight : (…, N) float64
-        Weight w_j of sample j in the loss of its batch (1/N for a plain mean).
-    """
-
-    log_p: torch.Tensor
-    weight: torch.Tensor
+    log_p: torch.Tensor  # (…, N, c) float64
+    weight: torch.Tensor  # w (…, N) float64 of the samples in the loss of their batch: 1/N for a plain mean
 
     def diagonal_root(self, unit: int) -> torch.Tensor:
         """Roots √(w p_i (1 − p_i)) (…, N), with 1 − p_i summed over the other classes: saturation costs no digits."""
@@ -81,14 +66,8 @@ def loss_curvature(loss_fn: LossFunction, output: torch.Tensor, target: torch.Te
     """Curvature of a loss known to be convex in the output, for each of several batches; None for any other loss.
 
     Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
-    ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves.
-
-    Parameters
-    ----------
-    loss_fn
-        The loss of a batch, called as ``loss_fn(output, target)``.
-    output : (…, N, c) tensor
-    target : (…, N) class indices, or (…, N, c) probabilities or values
+    ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves. ``output`` is (…, N, c), ``target`` (…, N) class
+    indices, or (…, N, c) probabilities or values.
     """
     output = output.detach().to(torch.float64)
     if type(loss_fn) is nn.MSELoss or loss_fn is functional.mse_loss:

@@ -38,24 +38,13 @@ NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
 
 @dataclass(frozen=True)
 class Precision:
-    """Precision of a forward pass and its loss. As text: ``float64``, or ``mixed: 326 float32 operations (…)``.
+    """Precision of a forward pass and its loss. As text: ``float64``, or ``mixed: 326 float32 operations (…)``."""
 
-    Attributes
-    ----------
-    dtype
-        Type that was asked for, or the type with the most digits that occurred.
-    narrower
-        Number of operations that rounded to a type with fewer digits, by type, the narrowest first.
-    where
-        Classes of the modules that these operations belong to, by decreasing number of operations.
-    lifted
-        Number of casts to float32 that were lifted.
-    """
-
-    dtype: torch.dtype
+    dtype: torch.dtype  # that was asked for, or the type with the most digits that occurred
+    # numbers of operations that rounded to fewer digits, the narrowest type first
     narrower: tuple[tuple[torch.dtype, int], ...] = ()
-    where: tuple[str, ...] = ()
-    lifted: int = 0
+    where: tuple[str, ...] = ()  # classes of the modules of these operations, the most frequent first
+    lifted: int = 0  # number of casts to float32 that were lifted
 
     @property
     def narrowest(self) -> torch.dtype | None:
@@ -99,7 +88,7 @@ class Perturbed(Observer):
         return func(*args, **(kwargs or {}))
 
     def perturbed(self, x: Any) -> Any:
-        """Return a tensor with perturbed last digits."""
+        """Tensor with perturbed last digits."""
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
             return x
         self.seed += 1
@@ -140,7 +129,7 @@ class Operations(Observer):
             self.places[dtype, innermost_module()] += 1
 
     def precision(self) -> Precision:
-        """Return the precision found so far."""
+        """Precision of the operations so far."""
         asked = self.dtype or max(self.seen, key=digits, default=torch.get_default_dtype())
         narrower = sorted((dtype for dtype in self.seen if digits(dtype) < digits(asked)), key=digits)
         where: Counter[str] = Counter()

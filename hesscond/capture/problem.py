@@ -25,39 +25,20 @@ from hesscond.errors import bytes_of
 
 @dataclass(frozen=True)
 class WatchedEvaluation(Evaluation):
-    """Value of a loss with its graph, and the calls of some layers in its forward pass.
+    """Value of a loss with its graph, and the calls of some layers in its forward pass."""
 
-    Attributes
-    ----------
-    calls
-        Calls of each layer in their order, by layer name; ``delta`` has the shape of the output but allocates no
-        entries, and ``node`` is the output's edge in the graph. Calls without a trace in the graph are left out.
-    given
-        Layers whose inputs all depend on no parameter.
-    """
-
+    # of each layer; ``delta`` has the output's shape but no memory, ``node`` is its edge; without those outside the
+    # graph
     calls: Mapping[str, list[Call]]
-    given: frozenset[str]
+    given: frozenset[str]  # layers whose inputs all depend on no parameter
 
 
 class Problem:
     """Loss of a model over a data set, frozen with the present parameters, buffers, mode and random state.
 
     Every part of a computation evaluates the same batches, each in the random state in which it was first read. The
-    model is only run, never changed.
-
-    Attributes
-    ----------
-    snapshot
-        Copies of the parameters and buffers.
-    batches
-        Batches of the data, in their order.
-    single
-        Whether the data are one batch, whose loss is the loss of the data set.
-    weights, total_mass
-        Weight of each batch, and divisor of the weighted sum, once the batches were read.
-    room
-        Bytes that are left for graphs.
+    model is only run, never changed. ``weights``, the weight of each batch, and ``total_mass``, the divisor of the
+    weighted sum, are known once the batches were read.
     """
 
     def __init__(
@@ -78,6 +59,7 @@ class Problem:
         self.model, self.loss_fn, self.dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
         self.snapshot = Snapshot(model, parameters, dtype, lift_casts=lift_casts)
         self.memory = MEMORY if memory is None else int(memory)
+        # the loss of a single batch is the loss of the data set
         self.single = is_batch(data)
         self.weights: list[float] = []
         self.total_mass = 1.0
@@ -87,6 +69,7 @@ class Problem:
         room = self.memory - self._copies
         # graphs that cannot be kept are built again from the batches, so that each gets half of the memory
         self.batches = Batches(data, self.snapshot.gpus, room // 2)
+        # bytes that are left for graphs
         self.room = room if self.batches.free else room // 2
 
     @property

@@ -39,7 +39,7 @@ class RandomState:
         return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, None)
 
     def restore(self) -> None:
-        """Make this the present state."""
+        """Restore this state."""
         torch.set_rng_state(self.cpu)
         for gpu, state in self.cuda.items():
             torch.cuda.set_rng_state(state, gpu)

@@ -58,15 +58,8 @@ class Recorder:
 class Recorded(NamedTuple):
     """Record of a training pass, from which `captures` makes captures at any later time.
 
-    Attributes
-    ----------
-    layers
-        Layers whose output is that of the model.
-    inputs : (N, n)
-        Inputs of these layers, by name.
-    output : (N, c)
-        Output of the model.
-    target : (N,) or (N, c)
+    ``layers`` are those whose output is that of the model, with inputs (N, n); the output is (N, c), the target (N,) or
+    (N, c).
     """
 
     layers: Mapping[str, Layer]
@@ -88,13 +81,7 @@ class Recorded(NamedTuple):
     def captures(
         passes: Sequence[Recorded], loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
     ) -> list[dict[str, LayerCapture]] | None:
-        """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type.
-
-        Raises
-        ------
-        NotFiniteError
-            NaN or infinite activations or curvature.
-        """
+        """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type."""
         output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
         curvature = loss_curvature(loss_fn, output, target)
         if curvature is None:

@@ -99,7 +99,7 @@ class Request:
         return result
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
-        """Return the capture, or raise a NotFiniteError if its curvature is not finite."""
+        """Capture with this curvature; raise a NotFiniteError if it is not finite."""
         tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise NotFiniteError(NOT_FINITE)

@@ -67,30 +67,14 @@ TOGETHER = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """Variables in which second derivatives are wanted, as entries (k, J, w): w for each of J blocks.
+    """Variables in which to differentiate twice, as entries (k, J, w): w for each of J blocks of samples or positions."""
 
-    A block is a group of samples or positions.
-
-    Attributes
-    ----------
-    variables
-        Tensors or edges of the graph.
-    numel
-        J w.
-    seeds
-        Function that returns directions in the shapes of the variables, from entries.
-    entries
-        Function that returns entries, for ``count`` directions and ``blocks`` blocks, from derivatives in the
-        variables (None: zero).
-    splits
-        Function that returns whether the entries split into a number of blocks.
-    """
-
-    variables: Sequence[Any]
-    numel: int
-    seeds: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    variables: Sequence[Any]  # tensors or edges of the graph
+    numel: int  # J w
+    seeds: Callable[[torch.Tensor], Sequence[torch.Tensor]]  # directions in the shapes of the variables, from entries
+    # entries for a number of directions and of blocks, from derivatives in the variables (None: zero)
     entries: Callable[[Sequence[torch.Tensor | None], int, int], torch.Tensor]
-    splits: Callable[[int], bool]
+    splits: Callable[[int], bool]  # whether the entries split into a number of blocks
 
     @classmethod
     def of_edge(cls, edge: GradientEdge, device: torch.device) -> Target:
@@ -130,27 +114,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Rows:
-    """Parameters that are differentiated directly, and the entries of them that belong to each of some units.
+    """Parameters that are differentiated directly, and the entries of them that belong to each of some units."""
 
-    Attributes
-    ----------
-    name
-        Name of the block of parameters.
-    variables
-        Leaves of the graph.
-    order
-        Number n of entries of all variables.
-    index : (u, w)
-        Entries of each unit among the n.
-    tensors_of, vector_of
-        Functions from a vector (n,) to the shapes of the variables and back.
-    """
-
-    name: str
-    variables: Sequence[torch.Tensor]
-    order: int
-    index: torch.Tensor
-    tensors_of: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    name: str  # of the block of parameters
+    variables: Sequence[torch.Tensor]  # leaves of the graph
+    order: int  # number n of entries of all variables
+    index: torch.Tensor  # (u, w) entries of each unit among the n
+    tensors_of: Callable[[torch.Tensor], Sequence[torch.Tensor]]  # from a vector (n,)
     vector_of: Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
     @cached_property
@@ -185,24 +155,12 @@ def target_of(target: Requested) -> Target:
 
 @dataclass(frozen=True)
 class Separator:
-    """Curvature of the loss in a tensor z.
-
-    Attributes
-    ----------
-    edge
-        Edge of z in the graph.
-    gradient
-        Gradient of the loss in z.
-    H : (J, s, s) float64
-        Hessian of each block of consecutive entries of z; between blocks it is zero.
-    size : (J,)
-        Size of the round-off in H, in the 2-norm.
-    """
+    """Curvature of the loss in a tensor z."""
 
     edge: GradientEdge
-    gradient: torch.Tensor
-    H: torch.Tensor
-    size: torch.Tensor
+    gradient: torch.Tensor  # of the loss in z
+    H: torch.Tensor  # (J, s, s) float64, one for each block of consecutive entries of z; between blocks it is zero
+    size: torch.Tensor  # (J,) size of the round-off in H, in the 2-norm
 
     def times(self, images: torch.Tensor) -> torch.Tensor:
         """Return H times ``images`` (k, J', s'), for J' such that its blocks split those of H, or vice versa."""
@@ -306,23 +264,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """Tensors that may be separators for a target, ordered from the loss to the target, which is the last.
+    """Candidates for the separators of a target, ordered from the loss to the target, which is the last."""
 
-    Attributes
-    ----------
-    nodes
-        Nodes of the tensors, without the target.
-    numel
-        Number of entries of each tensor.
-    numbers
-        Number of entries of all tensors in the graph between the loss and each.
-    mixed
-        Number of neighbouring pairs, up to each tensor, between which blocks do not stay apart; by number of blocks.
-    """
-
-    nodes: list[Any]
-    numel: list[int]
-    numbers: list[float]
+    nodes: list[Any]  # without the target
+    numel: list[int]  # number of entries of each tensor
+    numbers: list[float]  # number of entries of all tensors in the graph between the loss and each
+    # by number of blocks: number of neighbouring pairs, up to each tensor, between which the blocks mix
     mixed: dict[int, list[int]]
 
     def finest(self, upper: int, lower: int) -> int | None:
@@ -340,7 +287,7 @@ class Chain:
 
 
 class Separators:
-    """Separators of the graph of a loss, found and formed where they make derivatives of layers cheaper."""
+    """Separators in the graph of a loss, chosen and formed where they make derivatives of layers cheaper."""
 
     def __init__(self, loss: torch.Tensor, requests: Sequence[Requested], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget

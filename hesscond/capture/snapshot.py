@@ -35,23 +35,8 @@ from hesscond.errors import CaptureError, ConfigError
 class Snapshot:
     """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
 
-    Parameters
-    ----------
-    model
-        Any module.
-    parameters
-        Parameters of the model to differentiate in.
-    dtype
-        Precision that everything is cast to; None: no cast.
-    lift_casts
-        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
-
-    Attributes
-    ----------
-    leaves
-        Differentiable copies of ``parameters``, in their order.
-    gpus
-        Numbers of the GPUs that the model is on.
+    ``leaves`` are differentiable copies of ``parameters``, in their order. All tensors are cast to ``dtype`` (None: no
+    cast); with ``lift_casts``, tensors that the model casts to float32 stay in float64, if that is ``dtype``.
     """
 
     def __init__(
@@ -76,7 +61,7 @@ class Snapshot:
         self._homes = {t.device for t in tensors.values()}
 
     def at(self, values: Mapping[int, torch.Tensor]) -> Snapshot:
-        """Return the snapshot with some leaves, given by number, replaced by other tensors."""
+        """Copy of the snapshot with some leaves, given by number, replaced by other tensors."""
         moved = copy(self)
         moved.leaves = [values.get(number, leaf) for number, leaf in enumerate(self.leaves)]
         places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
@@ -105,7 +90,7 @@ class Snapshot:
         return replace(found, loss=loss)
 
     def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
-        """Evaluate the loss, which is returned as the function gave it."""
+        """Evaluation of the loss, whose value is not checked."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)

@@ -20,26 +20,15 @@ from hesscond.errors import CaptureError
 class FeatureStatistics:
     """Statistics of the n input features of a layer over N samples, or of k layers over N each.
 
-    For a convolution with G groups, the n = G·c·k entries are those that the kernels of the first group see, then those
-    of the next group, and so on.
-
-    Attributes
-    ----------
-    count
-        N.
-    mu : (n,) or (k, n)
-        Means.
-    sum_squares : (n,) or (k, n)
-        Σ_j (h_j − μ)², so that σ² = sum_squares / N (the biased variance, as in batch normalization).
-    low, high : (n,) or (k, n)
-        Smallest and largest value: a feature is dead, σ = 0, exactly where they are equal.
+    For a convolution with G groups, the n = G·c·k entries are those of the inputs of the first group, then those of the
+    next group, and so on. The variance is biased, σ² = ``sum_squares`` / N, as in batch normalization.
     """
 
-    count: int
-    mu: torch.Tensor
-    sum_squares: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
+    count: int  # N
+    mu: torch.Tensor  # means (n,) or (k, n), as all that follow
+    sum_squares: torch.Tensor  # Σ_j (h_j − μ)²
+    low: torch.Tensor  # smallest value
+    high: torch.Tensor  # largest value: a feature is dead, σ = 0, exactly where both are equal
 
     @classmethod
     def of(cls, h: torch.Tensor) -> FeatureStatistics:
@@ -91,18 +80,10 @@ class FeatureStatistics:
 
 @dataclass(frozen=True)
 class RowFactor:
-    """Triangular factors of the centred rows of a layer's inputs, RᵀR = Σ_j (h_j − μ)(h_j − μ)ᵀ, one for each group.
+    """Triangular factors of the centred rows of a layer's inputs, RᵀR = Σ_j (h_j − μ)(h_j − μ)ᵀ, one for each group."""
 
-    Attributes
-    ----------
-    features : (G n,)
-        Means and variances of the features.
-    R : (G, r, n)
-        Factors with r ≤ n, from QR of the rows, never from the squared matrix.
-    """
-
-    features: FeatureStatistics
-    R: torch.Tensor
+    features: FeatureStatistics  # means and variances of the features (G n,)
+    R: torch.Tensor  # (G, r, n) with r ≤ n, from QR of the rows, never from the squared matrix
 
     @classmethod
     def of(cls, rows: torch.Tensor) -> RowFactor:
@@ -129,13 +110,7 @@ def triangular(rows: torch.Tensor) -> torch.Tensor:
 
 
 def inputs_of(layer: Layer, calls: Sequence[tuple[torch.Tensor, torch.Size]]) -> LayerInputs:
-    """Inputs of a layer, from the input and output shape of each call; blocks are samples if possible.
-
-    Raises
-    ------
-    CaptureError
-        The layer is never called.
-    """
+    """Inputs of a layer, from the input and output shape of each call; blocks are samples if possible."""
     refuse_uncalled(layer, calls)
     dimensions = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
     lengths = {len(x) if x.ndim >= dimensions else 1 for x, _ in calls}
@@ -177,13 +152,7 @@ def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureSta
 
 
 def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:
-    """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry.
-
-    Raises
-    ------
-    CaptureError
-        The layer is never called.
-    """
+    """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry."""
     layer = inputs.layer
     if isinstance(layer, nn.Linear):
         return entry_statistics(inputs)

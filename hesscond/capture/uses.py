@@ -1,4 +1,4 @@
-"""Outputs of a parameter in an autograd graph: which of its dimensions number them.
+"""Dimensions of a parameter that number outputs, found in the autograd graph.
 
 A parameter is followed from its leaf through views, elementwise functions and products with other parameters to its
 product with activations, keeping track of its dimensions in every tensor: the dimensions that remain number outputs.
@@ -152,7 +152,7 @@ class Uses:
         self._after: dict[Any, set[Any]] = {}
 
     def of(self, name: str) -> Use:
-        """Return the use of a parameter."""
+        """Use of a parameter."""
         if name not in self._found:
             self._found[name] = self._use(self._leaves[name])
         return self._found[name]

@@ -18,7 +18,7 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Model that `torch.compile`, ``DataParallel`` or ``DistributedDataParallel`` were applied to.
+    """Model inside `torch.compile`, ``DataParallel`` or ``DistributedDataParallel``.
 
     Parts that were compiled or replicated stay, and so do their names: `plainly` runs the modules inside them.
     """
@@ -51,7 +51,7 @@ def check_problem(model: object, loss_fn: object) -> None:
 
 
 def measurable(model: nn.Module) -> nn.Module:
-    """Return the model inside its wrappers, or raise a CaptureError if its parameters have no values to replace."""
+    """Model inside its wrappers; raise a CaptureError if its parameters have no values to replace."""
     model = unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -104,7 +104,7 @@ class CalledOnce:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Return the result of the function, with its graph."""
+        """Result of the function, with its graph."""
         return function(*args)
 
 
