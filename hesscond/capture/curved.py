@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from hesscond.capture.graph import dimension, dtype_of, is_linear_node, shape_of
+from hesscond.capture.graph import backward, dimension, dtype_of, is_linear_node, shape_of
 from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
 from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
 
@@ -332,25 +332,8 @@ def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any,
 
 
 #: Nodes of losses that are linear in all their differentiable inputs together, or piecewise linear.
-LINEAR_IN_LOSSES = {
-    "NllLossBackward0",
-    "NllLoss2DBackward0",
-    "AddBackward1",
-    "SubBackward1",
-    "RsubBackward0",
-    "RsubBackward1",
-    "MulBackward1",
-    "DivBackward1",
-    "MaskedSelectBackward0",
-    "MaskedFillBackward1",
-    "TakeBackward0",
-    "TraceBackward0",
-    "NansumBackward0",
-    "ScatterAddBackward0",
-    "IndexAddBackward0",
-    "SortBackward0",
-    "TopkBackward0",
-}
+LINEAR_IN_LOSSES = backward("NllLoss NllLoss2D Rsub MaskedSelect Take Trace Nansum ScatterAdd IndexAdd Sort Topk")
+LINEAR_IN_LOSSES |= backward("Add Sub Rsub Mul Div MaskedFill", 1)
 #: Products, which are squares if both factors are the same.
 PRODUCTS = {"MulBackward0", "DotBackward0"}
 SOFTMAX = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
@@ -388,7 +371,7 @@ def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
         first is not None
         and second is not None
         and first.name() == second.name()
-        and first.name() in {f"{sign}Backward{i}" for sign in ("Add", "Sub", "Rsub") for i in (0, 1)}
+        and first.name() in backward("Add Sub Rsub", 0, 1)
         and getattr(first, "_saved_alpha", 1) == getattr(second, "_saved_alpha", 1)
         and shape_of(*left) == shape_of(*right)
         and all(map(same_jacobian, first.next_functions, second.next_functions))

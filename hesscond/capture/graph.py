@@ -9,107 +9,29 @@ import torch
 
 from hesscond.errors import CaptureError
 
+
+def backward(operations: str, *numbers: int) -> set[str]:
+    """Names of the nodes of some operations: ``AddBackward0`` for ``Add``, or those with other ``numbers``."""
+    return {f"{operation}Backward{number}" for operation in operations.split() for number in numbers or (0,)}
+
+
 #: Nodes that are linear in all their differentiable inputs together, or piecewise linear.
-LINEAR = {
-    "torch::autograd::AccumulateGrad",
-    "AddBackward0",
-    "SubBackward0",
-    "NegBackward0",
-    "TBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "ViewBackward0",
-    "UnsafeViewBackward0",
-    "ReshapeAliasBackward0",
-    "AliasBackward0",
-    "SqueezeBackward0",
-    "SqueezeBackward1",
-    "SqueezeBackward2",
-    "UnsqueezeBackward0",
-    "ExpandBackward0",
-    "RepeatBackward0",
-    "FlipBackward0",
-    "RollBackward0",
-    "CloneBackward0",
-    "ToCopyBackward0",
-    "CatBackward0",
-    "StackBackward0",
-    "UnbindBackward0",
-    "SplitBackward0",
-    "SplitWithSizesBackward0",
-    "SliceBackward0",
-    "SelectBackward0",
-    "IndexBackward0",
-    "IndexSelectBackward0",
-    "GatherBackward0",
-    "MaskedFillBackward0",
-    "WhereBackward0",
-    "CopyBackwards",
-    "SumBackward0",
-    "SumBackward1",
-    "MeanBackward0",
-    "MeanBackward1",
-    "CumsumBackward0",
-    "AvgPool2DBackward0",
-    "AvgPool3DBackward0",
-    "AdaptiveAvgPool2DBackward0",
-    "AdaptiveAvgPool3DBackward0",
-    "AdaptiveMaxPool2DBackward0",
-    "AdaptiveMaxPool3DBackward0",
-    "MkldnnAdaptiveAvgPool2DBackward0",
-    "ConstantPadNdBackward0",
-    "ReflectionPad1DBackward0",
-    "ReflectionPad2DBackward0",
-    "ReflectionPad3DBackward0",
-    "ReplicationPad1DBackward0",
-    "ReplicationPad2DBackward0",
-    "ReplicationPad3DBackward0",
-    "PixelShuffleBackward0",
-    "PixelUnshuffleBackward0",
-    "UpsampleNearest1DBackward0",
-    "UpsampleNearest2DBackward0",
-    "UpsampleNearest3DBackward0",
-    "UpsampleBilinear2DBackward0",
-    "Im2ColBackward0",
-    "Col2ImBackward0",
-    "UnfoldBackward0",
-    "TrilBackward0",
-    "TriuBackward0",
-    "DiagonalBackward0",
-    "ReluBackward0",
-    "LeakyReluBackward0",
-    "HardtanhBackward0",
-    "HardshrinkBackward0",
-    "SoftshrinkBackward0",
-    "HardsigmoidBackward0",
-    "ThresholdBackward0",
-    "RreluWithNoiseBackward0",
-    "AbsBackward0",
-    "MaximumBackward0",
-    "MinimumBackward0",
-    "MaxBackward0",
-    "MaxBackward1",
-    "MinBackward0",
-    "MinBackward1",
-    "AmaxBackward0",
-    "AminBackward0",
-    "MaxPool2DWithIndicesBackward0",
-    "MaxPool3DWithIndicesBackward0",
-    "ClampBackward0",
-    "ClampBackward1",
-    "ClampMinBackward0",
-    "ClampMaxBackward0",
-}
+LINEAR = (
+    backward(
+        "Add Sub Neg T Transpose Permute View UnsafeView ReshapeAlias Alias Unsqueeze Expand Repeat Flip Roll Clone"
+    )
+    | backward("ToCopy Cat Stack Unbind Split SplitWithSizes Slice Select Index IndexSelect Gather MaskedFill Where")
+    | backward("Cumsum AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D AdaptiveMaxPool3D")
+    | backward("MkldnnAdaptiveAvgPool2D MaxPool2DWithIndices MaxPool3DWithIndices ConstantPadNd PixelShuffle")
+    | backward("ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D")
+    | backward("PixelUnshuffle UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleBilinear2D Im2Col Col2Im")
+    | backward("Unfold Tril Triu Diagonal Relu LeakyRelu Hardtanh Hardshrink Softshrink Hardsigmoid Threshold Abs")
+    | backward("RreluWithNoise Maximum Minimum Amax Amin ClampMin ClampMax")
+    | backward("Sum Mean Max Min Clamp Squeeze", 0, 1)
+    | {"torch::autograd::AccumulateGrad", "CopyBackwards", "SqueezeBackward2"}
+)
 #: Nodes that are linear in each input: piecewise linear if only one of the inputs is differentiable.
-BILINEAR = {
-    "MulBackward0",
-    "MmBackward0",
-    "BmmBackward0",
-    "MvBackward0",
-    "DotBackward0",
-    "NativeDropoutBackward0",
-    "PreluKernelBackward0",
-}
+BILINEAR = backward("Mul Mm Bmm Mv Dot NativeDropout PreluKernel")
 #: Nodes whose first input is divided, or normalized by constants.
 BATCH_NORM = {"NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}
 #: Derivatives whose second derivative is wrong in torch 2.13; they occur in the graph of a loss that differentiates.
@@ -344,89 +266,30 @@ def normalizes_by_constants(node: Any, inputs: Inputs) -> bool:
     return not node._saved_training and first_operand(node, inputs)
 
 
-ELEMENTWISE = [
-    "Neg",
-    "Clone",
-    "ToCopy",
-    "Alias",
-    "Relu",
-    "LeakyRelu",
-    "Elu",
-    "Tanh",
-    "Sigmoid",
-    "Gelu",
-    "Silu",
-    "Softplus",
-    "Hardtanh",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardshrink",
-    "Softshrink",
-    "Threshold",
-    "Abs",
-    "Exp",
-    "Log",
-    "Log1P",
-    "Expm1",
-    "Pow",
-    "Sqrt",
-    "Rsqrt",
-    "Reciprocal",
-    "Sin",
-    "Cos",
-    "Erf",
-    "Erfc",
-    "Mish",
-    "LogSigmoid",
-    "Clamp",
-    "ClampMin",
-    "ClampMax",
-    "NativeDropout",
-    "MaskedFill",
-]
-PER_SAMPLE = [
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Expand",
-    "MaxPool2DWithIndices",
-    "MaxPool3DWithIndices",
-    "AvgPool2D",
-    "AvgPool3D",
-    "AdaptiveAvgPool2D",
-    "AdaptiveAvgPool3D",
-    "AdaptiveMaxPool2D",
-    "MkldnnAdaptiveAvgPool2D",
-    "ConstantPadNd",
-    "ReflectionPad1D",
-    "ReflectionPad2D",
-    "ReplicationPad1D",
-    "ReplicationPad2D",
-    "UpsampleNearest2D",
-    "UpsampleBilinear2D",
-    "PixelShuffle",
-]
+ELEMENTWISE = (
+    backward("Neg Clone ToCopy Alias Relu LeakyRelu Elu Tanh Sigmoid Gelu Silu Softplus Hardtanh Hardsigmoid", 0, 1)
+    | backward("Hardswish Hardshrink Softshrink Threshold Abs Exp Log Log1P Expm1 Pow Sqrt Rsqrt Reciprocal", 0, 1)
+    | backward("Sin Cos Erf Erfc Mish LogSigmoid Clamp ClampMin ClampMax NativeDropout MaskedFill", 0, 1)
+)
+PER_SAMPLE = (
+    backward("View UnsafeView ReshapeAlias Expand MaxPool2DWithIndices MaxPool3DWithIndices AvgPool2D AvgPool3D", 0, 1)
+    | backward("AdaptiveAvgPool2D AdaptiveAvgPool3D AdaptiveMaxPool2D MkldnnAdaptiveAvgPool2D ConstantPadNd", 0, 1)
+    | backward("ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D UpsampleNearest2D", 0, 1)
+    | backward("UpsampleBilinear2D PixelShuffle", 0, 1)
+)
 #: Conditions under which a node keeps samples apart, if its output and inputs have a row for each sample.
 KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
     "torch::autograd::AccumulateGrad": keeps_all,
-    **{f"{name}Backward{i}": keeps_all for name in (*ELEMENTWISE, *PER_SAMPLE) for i in (0, 1)},
-    **{f"{name}Backward0": same_ndim for name in ("Add", "Sub", "Mul", "Div", "Maximum", "Minimum")},
-    **{f"{name}Backward0": first_operand for name in ("Mm", "Convolution", "NativeLayerNorm", "NativeGroupNorm")},
-    "LinearBackward0": first_operand,
+    **dict.fromkeys(ELEMENTWISE | PER_SAMPLE, keeps_all),
+    **dict.fromkeys(backward("Add Sub Mul Div Maximum Minimum"), same_ndim),
+    **dict.fromkeys(backward("Mm Convolution Linear NativeLayerNorm NativeGroupNorm"), first_operand),
     "BmmBackward0": keeps_all,
     "AddmmBackward0": second_operand,
     "TransposeBackward0": not_over("_saved_dim0", "_saved_dim1"),
     "PermuteBackward0": permutes_no_rows,
     "UnsqueezeBackward0": not_over("_saved_dim", added=1),
-    "SqueezeBackward1": not_over("_saved_dim"),
-    "SumBackward1": not_over("_saved_dim"),
-    "MeanBackward1": not_over("_saved_dim"),
-    "AmaxBackward0": not_over("_saved_dim"),
-    "SliceBackward0": not_over("_saved_dim"),
-    "SelectBackward0": not_over("_saved_dim"),
-    "SoftmaxBackward0": not_over("_saved_dim"),
-    "LogSoftmaxBackward0": not_over("_saved_dim"),
-    "CatBackward0": not_over("_saved_dim"),
+    **dict.fromkeys(backward("Amax Slice Select Softmax LogSoftmax Cat"), not_over("_saved_dim")),
+    **dict.fromkeys(backward("Squeeze Sum Mean", 1), not_over("_saved_dim")),
     **dict.fromkeys(BATCH_NORM, normalizes_by_constants),
 }
 

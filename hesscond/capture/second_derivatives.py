@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hesscond.capture.graph import dimension, is_linear_node
+from hesscond.capture.graph import backward, dimension, is_linear_node
 from hesscond.capture.precision import Observer
 from hesscond.causes import NOTHING, Cause, saturated
 
@@ -275,13 +275,9 @@ class Masks(Observer):
 
 
 #: Curved nodes whose curvature is no difference, or whose cancellation is found from the loss.
-STEADY = SYMMETRIC | {
-    *("PowBackward0", "MulBackward0", "MmBackward0", "BmmBackward0", "DotBackward0", "AddmmBackward0"),
-    *("ConvolutionBackward0", "LinearBackward0", "BaddbmmBackward0"),
-    *("LogSoftmaxBackward0", "LogsumexpBackward0", "BinaryCrossEntropyWithLogitsBackward0", "NllLossBackward0"),
-    *("NllLoss2DBackward0", "AddBackward1", "SubBackward1", "RsubBackward0", "RsubBackward1", "MulBackward1"),
-    "DivBackward1",
-}
+STEADY = SYMMETRIC | backward("Add Sub Rsub Mul Div", 1)
+STEADY |= backward("Pow Mul Mm Bmm Dot Addmm Convolution Linear Baddbmm Rsub NllLoss NllLoss2D LogSoftmax Logsumexp")
+STEADY |= {"BinaryCrossEntropyWithLogitsBackward0"}
 SOFTMAXES = {"SoftmaxBackward0", "SafeSoftmaxBackward0"}
 #: Curvature of a function in each entry, at most about 1. A unit whose mean over the samples is below `STRAIGHT` is
 #: saturated for nearly all of them, so that its second derivatives may be differences throughout.

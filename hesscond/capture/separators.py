@@ -27,7 +27,7 @@ from hesscond.capture.backward import (
     scattered_signs,
     separating_subsets,
 )
-from hesscond.capture.graph import dependent, dominators, dtype_of, shape_of
+from hesscond.capture.graph import backward, dependent, dominators, dtype_of, shape_of
 from hesscond.capture.layers import Geometry
 from hesscond.capture.request import Request
 
@@ -38,22 +38,10 @@ WORTHWHILE, GAIN = 1e8, 1.25
 MULTIPLICATION = 1 / 64
 
 #: Nodes that compute nothing.
-VIEWS = {
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Expand",
-    "Transpose",
-    "Permute",
-    "T",
-    "Unbind",
-    "Split",
-    "Slice",
-    "Select",
-    "Squeeze",
-    "Unsqueeze",
-    "Alias",
-}
+VIEWS = backward(
+    "View UnsafeView ReshapeAlias Expand Transpose Permute T Unbind Split Slice Select Squeeze Unsqueeze Alias",
+    *range(5),
+)
 
 #: Largest distance of the next separator, in candidates, and number of plans tried if separators could not be formed.
 REACH, ATTEMPTS = 16, 3
@@ -67,7 +55,7 @@ TOGETHER = 2**22
 
 @dataclass(frozen=True)
 class Target:
-    """Variables in which to differentiate twice, as entries (k, J, w): w for each of J blocks of samples or positions."""
+    """Variables in which to differentiate twice, as entries (k, J, w) for J blocks of samples or positions."""
 
     variables: Sequence[Any]  # tensors or edges of the graph
     numel: int  # J w
@@ -821,7 +809,7 @@ def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[l
 
 def numbers_of(node: Any) -> int:
     """Number of entries that a node computes; 0 for views."""
-    if node.name().rstrip("0123456789").removesuffix("Backward") in VIEWS:
+    if node.name() in VIEWS:
         return 0
     return sum(math.prod(output.shape) for output in node._input_metadata)
 

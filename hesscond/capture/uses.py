@@ -17,27 +17,24 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.graph import ELEMENTWISE, dimension, nodes, shape_of
+from hesscond.capture.graph import ELEMENTWISE, backward, dimension, nodes, shape_of
 
 #: The parts of one dimension of a tensor, outermost first: dimension of the parameter (None: another), size, stride.
 Factors = tuple[tuple[int | None, int, int], ...]
 #: Largest number of nodes that a parameter is followed through.
 STEPS = 5000
 
-VIEWS = {f"{name}Backward0" for name in ("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Alias", "Clone", "ToCopy")}
-VIEWS |= {f"SqueezeBackward{number}" for number in range(5)}
+VIEWS = backward("View UnsafeView ReshapeAlias Unsqueeze Alias Clone ToCopy") | backward("Squeeze", *range(5))
 #: Nodes that take entries of one dimension or put them among others; in ``GATHERS``, the data choose the entries.
-GATHERS = {f"{name}Backward0" for name in ("IndexSelect", "Index", "IndexAdd", "ScatterAdd")}
-PARTS = {
-    f"{name}Backward0" for name in ("Slice", "Select", "Unbind", "Split", "SplitWithSizes", "Cat", "Stack")
-} | GATHERS
+GATHERS = backward("IndexSelect Index IndexAdd ScatterAdd")
+PARTS = backward("Slice Select Unbind Split SplitWithSizes Cat Stack") | GATHERS
 #: Nodes that are linear, or elementwise up to a normalization, in one tensor of the same shape.
-LINEAR = {f"{name}Backward0" for name in ("Neg", "NativeDropout", "MaskedFill", "Tril", "Triu")}
-SAME = {f"{name}Backward{i}" for name in (*ELEMENTWISE, "Softmax", "LogSoftmax") for i in (0, 1)} - VIEWS | LINEAR
-SAME |= {f"Native{kind}NormBackward0" for kind in ("Layer", "Group", "Batch")}
+LINEAR = backward("Neg NativeDropout MaskedFill Tril Triu")
+SAME = (ELEMENTWISE | backward("Softmax LogSoftmax", 0, 1)) - VIEWS | LINEAR
+SAME |= backward("NativeLayerNorm NativeGroupNorm NativeBatchNorm")
 REDUCTIONS = ("Sum", "Mean", "Norm", "LinalgVectorNorm", "Var", "Std")
 #: Nodes that keep entries separate, wherever they move them.
-UNSEEN = VIEWS | SAME | PARTS | {f"{name}Backward0" for name in ("T", "Transpose", "Permute", "Expand")}
+UNSEEN = VIEWS | SAME | PARTS | backward("T Transpose Permute Expand")
 #: Products: position of the first factor among the inputs, names under which both factors are saved, and dimensions of
 #: both and of the result, which lacks the contracted ones.
 PRODUCTS = {
