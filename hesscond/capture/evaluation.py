@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 
+Result = TypeVar("Result")
 Batch = tuple[Any, Any] | Mapping[Any, Any]
 #: Prefixes of functions that give equal values for different entries without rounding, or combine several entries.
 FLAT = (
@@ -133,9 +134,14 @@ def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int
             copies[id(tensor)].requires_grad_()
 
 
-def wants_gradients(error: CaptureError) -> bool:
-    """Whether a model failed because it differentiates in its parameters, whose copies were constants."""
-    return "does not require grad" in str(error.__cause__)
+def retried(evaluated: Callable[[bool], Result]) -> Result:
+    """Result of ``evaluated(False)``, or of ``evaluated(True)`` if the model differentiates in its constant copies."""
+    try:
+        return evaluated(False)
+    except CaptureError as error:
+        if "does not require grad" not in str(error.__cause__):
+            raise
+    return evaluated(True)
 
 
 @contextmanager

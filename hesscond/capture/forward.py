@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,20 +23,23 @@ from hesscond.capture.evaluation import (
     evaluate,
     is_finite,
     make_differentiable,
+    retried,
     scalar,
     tensors_by_module,
     tensors_of,
-    wants_gradients,
 )
 from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
 from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
-from hesscond.capture.precision import Operations
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 
 #: Why a layer cannot be probed.
 UNREACHED = "not reached by this batch"
 COMPLEX = "its parameters are complex, and a Hessian is one in real numbers"
 WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no gradient"
+
+
+#: Weight and bias (None: no bias) by layer name.
+Parameters = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class ForwardPass(Evaluation):
 
     calls: dict[str, list[Call]]  # of each layer in their order
     # weight and bias (None: no bias) of the layers that are differentiated in them
-    parameters: dict[str, tuple[torch.Tensor, torch.Tensor | None]]
+    parameters: Parameters
     bypassed: dict[str, str]  # layers that were not used, and why
     # layers with parameters used outside, or an input that depends on an earlier call: to be differentiated in their
     # parameters
@@ -73,53 +77,30 @@ def run_forward(
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
     lift_casts: bool = True,
-    counted: Operations | None = None,
-    differentiable: bool = False,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, adding a zero perturbation to every output of ``layers``.
 
     Layers that are not used are left out if ``optional``, and an error otherwise. The layers ``in_parameters`` are
     differentiated in their weight and bias instead. ``keep_inputs`` copies inputs that the model is known to overwrite.
-    With ``differentiable``, all parameters are, as they have to be if the model itself differentiates in them.
     """
     inputs, target = checked_batch(batch)
     tensors = tensors_by_module(model)
     refuse_other_device(layers, tensors, inputs)
-    copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
     originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
-    watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
-    hooks = Perturbations(layers, in_parameters, watch, keep_inputs)
-    parameters = {name: leaves(name, layers[name], copies) for name in layers if name in hooks.in_parameters}
-    if differentiable:
-        make_differentiable(tensors, copies)
-    try:
+
+    def evaluated(differentiable: bool) -> tuple[Evaluation, Perturbations, Parameters]:
+        copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
+        watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
+        hooks = Perturbations(layers, in_parameters, watch, keep_inputs)
+        parameters = {name: leaves(name, layers[name], copies) for name in layers if name in hooks.in_parameters}
+        if differentiable:
+            make_differentiable(tensors, copies)
+        state = {key: copies[id(t)] for key, t in tensors.items()}
         with hooks.attached():
-            found = evaluate(
-                model,
-                loss_fn,
-                (inputs, target),
-                {key: copies[id(t)] for key, t in tensors.items()},
-                dtype=dtype,
-                watch=watch,
-                lift_casts=lift_casts,
-                counted=counted,
-            )
-    except CaptureError as error:
-        if differentiable or not wants_gradients(error):
-            raise
-        return run_forward(
-            model,
-            loss_fn,
-            batch,
-            layers,
-            dtype=dtype,
-            optional=optional,
-            in_parameters=in_parameters,
-            keep_inputs=keep_inputs,
-            lift_casts=lift_casts,
-            counted=counted,
-            differentiable=True,
-        )
+            found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch, lift_casts=lift_casts)
+        return found, hooks, parameters
+
+    found, hooks, parameters = retried(evaluated)
     hooks.look_outside(originals)
     loss = scalar(found.loss)
     refuse_originals(loss, model)
@@ -134,18 +115,15 @@ def run_forward(
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
     if reached and not variables and not hooks.entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
+    flattened = math.inf if found.flattened is None else found.flattened
     return ForwardPass(
-        loss,
-        found.output,
-        found.target,
-        found.samples,
-        found.flattened,
-        reached,
-        parameters,
-        bypassed,
-        hooks.entangled,
-        hooks.overwritten,
-        {name for name, count in hooks.functions.items() if found.flattened is not None and found.flattened < count},
+        **vars(found) | {"loss": loss},
+        calls=reached,
+        parameters=parameters,
+        bypassed=bypassed,
+        entangled=hooks.entangled,
+        overwritten=hooks.overwritten,
+        repeating={name for name, count in hooks.functions.items() if flattened < count},
     )
 
 

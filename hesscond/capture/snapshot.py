@@ -21,10 +21,10 @@ from hesscond.capture.evaluation import (
     converted,
     evaluate,
     make_differentiable,
+    retried,
     scalar,
     tensors_by_module,
     tensors_of,
-    wants_gradients,
 )
 from hesscond.capture.graph import refuse_originals
 from hesscond.capture.precision import Operations
@@ -78,19 +78,17 @@ class Snapshot:
                 raise ConfigError(
                     f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
                 )
-        try:
-            found = self._evaluated(loss_fn, (inputs, target), counted)
-        except CaptureError as error:
-            if not wants_gradients(error):
-                raise
-            self._make_differentiable()
-            found = self._evaluated(loss_fn, (inputs, target), counted)
+        found = retried(partial(self._evaluated, loss_fn, (inputs, target), counted))
         loss = scalar(found.loss)
         refuse_originals(loss, self.model)
         return replace(found, loss=loss)
 
-    def _evaluated(self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None) -> Evaluation:
+    def _evaluated(
+        self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None, differentiable: bool
+    ) -> Evaluation:
         """Evaluation of the loss, whose value is not checked."""
+        if differentiable:
+            self._make_differentiable()
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
