@@ -31,6 +31,7 @@ GONE: dict[str, str] = {
     "indivisible": "groups must divide the channels of every layer: name the layers with layers=",
     "noise_kind": "the noise of sphere is multiplicative, as in eq. (7) of its paper",
     "noise_per": "the noise of sphere is drawn for each channel of each sample",
+    "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
 }
 

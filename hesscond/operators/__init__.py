@@ -7,7 +7,6 @@ from hesscond.operators.adapters import as_operator
 from hesscond.operators.estimates import Estimate, diagonal, trace
 from hesscond.operators.operator import (
     ApproximateInverse,
-    BlockDiagonal,
     Congruence,
     Deflated,
     Dense,
@@ -25,7 +24,6 @@ from hesscond.operators.subspace import DirectSum, Span, Subspace
 
 __all__ = [
     "ApproximateInverse",
-    "BlockDiagonal",
     "Congruence",
     "Deflated",
     "Dense",

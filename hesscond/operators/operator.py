@@ -17,7 +17,7 @@ import torch
 from scipy.linalg import eigvalsh_tridiagonal
 
 from hesscond.errors import MatrixError
-from hesscond.operators.subspace import DirectSum, Subspace
+from hesscond.operators.subspace import Subspace
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -576,36 +576,6 @@ class Deflated(SymmetricOperator):
     @property
     def null_space(self) -> Subspace:
         return self.subspace
-
-
-class BlockDiagonal(SymmetricOperator):
-    """Block-diagonal operator with the given operators as blocks."""
-
-    def __init__(self, blocks: Sequence[SymmetricOperator]) -> None:
-        agreeing(blocks, "a block-diagonal operator")
-        super().__init__(sum(block.order for block in blocks), blocks[0].dtype, blocks[0].device)
-        self.blocks = list(blocks)
-        self.operands = self.blocks
-        self.psd = all(block.psd for block in blocks)
-        ends = torch.tensor([block.order for block in blocks]).cumsum(0).tolist()
-        self.slices = [slice(end - block.order, end) for block, end in zip(blocks, ends, strict=True)]
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        return torch.cat(
-            [block.multiply(vectors[where]) for block, where in zip(self.blocks, self.slices, strict=True)]
-        )
-
-    @property
-    def rounding(self) -> float:
-        """Largest rounding of the blocks."""
-        return max(block.rounding for block in self.blocks)
-
-    @property
-    def null_space(self) -> Subspace | None:
-        """Direct sum of the known null spaces of the blocks; None: none is known."""
-        known = [(where, block.null_space) for block, where in zip(self.blocks, self.slices, strict=True)]
-        parts = [(where, space) for where, space in known if space is not None]
-        return DirectSum(self.order, parts) if parts else None
 
 
 class ApproximateInverse(ABC):

@@ -8,7 +8,6 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import (
-    BlockDiagonal,
     Congruence,
     Deflated,
     Dense,
@@ -95,8 +94,6 @@ def test_what_is_no_arithmetic_is_a_type_error(A, combine):
         (lambda A: A.shifted(float("inf")), "finite"),
         (lambda A: A + Dense(torch.eye(3).double()), r"\(2, 2\) and \(3, 3\)"),
         (lambda A: A + Dense(ONE.float()), "float64.*float32"),
-        (lambda A: BlockDiagonal([A, Dense(ONE.float())]), "float64.*float32"),
-        (lambda A: BlockDiagonal([]), "at least one"),
         (lambda A: Sum([]), "at least one"),
         (lambda A: Congruence(A, Matrix(torch.ones(3, 2).double())), r"\(3, 2\)"),
         (lambda A: Congruence(A, Matrix(torch.ones(2, 3))), "float64.*float32"),
@@ -121,7 +118,6 @@ def test_definiteness_is_only_claimed_where_it_is_known():
     D = Diagonal(torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert all(A.psd for A in (P, D, P + D, 2 * P, P / 3, P.shifted(-1.0), Deflated(P, Span(torch.eye(2)[:, :1]))))
     assert Congruence(P, Matrix(TWO)).psd
-    assert BlockDiagonal([P, D]).psd
     for A in (-P, P - D, P.shifted(1e-30), Dense(ONE), Diagonal(torch.tensor([-1e-30, 1.0]).double()), P + Dense(TWO)):
         assert not A.psd
 
@@ -135,8 +131,6 @@ def test_null_spaces_that_are_known_stay_known():
     assert (A + other).null_space is None  # it would have to be worked out
     assert (0 * A).null_space is None
     assert A.shifted(1.0).null_space is None
-    joined = BlockDiagonal([other, Dense(ONE), A]).null_space
-    assert (joined.order, joined.dimension) == (8, 2)
 
 
 def cancelling(order: int) -> list[tuple[str, object, torch.Tensor]]:
@@ -190,7 +184,7 @@ def test_rounding_costs_no_products_where_nothing_can_cancel():
         null_space = space
 
     known = Known(Matrix(ONE))
-    for operator in (A, 2 * A, A + A, A.shifted(-3.0), BlockDiagonal([A, A]), Deflated(known, space)):
+    for operator in (A, 2 * A, A + A, A.shifted(-3.0), Deflated(known, space)):
         assert operator.rounding > 0
     assert Counted.products == 0
     assert Deflated(A, space).rounding > 0

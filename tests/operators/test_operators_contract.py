@@ -9,7 +9,6 @@ import torch
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 from hesscond.operators import (
-    BlockDiagonal,
     Congruence,
     Deflated,
     Dense,
@@ -91,14 +90,6 @@ class Foreign:
         return self.A @ vectors
 
 
-def block(blocks: list[np.ndarray]) -> np.ndarray:
-    sizes = np.cumsum([0, *map(len, blocks)])
-    whole = fractions(np.zeros((sizes[-1], sizes[-1])))
-    for start, part in zip(sizes, blocks, strict=False):
-        whole[start : start + len(part), start : start + len(part)] = part
-    return whole
-
-
 def case(make, exact) -> OperatorCase:
     return OperatorCase(lambda dtype, device: make(lambda A: A.to(device, dtype)), lambda dtype: exact())
 
@@ -142,10 +133,6 @@ CASES = {
     "deflated-cancelling": case(
         lambda to: Deflated(Diagonal(to(8192 * COORDINATES.sum(1))) + Dense(to(A)), Span(to(COORDINATES))),
         lambda: deflated(fractions(A), COORDINATES),
-    ),
-    "blocks": case(
-        lambda to: BlockDiagonal([Deflated(Dense(to(A)), Span(to(CONSTANT))), Diagonal(to(d)), Dense(to(B))]),
-        lambda: block([deflated(fractions(A), CONSTANT), fractions(torch.diag(d)), fractions(B)]),
     ),
     "known": OperatorCase(
         lambda dtype, device: 2 * Known(EXACTLY_NULL.to(device, dtype), Span(COORDINATES.to(device, dtype))),
