@@ -1,4 +1,4 @@
-"""Backward passes: many at once, on subsets of the samples, and what they are collected into."""
+"""Backward passes: many at once, on subsets of the samples, and the sinks that collect them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def batched_gradients(
         with warnings.catch_warnings():
             # operations without a batching rule are looped over
             warnings.filterwarnings("ignore", message=".*batching rule.*")
-            # whatever fails here is tried again one by one, and fails there for good
+            # a pass that fails here is repeated one by one, where an error is raised
             with suppress(RuntimeError):
                 return torch.autograd.grad(outputs, inputs, seeds, is_grads_batched=True, **options)
     single = [torch.autograd.grad(outputs, inputs, seed, **options) for seed in zip(*seeds, strict=True)]

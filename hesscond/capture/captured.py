@@ -16,7 +16,7 @@ from hesscond.errors import CaptureError
 
 EPS = float(torch.finfo(torch.float64).eps)
 
-#: Terms are merged if what is lost is no more than this many units of round-off.
+#: Terms are merged if the error is at most this many units of round-off.
 MERGED = 16.0
 
 #: Numbers below it have lost digits.
@@ -298,7 +298,7 @@ class LayerCapture:
             replace(self, inputs=inputs, curvature=Diagonal(root, None))
             for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
         ]
-        # what no part of the samples loses, none of the parts does
+        # if no number of the whole is lost, none of a part is
         if not self.loses_entries:
             for part in found:
                 vars(part)["loses_entries"] = NOTHING

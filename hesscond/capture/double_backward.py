@@ -49,7 +49,7 @@ ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
 #: Second derivatives with a larger relative rounding error than this count as unknown.
 BLURRED = 0.05
-#: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change seen in them.
+#: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change in them.
 TRIALS, LARGER = 3, 16.0
 
 

@@ -302,7 +302,7 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
         return None
     x, y = x.detach(), result.detach()
     found = []
-    # scores that a mask shifts are meant to vanish, and the probability of a single score is 1
+    # scores that a mask shifts vanish on purpose, and the probability of a single score is 1
     hidden = (x <= SHIFTED) | ((x > SHIFTED).sum(-1, keepdim=True) == 1) if name.endswith("softmax") else None
     if x.ndim > 1:
         constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)

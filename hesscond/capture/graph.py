@@ -220,7 +220,7 @@ def dimension(value: int, ndim: int) -> int:
 
 
 def keeps_all(node: Any, inputs: Inputs) -> bool:
-    """Return True: the node keeps rows apart whatever its options are."""
+    """Return True: the node keeps rows apart with any options."""
     return True
 
 

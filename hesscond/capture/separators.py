@@ -31,10 +31,10 @@ from hesscond.capture.graph import backward, dependent, dominators, dtype_of, sh
 from hesscond.capture.layers import Geometry
 from hesscond.capture.request import Request
 
-#: Least cost of a layer's derivatives (numbers that they go through) for which separators are tried, and least gain.
+#: Least cost of a layer's derivatives, in tensor entries of their passes, for which separators are tried; least gain.
 WORTHWHILE, GAIN = 1e8, 1.25
 
-#: Cost of a multiplication within a matrix product, if a number that a derivative goes through costs 1.
+#: Cost of a multiplication within a matrix product, if an entry of a tensor in a backward pass costs 1.
 MULTIPLICATION = 1 / 64
 
 #: Nodes that compute nothing.

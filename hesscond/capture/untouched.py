@@ -1,4 +1,4 @@
-"""Restoring of modules, whatever running them changes."""
+"""Restoring of modules after they were run."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def plainly(model: nn.Module) -> Iterator[None]:
             if isinstance(module, PARALLEL):
                 vars(module)["forward"] = module.module
                 stack.callback(vars(module).pop, "forward", None)
-        # both kinds of checkpoint, by the names under which torch's own function looks them up when it is called
+        # both kinds of checkpoint, by the names under which torch looks them up when they are called
         for name, replacement in (
             ("CheckpointFunction", CalledOnce),
             ("_checkpoint_without_reentrant_generator", kept_graph),

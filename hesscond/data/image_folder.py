@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: Number of digits of the fingerprints of pictures that a run records.
 DIGITS = 12
-#: The two splits, and what they are in a `Dataset`.
+#: The two splits, and their names in a `Dataset`.
 SPLITS = {"train": "train", "val": "test"}
 
 

@@ -103,7 +103,7 @@ def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, floa
         try:
             with Image.open(path) as opened:
                 image = opened.convert("RGB")
-        except Exception as error:  # whatever decoders make of damaged bytes
+        except Exception as error:  # any error of a decoder
             raise CorruptDataError(f"{path} is no picture ({type(error).__name__}): replace it.") from None
         if place != small and factor > 1:
             sides = (max(1, round(side / factor)) for side in image.size)

@@ -90,7 +90,7 @@ def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str
             return torch.from_numpy(found)
     clouds = np.empty((len(files), options["points"], 3), np.float32)
     for own, file in zip(clouds, files, strict=True):
-        # of its own, whichever others are read
+        # one generator for each mesh, so that its points do not depend on the other meshes
         rng = np.random.default_rng([options["seed"], zlib.crc32(file.encode(errors="surrogateescape"))])
         own[:] = within_unit_sphere(sampled(*read_mesh(folder / file), options["points"], rng))
     # where nothing can be written, the next run reads the meshes again

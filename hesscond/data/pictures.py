@@ -74,7 +74,7 @@ class Pictures:
 
     def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
         """Images of a slice, or of indices (n,), as a tensor."""
-        # 8-bit pixels are what goes to the device; quotients of the device's own numbers are those of the CPU
+        # 8-bit pixels are moved to the device, whose quotients are those of the CPU
         images = torch.from_numpy(self._bytes(index)).to(self.device).to(torch.float32)
         images.div_(torch.tensor(255.0, device=self.device))
         if self.shift is not None and self.scale is not None:
@@ -140,7 +140,7 @@ class Pictures:
         pixels = np.empty((len(files), 3, self.size, self.size), np.uint8)
         Image.init()  # once: not by all threads at the same time
         with warnings.catch_warnings(), ThreadPoolExecutor() as threads:
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata that nobody reads
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata that is not used
             # Pillow lets other threads run while it works
             for own, found in zip(pixels, threads.map(self._decoded, files), strict=True):
                 own[:] = found
@@ -160,7 +160,7 @@ class Pictures:
             raise DataNotFoundError(f"{path} cannot be read: {error.strerror}.") from None
         except UnidentifiedImageError:
             raise CorruptDataError(f"{path} is no picture: replace or delete it.") from None
-        except Exception as error:  # whatever decoders make of damaged bytes
+        except Exception as error:  # any error of a decoder
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise CorruptDataError(f"{path} cannot be decoded ({reason}): replace or delete it.") from None
         short, long = sorted(image.size)

@@ -186,7 +186,7 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
     high = high.gather(0, first)[0].where(found, min(height, round(width / ASPECT[0])))
     wide = wide.gather(0, first)[0].where(found, min(width, round(height * ASPECT[1])))
     spare = torch.stack([height - high, width - wide])
-    # in float64, where what is below 1 does not become spare + 1
+    # in float64, where numbers below 1 are not rounded to 1
     drawn = (torch.rand(2, samples, generator=generator, dtype=torch.float64) * (spare + 1)).long()
     top, left = drawn.where(found, spare // 2)
     return top, left, high, wide
@@ -226,7 +226,7 @@ def jitter(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return clouds + noise.clamp(-5 * JITTER, 5 * JITTER).to(clouds)
 
 
-#: By kind of input, in the order in which they are done. What is drawn is drawn on the CPU: the same on every device.
+#: By kind of input, in the order of application. Random numbers are drawn on the CPU: the same on every device.
 AUGMENTATIONS: dict[str, dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]]] = {
     "image": {"crop": crop, "resized-crop": resized_crop, "flip": flip, "cutout": cutout},
     "points": {"rotation": rotation, "jitter": jitter},

@@ -57,7 +57,7 @@ def cone(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """Uniform points on base and mantle of a cone, shape (*shape, 3)."""
     radius, height = CONE
     slant = math.hypot(radius, height)
-    # on both, the area within a distance from the middle goes with its square
+    # on both, the area within a distance from the middle is proportional to its square
     outward = torch.rand(shape, generator=generator).sqrt()
     on_mantle = torch.rand(shape, generator=generator) < slant / (slant + radius)
     z = torch.where(on_mantle, 1 - height * outward, torch.full(shape, 1 - height))

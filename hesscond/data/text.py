@@ -20,7 +20,7 @@ from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 NAME = "text"
 #: ``file``: a path, or a name below the data directory; empty: `topics`. ``vocabulary``: how many characters occur in
-#: a file, known before it is read. ``context``: characters of a window. ``sha256``: of the text that is meant.
+#: a file, known before it is read. ``context``: characters of a window. ``sha256``: of the expected text.
 OPTIONS: Mapping[str, Any] = {"file": "", "vocabulary": 0, "context": 64, "sha256": ""}
 #: sha256 of the topics by version of Python, whose every release edits them.
 TOPICS_SHA256 = {"3.11.7": "2a95af4ac93f5b719944030ce3769070ddf827d847cba42192afa8da989e5dc4"}

@@ -133,7 +133,7 @@ def checked_by_products(A: SymmetricOperator, seed: int) -> SymmetricOperator:
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (A.order, 2 * PAIRS), generator=generator, dtype=torch.int8)
     vectors = signs.to(A.device, A.dtype).mul_(2).sub_(1)
-    # in two calls: what differs from call to call, as dropout does, is no matrix either
+    # in two calls, which differ if the operator is random, as with dropout
     halves = [A.multiply(half) for half in vectors.split(PAIRS, 1)]
     images = torch.cat(halves, 1)
     if images.shape != vectors.shape:

@@ -189,7 +189,7 @@ class SymmetricOperator(LinearOperator):
     """
 
     psd: bool = False
-    # numpy would take the operator for an array of objects; so 2.0 * A comes here whatever kind of number the 2 is
+    # numpy would take the operator for an array of objects; with None, 2.0 * A is evaluated here for numpy numbers too
     __array_ufunc__ = None
 
     def __init__(self, order: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -220,7 +220,7 @@ class SymmetricOperator(LinearOperator):
         The products are computed when this is first read (`ritz_range`).
         """
         team = self.team
-        # always computed by the leader on behalf of all: the others may lack what it has cached
+        # always computed by the leader for all: the others may lack its cached products
         return self._extremes if team is None or team.leading else team.lead(lambda: self._extremes)
 
     @cached_property

@@ -345,7 +345,7 @@ class Search:
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
         for centring in range(CENTRINGS):
-            # its rounding stops the descent at last, which then goes on in double precision
+            # rounding ends the descent in single precision, which then continues in double precision
             self.single = centring == 0 and self.order > LARGE
             try:
                 result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
@@ -377,7 +377,7 @@ class Search:
         above, below, _ = weighted(logs, point.power)
         # of log κ over the bound, the part that no better agreement of the partial traces takes away
         lost = math.log(kappa) - float((above - below) @ logs)
-        # what rounding takes from the bound once it is certified
+        # a margin for the rounding that certification subtracts from the bound
         closed = self.kappa <= self.bound * (1 + (0.9 if self.single else 0.999) * rtol)
         if closed or (lost >= LOSS * math.log(kappa / bound) and point.power < POWERS[-1]):
             self.L, self.R, _ = point
