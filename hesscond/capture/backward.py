@@ -128,6 +128,17 @@ def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]
     return subsets
 
 
+def unit_directions(
+    directions: Sequence[int], size: int, blocks: int, width: int, device: torch.device
+) -> Iterator[tuple[range, torch.Tensor]]:
+    """Yield directions (k, J, w) that are 1 at one entry of every block, ``size`` at a time, with their numbers."""
+    for start in range(0, len(directions), size):
+        own = range(start, min(start + size, len(directions)))
+        values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
+        values[torch.arange(len(own)), :, torch.tensor(directions[start : own.stop])] = 1
+        yield own, values
+
+
 def scattered_signs(like: torch.Tensor) -> torch.Tensor:
     """Random signs ±1 in the shape of ``like``, the same in every run and without a pattern that sums could follow."""
     generator = torch.Generator().manual_seed(0)

@@ -39,20 +39,11 @@ class LayerInputs:
     A block is one sample. If samples influence each other behind the layer, all samples form one block (J = 1). If not
     even the positions of a sample influence each other, a block is one position of each call. The positions of several
     calls of the layer follow one another.
-
-    Attributes
-    ----------
-    layer
-        The module.
-    calls
-        Input of each call and the shape of its output.
-    blocks
-        J.
     """
 
     layer: Layer
-    calls: tuple[tuple[torch.Tensor, torch.Size], ...]
-    blocks: int
+    calls: tuple[tuple[torch.Tensor, torch.Size], ...]  # input of each call and the shape of its output
+    blocks: int  # J
 
     def __getstate__(self) -> dict[str, Any]:
         # the module may have hooks, a parametrization, or a class that no other process has
@@ -160,65 +151,38 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Diagonal S_i over all positions: the second derivatives of the loss in one pre-activation each.
+    """Diagonal S_i over all positions: the second derivatives of the loss in one pre-activation each."""
 
-    Attributes
-    ----------
-    root : (J q, u) float64
-        √|S_pp| for each unit.
-    sign : (J q, u) or None
-        Signs of S_pp; None: all of them ≥ 0.
-    error : (J q, u) or None
-        Bounds of the round-off in ``root`` where it is of the size of the entry, 0 elsewhere; None: it is so nowhere.
-    norm : (u,) or None
-        Size of S over all positions, if its entries are known only up to round-off of that size.
-    """
-
-    root: torch.Tensor
-    sign: torch.Tensor | None
+    root: torch.Tensor  # √|S_pp| (J q, u) float64 of each unit
+    sign: torch.Tensor | None  # of S_pp (J q, u); None: all of them ≥ 0
+    # (J q, u) bounds of the round-off in ``root`` where it is of the size of the entry, 0 elsewhere
     error: torch.Tensor | None = None
+    # (u,) size of S over all positions, if its entries are known only up to round-off of that size
     norm: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Factor:
-    """S = Σ_r s_r b_r b_rᵀ in each block, over the positions of all units of the block together.
+    """Factor of S = Σ_r s_r b_r b_rᵀ in each block, over the positions of all units of the block together.
 
-    Attributes
-    ----------
-    B : (R, J, u, q) float64
-        Factor b_r in each block.
-    sign : (R, J, 1 or u) or None
-        s_r = ±1 (u: separate signs for each unit, and only the blocks of S within a unit are meaningful); None: all +1.
-    norms : (J, 1 or u) or None
-        Norms of the blocks of S, if it was formed and then decomposed: S and its small eigenvalues are then known up
-        to round-off of that size. None: every b is accurate to the last digits.
-    noise : (J, u) or None
-        Bounds, in the 2-norm, of the round-off in each b.
+    With signs (R, J, u), only the blocks of S within a unit are meaningful. ``norms`` are those of the blocks of S if
+    it was formed and then decomposed: S and its small eigenvalues are then known up to round-off of that size.
     """
 
-    B: torch.Tensor
-    sign: torch.Tensor | None
-    norms: torch.Tensor | None = None
-    noise: torch.Tensor | None = None
+    B: torch.Tensor  # b_r (R, J, u, q) float64
+    sign: torch.Tensor | None  # s_r = ±1 (R, J, 1 or u); None: all +1
+    norms: torch.Tensor | None = None  # (J, 1 or u); None: every b is accurate to the last digits
+    noise: torch.Tensor | None = None  # (J, u) bounds, in the 2-norm, of the round-off in each b
 
 
 @dataclass(frozen=True)
 class Formed:
-    """Hessians in the parameters, where they are cheaper to differentiate than S.
+    """Hessians in the parameters, where they are cheaper to differentiate than S."""
 
-    Attributes
-    ----------
-    matrices : (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
-    spread : (u, n̂) or (1, m n̂) float64
-        d such that a relative change eps of the summands changes entry (k, l) by eps·d_k·d_l.
-    terms
-        Number of products that were summed up for an entry.
-    """
-
-    matrices: torch.Tensor
+    matrices: torch.Tensor  # (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
+    # (u, n̂) or (1, m n̂): d such that a relative change eps of the summands changes entry (k, l) by eps·d_k·d_l
     spread: torch.Tensor
-    terms: int
+    terms: int  # number of products that were summed up for an entry
 
 
 Curvature = Diagonal | Factor | Formed
@@ -226,13 +190,10 @@ Curvature = Diagonal | Factor | Formed
 
 @dataclass(frozen=True)
 class EntryBounds:
-    """Bounds of the error in the entries of a factor's rows: entry k of row r of block j is off by s_rj l_jk at most.
+    """Bounds of the errors of a factor's entries: entry k of row r of block j is off by s_rj l_jk at most."""
 
-    ``sizes`` (R, J) are s, ``lengths`` (J, n̂) are l.
-    """
-
-    sizes: torch.Tensor
-    lengths: torch.Tensor
+    sizes: torch.Tensor  # s (R, J)
+    lengths: torch.Tensor  # l (J, n̂)
 
     def entries(self) -> torch.Tensor:
         """All bounds (R J, n̂)."""
@@ -245,34 +206,15 @@ class EntryBounds:
 
 @dataclass(frozen=True)
 class LayerCapture:
-    """Capture of a layer on a batch: its inputs Ĥ, and the second derivatives S of the loss in its pre-activations.
+    """Capture of a layer on a batch: its inputs Ĥ, and the second derivatives S of the loss in its pre-activations."""
 
-    Attributes
-    ----------
-    name
-        The layer's qualified name in the model.
-    inputs
-        Ĥ.
-    units
-        The output units captured.
-    curvature
-        S of each unit, or of all units together.
-    route
-        How S was computed.
-    vanishing
-        Why an apparent zero of S may be a number that double precision does not represent: an underflow, or the
-        derivative of a saturated function.
-    repeating
-        Whether equal numbers in Ĥ may be different numbers that were rounded.
-    """
-
-    name: str
+    name: str  # in the model
     inputs: LayerInputs
-    units: tuple[int, ...]
-    curvature: Curvature
-    route: str
-    vanishing: Cause = NOTHING
-    repeating: bool = False
+    units: tuple[int, ...]  # output units captured
+    curvature: Curvature  # S of each unit, or of all units together
+    route: str  # how S was computed
+    vanishing: Cause = NOTHING  # why an apparent zero of S may be a number that underflows or has no digits
+    repeating: bool = False  # whether equal numbers in Ĥ may be different numbers that were rounded
 
     @cached_property
     def loses_entries(self) -> Cause:

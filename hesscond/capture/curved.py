@@ -131,7 +131,6 @@ class SoftmaxNode(CurvedNode):
 
     @property
     def class_dim(self) -> int:
-        """Dimension of the classes."""
         return self.dim
 
     @cached_property
@@ -140,7 +139,6 @@ class SoftmaxNode(CurvedNode):
         return log_tail_sums(self.log_p)
 
     def passes(self, blocks: int) -> int:
-        """Number R = L (c − 1) of rank-one terms in each block."""
         classes = self.log_p.shape[-1]
         return self.block_size(blocks) // classes * (classes - 1)
 
@@ -162,7 +160,6 @@ class SoftmaxNode(CurvedNode):
         return B.reshape(len(rows), *self.log_p.shape).movedim(-1, self.dim + 1)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
-        """Signs of w (R, blocks)."""
         rows = self.passes(blocks)
         sign = plus_or_minus(self.weight)
         if sign is None:
@@ -179,7 +176,6 @@ class SoftmaxNode(CurvedNode):
         return root.movedim(-1, self.dim)
 
     def entry_signs(self) -> torch.Tensor | None:
-        """Signs of w (*shape)."""
         sign = plus_or_minus(self.weight)
         return None if sign is None else sign[..., None].expand(self.log_p.shape).movedim(-1, self.dim)
 
@@ -196,7 +192,6 @@ class ElementwiseNode(CurvedNode):
         return self.factor_of_differences
 
     def passes(self, blocks: int) -> int:
-        """Number R of rank-one terms, one for each entry of a block."""
         return self.block_size(blocks)
 
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
@@ -209,17 +204,14 @@ class ElementwiseNode(CurvedNode):
         return B.reshape(len(rows), *self.signed_root.shape)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
-        """Signs of d (R, blocks)."""
         size = self.block_size(blocks)
         sign = plus_or_minus(self.signed_root)
         return None if sign is None else sign.reshape(blocks, size).T
 
     def entry_roots(self) -> torch.Tensor:
-        """Roots √|d| (*shape), whatever the signs of d."""
         return self.signed_root.abs()
 
     def entry_signs(self) -> torch.Tensor | None:
-        """Signs of d (*shape)."""
         return plus_or_minus(self.signed_root)
 
 

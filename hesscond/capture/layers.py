@@ -25,26 +25,12 @@ ELIGIBLE = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED)
 
 @dataclass(frozen=True)
 class Geometry:
-    """Geometry of a layer, whose pre-activations depend on its weights by a_{p,i} = b_i + w_iᵀ h_{p,g(i)}.
+    """Geometry of a layer, whose pre-activations depend on its weights by a_{p,i} = b_i + w_iᵀ h_{p,g(i)}."""
 
-    Attributes
-    ----------
-    kind
-        Name of the module's class.
-    units
-        m, the number of output units (channels).
-    groups
-        G; unit i sees the inputs of group g(i) = i // (m / G).
-    fan_in
-        n, the number of weights of a unit.
-    bias
-        Whether the layer has a bias.
-    """
-
-    kind: str
-    units: int
-    groups: int
-    fan_in: int
+    kind: str  # name of the module's class
+    units: int  # m, the number of output units (channels)
+    groups: int  # G; unit i has the inputs of group g(i) = i // (m / G)
+    fan_in: int  # n, the number of weights of a unit
     bias: bool
 
     @classmethod

@@ -26,6 +26,7 @@ from hesscond.capture.backward import (
     reaches,
     scattered_signs,
     separating_subsets,
+    unit_directions,
 )
 from hesscond.capture.graph import backward, dependent, dominators, dtype_of, shape_of
 from hesscond.capture.layers import Geometry
@@ -212,13 +213,9 @@ class Segment:
         return True
 
     def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
-        """Yield directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
-        width, size, device = self.target.numel // blocks, self.chunk(len(directions)), self.separator.gradient.device
-        for start in range(0, len(directions), size):
-            own = range(start, min(start + size, len(directions)))
-            values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
-            values[torch.arange(len(own)), :, torch.tensor(directions[start : own.stop])] = 1
-            yield own, values
+        """Directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
+        width, size = self.target.numel // blocks, self.chunk(len(directions))
+        return unit_directions(directions, size, blocks, width, self.separator.gradient.device)
 
     def along(self, index: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit.
@@ -571,11 +568,8 @@ class Separators:
         largest = max(shape_of(node).numel() for node in dependent([self.loss.grad_fn], {edge.node}))
         size = self.budget.cached(order, 3 * target.numel, largest)
         H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
-        for start in range(0, order, size):
-            stop = min(start + size, order)
-            values = torch.zeros(stop - start, blocks, order, dtype=torch.float64, device=self.loss.device)
-            values[torch.arange(stop - start), :, torch.arange(start, stop)] = 1
-            H[:, start:stop] = product(values).transpose(0, 1)
+        for rows, values in unit_directions(range(order), size, blocks, order, self.loss.device):
+            H[:, rows.start : rows.stop] = product(values).transpose(0, 1)
         signs = scattered_signs(torch.zeros(1, blocks, order, dtype=torch.float64, device=self.loss.device))
         rounding = product(signs)[0].abs().amax()
         return Separator(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))

@@ -86,12 +86,10 @@ class CifarSource(Source):
 
     @property
     def form(self) -> Form:
-        """Form of the colour images of 32 × 32."""
         return Form(CIFAR_SHAPE, self.classes, self.classes)
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """The published archive."""
         return (self.archive,)
 
     def find(self, directory: Path) -> Path | None:
@@ -102,11 +100,9 @@ class CifarSource(Source):
         return archive if exists(archive) else None
 
     def lacking(self, directory: Path) -> list[str]:
-        """Names of the batches that are not in the folder below ``directory``."""
         return [batch for batch in self._batches if not exists(directory / self.folder / batch)]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Content of every batch of a copy, each with its published md5."""
         if place.is_dir():
             return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
         members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
@@ -114,7 +110,6 @@ class CifarSource(Source):
         return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
 
     def read(self, place: Path) -> Dataset:
-        """Data set of a copy; images are (N, 3, 32, 32)."""
         contents = self.verified_files(place)
         train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
         test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)
@@ -153,12 +148,10 @@ class IdxSource(Source):
 
     @property
     def form(self) -> Form:
-        """Form of the grey images of 28 × 28."""
         return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
 
     @property
     def downloads(self) -> tuple[Download, ...]:
-        """The four gzipped files."""
         return tuple(
             Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
         )
@@ -172,12 +165,10 @@ class IdxSource(Source):
         return None
 
     def lacking(self, directory: Path) -> list[str]:
-        """Names of the files that are not in the folder below ``directory``, gzipped or unpacked."""
         folder = directory / self.folder
         return [file for file in self.md5 if not (exists(folder / f"{file}.gz") or exists(folder / file))]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Unpacked content of the four files in the folder, each with its published md5."""
         contents = {}
         for file, md5 in self.md5.items():
             if exists(place / f"{file}.gz"):
@@ -188,7 +179,6 @@ class IdxSource(Source):
         return contents
 
     def read(self, place: Path) -> Dataset:
-        """Data set of the folder; images are (N, 1, 28, 28)."""
         arrays = {
             file: parse_idx(content, IDX_SHAPES[file], file=str(place / file))
             for file, content in self.verified_files(place).items()

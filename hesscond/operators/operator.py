@@ -163,11 +163,9 @@ class Adjoint(LinearOperator):
         self.A, self.operands = A, (A,)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Aᵀ V."""
         return self.A.multiply_adjoint(vectors)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product A V."""
         return self.A.multiply(vectors)
 
     @property
@@ -210,7 +208,6 @@ class SymmetricOperator(LinearOperator):
         return self
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product A V."""
         return self.multiply(vectors)
 
     @property
@@ -376,16 +373,13 @@ class Matrix(LinearOperator):
         super().__init__((A.shape[0], A.shape[1]), A.dtype, A.device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product A V."""
         return self.A @ vectors
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Aᵀ V."""
         return self.A.T @ vectors
 
     @property
     def rounding(self) -> float:
-        """Rounding of the dot products."""
         return dot_rounding(max(self.shape), self.dtype)
 
 
@@ -407,12 +401,10 @@ class Dense(SymmetricOperator):
         super().__init__(len(A), A.dtype, A.device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product A V."""
         return self.A @ vectors
 
     @property
     def rounding(self) -> float:
-        """Rounding of the dot products."""
         return dot_rounding(self.order, self.dtype)
 
     def to_dense(self) -> torch.Tensor:
@@ -428,7 +420,6 @@ class Diagonal(SymmetricOperator):
         self.psd = bool((self.d >= 0).all())
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product diag(d) V."""
         return self.d[:, None] * vectors
 
     @property
@@ -446,7 +437,6 @@ class Gram(SymmetricOperator):
         self.F, self.operands = F, (F,)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Fᵀ(F V)."""
         return self.F.multiply_adjoint(self.F.multiply(vectors))
 
     @property
@@ -474,7 +464,6 @@ class Sum(SymmetricOperator):
         self.psd = all(term.psd and factor >= 0 for factor, term in self.terms)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Σ c_i A_i V."""
         factor, term = self.terms[0]
         total = term.multiply(vectors).mul_(factor)
         for factor, term in self.terms[1:]:
@@ -510,7 +499,6 @@ class Shifted(SymmetricOperator):
         self.psd = A.psd and shift <= 0
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product A V − shift V."""
         return self.A.multiply(vectors).sub_(vectors, alpha=self.shift)
 
     def shifted(self, shift: float) -> SymmetricOperator:
@@ -542,7 +530,6 @@ class Congruence(SymmetricOperator):
         self.A, self.P, self.operands, self.psd = A, P, (A, P), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product Pᵀ(A(P V))."""
         return self.P.multiply_adjoint(self.A.multiply(self.P.multiply(vectors)))
 
     @property
@@ -562,7 +549,6 @@ class Deflated(SymmetricOperator):
         self.A, self.subspace, self.operands, self.psd = A, subspace, (A,), A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product (I − Π) A (I − Π) V."""
         return self.subspace.remove(self.A.multiply(self.subspace.remove(vectors)))
 
     @property
@@ -605,7 +591,6 @@ class DiagonalInverse(ApproximateInverse):
         self._diagonal, self._floor = diagonal, floor
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
-        """Quotient V / (diagonal − shift), row by row."""
         denominators = self._diagonal.to(vectors) - shift
         smallest = self._floor * float(self._diagonal.abs().max()) or 1.0
         signs = torch.where(denominators < 0, -1.0, 1.0).to(vectors)

@@ -161,7 +161,6 @@ class DataParallel(SymmetricOperator):
         self._number = team.join(self)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Weighted sum of the products of all processes."""
         if self._team.leading:
             self._team.announce(self._number, vectors.shape[1])
             vectors = self._team.from_leader(vectors)

@@ -50,7 +50,6 @@ class Span(Subspace):
         return cls(torch.linalg.qr(vectors).Q)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Projection Q Qᵀ V."""
         Q = self.Q.to(vectors)
         return Q @ (Q.T @ vectors)
 
@@ -62,7 +61,6 @@ class Coordinates(Subspace):
         self.order, self.index, self.dimension = order, index, len(index)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Copy of ``vectors`` with zeros outside the rows ``index``."""
         result = torch.zeros_like(vectors)
         result[self.index] = vectors[self.index]
         return result
@@ -84,7 +82,6 @@ class KroneckerComplement(Subspace):
         self._all_C, self._all_A = (all(Q.shape[0] == Q.shape[1] for Q in own) for own in (Q_C, Q_A))
 
     def remove(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Product P_C V P_A."""
         Q_C, Q_A = self.Q_C.to(vectors), self.Q_A.to(vectors)
         V = as_blocks(vectors, Q_C.shape[1], Q_A.shape[1])
         if not self._all_C:
@@ -94,7 +91,6 @@ class KroneckerComplement(Subspace):
         return as_vectors(V)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Difference V − P_C V P_A."""
         return vectors - self.remove(vectors)
 
     def diagonal(self) -> torch.Tensor:
@@ -127,7 +123,6 @@ class OrthogonalSum(Subspace):
         self.dimension = sum(part.dimension for part in parts)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Sum of the projections."""
         result = self.parts[0].project(vectors)
         for part in self.parts[1:]:
             result = result + part.project(vectors)
@@ -142,7 +137,6 @@ class DirectSum(Subspace):
         self.dimension = sum(part.dimension for _, part in self.parts)
 
     def project(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Projection of each part onto its subspace; zero elsewhere."""
         result = torch.zeros_like(vectors)
         for where, part in self.parts:
             result[where] = part.project(vectors[where])
