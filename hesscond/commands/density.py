@@ -15,12 +15,7 @@ import torch
 import typer
 from rich.text import Text
 
-from hesscond.commands.options import (
-    check_file,
-    forward_precision,
-    names_of,
-    parse_size,
-)
+from hesscond.commands.options import Device, TargetSpec, Traceback, check_file, forward_precision, names_of, parse_size
 from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import ConfigError
@@ -44,25 +39,25 @@ MATRICES: dict[str, type[HessianOperator] | type[GGNOperator]] = {"Hessian": Hes
 
 
 def density(
-    target: Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")],
+    target: TargetSpec,
     layers: Annotated[
         list[str] | None,
-        typer.Option("--layers", "-l", help="Layer names, separated by commas or repeated; all if not given."),
+        typer.Option("--layers", "-l", help="Names of layers, separated by commas or repeated. Default: all."),
     ] = None,
-    ggn: Annotated[bool, typer.Option("--ggn", help="The Gauss-Newton matrix instead of the Hessian.")] = False,
+    ggn: Annotated[bool, typer.Option("--ggn", help="Take the Gauss-Newton matrix instead of the Hessian.")] = False,
     probes: Annotated[int, typer.Option(help="Random vectors to start from.")] = 10,
     steps: Annotated[int, typer.Option(help="Lanczos steps from each.")] = 80,
-    seed: Annotated[int, typer.Option(help="Of the vectors, and of the random generators before FUNCTION.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the vectors, and of the generators before FUNCTION.")] = 0,
     dtype: Annotated[str, typer.Option(help="Precision of all computations: float64 | as-is.")] = "float64",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    device: Device = "auto",
     memory: Annotated[
-        str | None, typer.Option(help="How much may be used, as 2GB: half for graphs and batches, half for vectors.")
+        str | None, typer.Option(help="Limit of the memory, as 2GB: half for graphs and batches, half for vectors.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the density to a .pdf, .png or .svg file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="An object with all numbers, nodes and weights.")] = False,
-    show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="If the file's own code fails, show where it came from.")
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print an object with all numbers, nodes and weights.")
     ] = False,
+    show_traceback: Traceback = False,
 ) -> None:
     """Compute the spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
 

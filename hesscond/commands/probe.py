@@ -22,7 +22,16 @@ import hesscond
 from hesscond.capture import STOPPED, Progress
 from hesscond.capture.wrappers import measurable
 from hesscond.commands.exits import INTERRUPTED
-from hesscond.commands.options import Device, TargetSpec, check_file, choice, forward_precision, names_of, parse_size
+from hesscond.commands.options import (
+    Device,
+    TargetSpec,
+    Traceback,
+    check_file,
+    choice,
+    forward_precision,
+    names_of,
+    parse_size,
+)
 from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError
@@ -102,9 +111,7 @@ def probe(
         Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw κ per layer to a .pdf, .png or .svg file.")] = None,
-    show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the traceback if the file's own code fails.")
-    ] = False,
+    show_traceback: Traceback = False,
 ) -> None:
     """Measure condition numbers of the Hessians of any torch model's layers.
 
