@@ -49,14 +49,6 @@ def test_every_command_and_option_of_a_page_exists(page):
                 parse(group, given)
 
 
-def test_the_steps_of_a_workflow_are_found():
-    page = (DOCS / "howto" / "ci.md").read_text(encoding="utf-8")
-    steps = [c for b in documented.blocks(page) if b.language == "yaml" for c in documented.commands(b)]
-    given = [found for step in steps if (found := documented.arguments(step)) is not None]
-    assert [one[0] for one in given] == ["study", "check"]
-    assert given[1][-1] == "last(bnp.loss) < last(vanilla.loss)"
-
-
 def parse(command, given):
     """Follow the names of commands down, and let the last one parse its own arguments without running."""
     while hasattr(command, "commands") and given and not given[0].startswith("-"):
@@ -100,15 +92,3 @@ def test_every_page_is_in_a_table_of_contents():
     contents = (DOCS / "index.md").read_text(encoding="utf-8")
     listed = {p.relative_to(DOCS).with_suffix("").as_posix() for p in PAGES[1:] if p.parent.name != "python"}
     assert listed - {"index"} <= set(contents.split())
-
-
-def test_a_page_that_promises_something_else_fails(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("```python\nprint(1)\n```\n\n```output\n2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError, match="expected “2”"):
-        documented.run(page, tmp_path)
-
-
-def test_an_option_that_does_not_exist_fails():
-    with pytest.raises(Exception, match="--nope"):
-        parse(typer.main.get_command(app), documented.arguments("X=1 hesscond study fc-digits --nope | head"))

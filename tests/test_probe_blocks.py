@@ -441,6 +441,7 @@ class Unused(nn.Module):
         return self.inner(x) * self.frozen
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -695,6 +696,7 @@ def in_the_middle(shapes, function):
     return model, lambda output, target: (torch.tanh(output) - target[:, None]).square().mean()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("use", USES)
 def test_a_unit_is_an_output_of_what_a_weight_does(use):
     shapes, function, expected = USES[use]

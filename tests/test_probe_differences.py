@@ -75,6 +75,7 @@ KINKS = {name: own for name, _, own, *_ in KINKED if name in TAKEN} | {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", KINKS)
 def test_kinks_make_no_false_alarm(name, level):

@@ -20,6 +20,8 @@ SOMETIMES = (
     "jinja2",
     "sqlite3",
     "PIL",
+    "pooch",
+    "requests",
     "torch._dynamo",
 )
 
@@ -79,7 +81,7 @@ def test_commands_that_read_files_do_not_import_torch(run, tmp_path):
 
 
 PROBED = """
-import hesscond, torch
+import hesscond, hesscond.data, torch
 model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
 batch = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
 for level in ("unit", "layer", "network"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import traceback
 from pathlib import Path
 
@@ -246,9 +244,3 @@ def test_to_moves_all_four_tensors():
     } == {"meta"}
     assert (moved.name, moved.classes, moved.source) == (data.name, data.classes, data.source)
     assert data.to(torch.device("cpu")).train_inputs is data.train_inputs
-
-
-def test_importing_is_light():
-    code = "import sys, hesscond.data; print(sorted({'pooch', 'requests', 'sklearn'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -439,6 +439,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize(("error", "match", "options"), WRONG, ids=[match for _, match, _ in WRONG])
 def test_bad_input_is_refused_in_a_sentence(kind, error, match, options):

@@ -140,14 +140,6 @@ def test_values_that_no_run_writes(folder, statement, words):
     check_refused(folder, "run.sqlite", *words)
 
 
-@pytest.mark.parametrize("value", ["9e999", "-9e999", "9223372036854775807", "NULL", "1e-308", "-5"])
-def test_numbers_that_are_odd_but_can_be(folder, value):
-    """They are shown as they are: infinity is what an unresolved κ is."""
-    change(folder, f"UPDATE probe SET kappa = {value}, dead = {value if '.' not in value and 'e' not in value else 0}")
-    change(folder, f"UPDATE training SET loss = {value}")
-    assert refusal(folder) is None
-
-
 ENDLESS = "WITH RECURSIVE n(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM n)"
 
 
@@ -228,7 +220,7 @@ def test_a_file_that_nobody_may_write(folder, monkeypatch):
 
 # --- the configuration -----------------------------------------------------------------------------------------------
 
-SECTIONS = ["data", "model", "training", "probe", "run"]
+
 KEYS = ["training.batch_size", "probe.layers", "probe.units", "run.method", "run.seed", "run.learning_rate"]
 
 
@@ -243,14 +235,6 @@ def test_a_config_that_lacks_what_reports_need(folder, place, value):
         table[last] = value
     (folder / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     check_refused(folder, "config.toml is damaged", repr(last))
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("value", [None, 3])
-def test_a_config_without_a_table(folder, section, value):
-    config = {key: own for key, own in CONFIG.items() if key != section}
-    (folder / "config.toml").write_text(tomli_w.dumps(config | ({section: value} if value else {})), encoding="utf-8")
-    check_refused(folder, "config.toml is damaged", repr(section))
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", b"name = [", b"a = " + 3000 * b"["])
@@ -312,16 +296,3 @@ def test_one_sentence_for_every_command(many, call_cli, command, name):
     assert line.startswith("error: ")
     assert "\x1b" not in line
     assert not (many / "out.pdf").exists()
-
-
-def test_names_of_folders_that_no_encoding_has(tmp_path, call_cli, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    try:
-        written_run(tmp_path / os.fsdecode(b"run\xff\x1b[2J"))
-    except OSError:
-        pytest.skip("this file system has no such names")
-    for arguments in (("runs", "."), ("runs", ".", "--json"), ("follow", ".", "--wait", "0"), ("export", ".")):
-        result = call_cli(*arguments)
-        assert result.code == 0, result.err
-        assert "\x1b" not in result.out
-        result.out.encode("utf-8")

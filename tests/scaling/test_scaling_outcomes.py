@@ -1,7 +1,5 @@
 """Inputs of every kind: what is refused, what is left alone, what could not be resolved, and how large it may be."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -173,14 +171,3 @@ def test_the_tolerance_is_used():
     assert loose.iterations < tight.iterations
     assert 1 + 1e-9 < loose.gap < 1.0101
     assert tight.gap < 1 + 1e-7
-
-
-@pytest.mark.share(2)
-@pytest.mark.parametrize("shape", [(100, 100), (100, 300), (200, 100)])
-@pytest.mark.parametrize("side", ["row", "both"])
-def test_a_hundred_is_quick(shape, side):
-    A = rng(7).standard_normal(shape)
-    begin = time.process_time()
-    best = optimal_diagonal_scaling(A, side=side)
-    assert time.process_time() - begin < 10
-    assert best.gap < 1 + 1e-5

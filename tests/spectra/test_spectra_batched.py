@@ -1,5 +1,4 @@
 import math
-import time
 from statistics import median
 
 import mpmath
@@ -261,24 +260,6 @@ def test_shapes_that_do_not_match():
         scaled_gram_conditions(ones, torch.ones(2, 4, dtype=torch.float64))
     with pytest.raises(MatrixError, match="expected factors"):
         stacked_conditions(ones)
-
-
-@pytest.mark.slow
-def test_not_much_slower_than_the_eigenvalues_alone():
-    rng = np.random.default_rng(11)
-    rows, roots = layer(rng, 60, 101, 100, active=0.5)
-    factors = [rows[root != 0] * root[root != 0, None] for root in roots.T]
-    tasks = {
-        "batched": lambda: scaled_gram_conditions(rows, roots),
-        "one by one": lambda: [torch.linalg.eigvalsh(F @ F.T) for F in factors],
-    }
-    seconds = {name: [] for name in tasks}
-    for _ in range(15):
-        for name, task in tasks.items():
-            start = time.perf_counter()
-            task()
-            seconds[name].append(time.perf_counter() - start)
-    assert median(seconds["batched"]) < 3 * median(seconds["one by one"])
 
 
 def test_libraries_that_start_threads_of_their_own_have_one_meanwhile():

@@ -3,7 +3,6 @@
 import functools
 import logging
 import math
-import time
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInve
 from hesscond.spectra.matrix_free import SolverLimits, operator_condition
 from hesscond.spectra.search_space import Excluded, lowest
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.threads import one_thread
 from tests.spectra.layer_case import layer_hessian
 from tests.spectra.spectra_cases import Counting, generator, prescribed
 
@@ -521,6 +519,7 @@ def test_broken_operators(dense_order):
         smallest_nonzero(Dense(A, psd=True), dense_order=dense_order)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
@@ -553,35 +552,6 @@ def test_eigenvectors_are_orthonormal_and_residuals_true():
     true = torch.linalg.vector_norm(A @ V - V * result.eigenvalues, dim=0)
     assert torch.allclose(result.residuals, true, atol=1e-14)
     assert result.eigenvalues.tolist() == sorted(result.eigenvalues.tolist(), reverse=True)
-
-
-@pytest.mark.share(4)
-@pytest.mark.slow
-def test_layer_of_the_full_data_set_costs_a_fifth_more_than_its_products():
-    A = layer_hessian(samples=20_000)
-    M = A.kronecker()
-    # threads that wait for each other on a busy machine use processor time
-    with one_thread():
-        started = time.process_time()
-        result = smallest_nonzero(A, inverse=M)
-        elapsed = time.process_time() - started
-    assert result.converged, result.message
-    assert result.products <= 130
-    assert elapsed - A.seconds <= 0.2 * A.seconds
-
-
-@pytest.mark.share(6)
-@pytest.mark.slow
-def test_layer_of_100_000_parameters():
-    """κ ≈ 1e8 in minutes."""
-    A = layer_hessian(inputs=399, units=250, samples=20_000, classes=10)
-    assert A.order == 100_000
-    result = smallest_nonzero(A, inverse=A.kronecker())
-    assert result.converged, result.message
-    v = result.eigenvectors
-    theta = float(v.T @ (A @ v))
-    assert theta == pytest.approx(float(result.eigenvalues), rel=1e-10)
-    assert result.products < 400
 
 
 def test_negative_eigenvalues_that_were_not_counted_are_not_printed():

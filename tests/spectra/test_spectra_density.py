@@ -177,6 +177,7 @@ def test_radau_weights_are_right_however_near_a_gauss_node(near):
     assert np.allclose(exact.below(np.array([0.0, 2.0])), [[0, 0.5], [0.5, 1]], atol=1e-14)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("steps", [1, 2, 7, 30])
 def test_the_bounds_contain_each_probes_measure(name, steps):
@@ -357,6 +358,7 @@ def test_counting_nodes_would_be_wrong_by_many_standard_errors():
     assert not negative.resolved
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("n", [1, 2, 5, 79, 80, 81])
 @pytest.mark.parametrize("method", ["auto", "lanczos"])
 def test_small_operators(n, method):
@@ -388,6 +390,7 @@ def test_one_probe_has_no_error_bar():
 # --- invariances -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("method", ["lanczos", "dense"])
 @pytest.mark.parametrize("exponent", [-100, 100])
@@ -519,6 +522,7 @@ def test_other_operators_are_taken():
 # --- curves ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["lanczos", "dense"])
 def test_the_curve_integrates_to_one_and_is_the_density(name, method):
@@ -609,6 +613,7 @@ JUMPING = [
 ]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("null", [0, 150])
 @pytest.mark.parametrize("function", JUMPING)
 def test_functions_that_jump_know_of_the_null_space(function, null):

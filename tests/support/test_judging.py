@@ -6,7 +6,7 @@ from mpmath import mp
 
 import hesscond
 from tests.support.constructions import KINDS
-from tests.support.judging import FormulaTruth, Spectrum, TwinTruth, Verdict, verdict_of, worst
+from tests.support.judging import FormulaTruth, Spectrum, TwinTruth, verdict_of
 from tests.support.kinds import double
 
 WRONG_BACKWARD = [one for one in KINDS if one.trust == "A1"]
@@ -39,11 +39,6 @@ def measured(*values):
 def test_the_verdict_on_a_condition_number(kappa, values, error, word):
     # what is below the error may be nonzero
     assert verdict_of(kappa, Spectrum(values, error, len(values) if error else None)).word == word
-
-
-def test_the_worst_verdict_counts():
-    verdicts = [("0", Verdict("right", "")), ("1", Verdict("unresolved", "")), ("2", Verdict("refused", ""))]
-    assert [worst(verdicts[:n]) for n in (1, 2, 3)] == ["right", "unresolved", "refused"]
 
 
 def test_a_formula_has_the_hessian_of_automatic_differentiation():
@@ -137,11 +132,6 @@ def test_the_loss_does_not_depend_on_what_is_called_zero_to_second_order(one):
     size = max(float(middle.abs().max()), 1.0 if one.name in ("opposed_samples", "two_formulas") else 0.0)
     assert abs(float((above + below - 2 * middle)[0])) <= 1e-13 * size + 1e-12 * abs(float(middle[0]))
     assert float((above - below)[1:].abs().max() if others else 0.0) <= 1e-11 * max(size, 1e-30)
-
-
-def test_there_are_constructions_of_every_kind():
-    assert {one.trust[:2] for one in KINDS} == {f"A{number}" for number in range(1, 8)}
-    assert len(KINDS) >= 200
 
 
 def test_a_wrong_layer_is_found_in_a_result():

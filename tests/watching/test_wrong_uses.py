@@ -83,6 +83,7 @@ AT_THE_START = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", AT_THE_START)
 def test_what_can_never_work_is_refused_at_the_start(name):
     use, words = AT_THE_START[name]
@@ -113,6 +114,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("option", "place"), [(key, k) for key, (all, _) in OPTIONS.items() for k in range(len(all))])
 def test_an_option_of_another_kind_is_named(option, place):
     value = OPTIONS[option][0][place]
@@ -182,6 +184,7 @@ LATER = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LATER)
 def test_what_makes_no_sense_later_is_refused(name):
     use, words = LATER[name]
