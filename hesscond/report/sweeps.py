@@ -10,7 +10,7 @@ import numpy as np
 
 from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import summary_frame, training_summary
-from hesscond.report.tables import Column, TextTable, bounded, known, number, numbers, text_table, words
+from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, text_table, words
 from hesscond.roles import NETWORK
 
 if TYPE_CHECKING:
@@ -283,48 +283,47 @@ def of_level(cells: pd.DataFrame) -> dict[str, float]:
 def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
     """`comparison_frame` for the terminal, with a title above."""
     levels = [level for level in LEVELS if f"{level}_kappa" in frame]
-    shared = "shares" in frame and frame["shares"].any()
-    accurate = frame[ACCURACY].notna().any()
     caption = (
         "loss: the last iterations, median over the seeds; time: of an iteration, vanilla = 1; κ: median over blocks, "
         "moments and seeds in the plain parameters, below it in the method's own coordinates, ≥: the unresolved leave "
         "it open; λη/2: largest |λ| in the own coordinates times half the rate, 1 is the edge of stability; rate *: at "
         "the edge of the grid"
-        + (
-            "; gain: share of what the best diagonal and, below it, the best Kronecker scaling "
-            "would gain in log κ, of the layers of which that is known"
-            if shared
-            else ""
-        )
     )
-    titles = ["method", ">rate", ">loss" + "\nacc.%" * bool(accurate), ">time"]
-    titles += [f">κ {level}\nown" for level in levels] + [f">λη/2\n{level}" for level in levels[-1:]]
-    table = TextTable([*titles, *([">gain\nof best"] if shared else [])], title=title, caption=caption)
-    for row in frame.to_dict("records"):
-        if row["refusal"]:
-            table.add_row(row["method"], *["–"] * (len(titles) - 1 + shared))
-            continue
-        accuracy = f"\n{number(100 * row[ACCURACY], '.1f')}" if accurate else ""
-        cells = ["\n".join(ends(row, f"{level}_{name}") for name in ("kappa", "kappa_own")) for level in levels]
-        table.add_row(
-            row["method"] + "\n(collapsed)" * (row["collapsed"] == row["seeds"] > 0),
-            f"{row['learning_rate']:.3g}{'*' if row['at_edge'] else ''}",
-            number(row["loss"], ".3f") + accuracy,
-            number(row["time"], ".2f"),
-            *cells,
-            *(number(row[f"{level}_sharpness"], ".2g") for level in levels[-1:]),
-            *(["\n".join(share(row, kind) for kind in OPTIMA)] if shared else []),
-            end_section=True,
+    accuracy = [numbers("acc.%", ACCURACY, ".1f", 100)] if frame[ACCURACY].notna().any() else []
+    collapsed = frame["collapsed"].eq(frame["seeds"]) & frame["seeds"].gt(0)
+    names = [f"{name}\n(collapsed)" if so else name for name, so in zip(frame["method"], collapsed, strict=True)]
+    columns = [
+        words("method", "name"),
+        Column("rate", lambda row: number(row["learning_rate"], ".3g") + "*" * bool(row["at_edge"])),
+        stacked(numbers("loss", "loss", ".3f"), *accuracy),
+        numbers("time", "time", ".2f"),
+        *(stacked(bounded(f"κ {level}", f"{level}_kappa"), bounded("own", f"{level}_kappa_own")) for level in levels),
+        *(numbers(f"λη/2\n{level}", f"{level}_sharpness", ".2g") for level in levels[-1:]),
+    ]
+    if "shares" in frame and frame["shares"].any():
+        columns.append(stacked(*(shares(title, kind) for title, kind in zip(("gain", "of best"), OPTIMA, strict=True))))
+        caption += (
+            "; gain: share of what the best diagonal and, below it, the best Kronecker scaling would gain in log κ, of "
+            "the layers of which that is known"
         )
-    return table
+    return text_table(frame.assign(name=names), columns, caption, title, spaced=True)
 
 
-def ends(row: Mapping[str, Any], name: str) -> str:
-    """A median κ, or its lower bound where it is open."""
-    return known(row[name], row[f"{name}_lower"])
+def stacked(*columns: Column) -> Column:
+    """Columns as one, with their titles and cells below one another; a row without any number has one dash."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        cells = [column.cell(row) for column in columns]
+        return DASH if set(cells) == {DASH} else "\n".join(cells)
+
+    return Column("\n".join(column.title for column in columns), cell)
 
 
-def share(row: Mapping[str, Any], kind: str) -> str:
-    """A share, or the interval between its bounds."""
-    low, high = (number(row[f"share_{kind}_{end}"], ".2f") for end in ("lower", "upper"))
-    return low if low == high else f"{low}…{high}"
+def shares(title: str, kind: str) -> Column:
+    """Column of a share, or of the interval between its bounds."""
+
+    def cell(row: Mapping[str, Any]) -> str:
+        low, high = (number(row[f"share_{kind}_{end}"], ".2f") for end in ("lower", "upper"))
+        return low if low == high else f"{low}…{high}"
+
+    return Column(title, cell)

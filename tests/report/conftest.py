@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from hesscond.methods import registered
 from hesscond.runs import RunLog, StoredRun, open_run
-from tests.report_page import logged, probe
 
 
 def write_run(
@@ -128,12 +126,3 @@ def twelve_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
     folder = tmp_path_factory.mktemp("twelve")
     names = [*[method.name for method in registered()][:11], "bnp+groupnorm"]
     return [write_run(folder / name, name, iterations=12) for name in names]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> SimpleNamespace:
-    """Made-up runs in fresh folders with the rows that are given, and rows for them."""
-    count = iter(range(1000))
-    return SimpleNamespace(
-        run=lambda *args, **facts: logged(tmp_path / f"run{next(count)}", *args, **facts), probe=probe
-    )

@@ -10,7 +10,7 @@ import pytest
 from hesscond.errors import ConfigError
 from hesscond.report import html_report, write_report
 from hesscond.report.html_report import render_report
-from tests.report_page import Page, study
+from tests.report_page import Page, logged, probe, study
 
 
 @pytest.fixture(scope="module")
@@ -85,9 +85,8 @@ def test_each_configuration_repeats_its_run(runs, page):
     assert [tomllib.loads(content) for content in page.inside("pre")] == [run.config for run in runs]
 
 
-def test_runs_of_several_learning_rates_have_a_row_each(make):
-    probes = [make.probe()]
-    grid = [make.run("bnp", learning_rate=rate, probes=probes) for rate in (0.1, 0.3)]
+def test_runs_of_several_learning_rates_have_a_row_each(tmp_path):
+    grid = [logged(tmp_path / str(rate), "bnp", learning_rate=rate, probes=[probe()]) for rate in (0.1, 0.3)]
     cells = Page(render_report(grid)).inside("td")
     assert {"0.1", "0.3"} <= set(cells)
 
