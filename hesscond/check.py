@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hesscond.capture import Batch, Diagonal, Factor, Layer, LayerCapture, LossFunction
+from hesscond.capture import Batch, DiagonalS, FactoredS, Layer, LayerCapture, LossFunction
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
@@ -548,9 +548,9 @@ def as_block(H: HessianOperator) -> NetworkHessian:
 def most_curved(own: LayerCapture) -> int:
     """Unit with the largest curvature, whose product is most informative."""
     curvature = own.curvature
-    if isinstance(curvature, Diagonal):
+    if isinstance(curvature, DiagonalS):
         sizes = curvature.root.square().sum(0)
-    elif isinstance(curvature, Factor):
+    elif isinstance(curvature, FactoredS):
         sizes = curvature.B.square().sum((0, 1, 3))
     else:
         sizes = curvature.matrices.square().sum((1, 2))

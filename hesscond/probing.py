@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hesscond.applied import ProbeMethod, applied
-from hesscond.capture import MEMORY, Batch, LossFunction, Progress, ProgressRecord
+from hesscond.capture import MEMORY, Batch, LossFunction, ProbeProgress, ProgressRecord
 from hesscond.capture.weighting import BatchWeight, check_weighting
 from hesscond.capture.wrappers import check_problem, measurable
 from hesscond.errors import ConfigError, bytes_of
@@ -48,7 +48,7 @@ def probe(
     check: bool = True,
     lift_casts: bool = True,
     products: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ProbeProgress], None] | None = None,
 ) -> ProbeResult:
     """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
 
@@ -181,7 +181,7 @@ def probe(
     check_weighting(reduction, weight)
     size = bytes_of(memory)
     if progress is not None and not callable(progress):
-        raise ConfigError(f"progress must be a function of a hesscond.capture.Progress, not {progress!r}")
+        raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
     choice = Choice.of(model, layers, blocks, level)
     if units is not None and (layers is None or level != "unit"):
         raise ConfigError(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import hesscond
 from hesscond import layer_probe
-from hesscond.capture import Diagonal, Factor, Formed, capturing
+from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing
 from hesscond.capture.captured import LayerInputs
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.capture.request import Request
@@ -51,18 +51,18 @@ def roots(change):
     """``change`` of the root of S, or of the factor's rows, or of the matrices, whichever it is."""
 
     def changed(request, curvature):
-        field = {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)]
+        field = {DiagonalS: "root", FactoredS: "B", FormedH: "matrices"}[type(curvature)]
         return replace(curvature, **{field: change(request, getattr(curvature, field))})
 
     return with_curvature(changed)
 
 
 def without_signs(request, curvature):
-    return replace(curvature, sign=None) if isinstance(curvature, (Diagonal, Factor)) else curvature
+    return replace(curvature, sign=None) if isinstance(curvature, (DiagonalS, FactoredS)) else curvature
 
 
 def without_negative_part(request, curvature):
-    if not isinstance(curvature, Diagonal) or curvature.sign is None:
+    if not isinstance(curvature, DiagonalS) or curvature.sign is None:
         return curvature
     return replace(curvature, root=curvature.root * (curvature.sign > 0), sign=None)
 

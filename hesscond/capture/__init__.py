@@ -4,11 +4,11 @@ The lowest package: it imports nothing else of hesscond but the errors. `forward
 read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.
 """
 
-from hesscond.capture.captured import Diagonal, EntryBounds, Factor, Formed, LayerCapture, LayerInputs
+from hesscond.capture.captured import DiagonalS, EntryBounds, FactoredS, FormedH, LayerCapture, LayerInputs
 from hesscond.capture.capturing import MEMORY, Captures, capture
 from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, converted
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
-from hesscond.capture.progress import STOPPED, Progress, ProgressRecord
+from hesscond.capture.progress import STOPPED, ProbeProgress, ProgressRecord
 from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import (
     FeatureStatistics,
@@ -25,17 +25,17 @@ __all__ = [
     "STOPPED",
     "Batch",
     "Captures",
-    "Diagonal",
+    "DiagonalS",
     "EntryBounds",
-    "Factor",
+    "FactoredS",
     "FeatureStatistics",
-    "Formed",
+    "FormedH",
     "Geometry",
     "Layer",
     "LayerCapture",
     "LayerInputs",
     "LossFunction",
-    "Progress",
+    "ProbeProgress",
     "ProgressRecord",
     "Recorded",
     "Recorder",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.captured import TINY, Diagonal, Factor
+from hesscond.capture.captured import TINY, DiagonalS, FactoredS
 from hesscond.capture.graph import nodes
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
@@ -237,7 +237,7 @@ class DiagonalSink:
         below = root_sum_squares(kept[1])
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
-    def result(self, noise: torch.Tensor, limit: float) -> Diagonal:
+    def result(self, noise: torch.Tensor, limit: float) -> DiagonalS:
         """Root √|S| and signs of S; with terms of both signs, S is the difference of the two sums.
 
         ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units where √|S| is at most
@@ -246,7 +246,7 @@ class DiagonalSink:
         lost = self.near(noise, limit).any(0)
         known = of_units(noise[None], self.units)[0, :, :, 0] * lost if lost.any() else None
         if self.negative is None or not self.negative.any():
-            return Diagonal(self.root, None, known)
+            return DiagonalS(self.root, None, known)
         S = (self.root - self.negative) * (self.root + self.negative)
         terms = self.root.square() + self.negative.square()
         cancelled = S.abs() <= LEFT * terms
@@ -254,7 +254,7 @@ class DiagonalSink:
             error = LOST * torch.finfo(S.dtype).eps * terms
             error = error / torch.maximum(S.abs(), error).sqrt().clamp_min(TINY) * cancelled
             known = error if known is None else torch.hypot(known, error)
-        return Diagonal(S.abs().sqrt(), S.sign(), known)
+        return DiagonalS(S.abs().sqrt(), S.sign(), known)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
         """Boolean mask (J, u) of entries where the root of S is nonzero and at most ``limit`` times its ``noise``."""
@@ -275,12 +275,12 @@ class FactorSink:
         """Add backward passes (k, J, m, q)."""
         self.B[rows] = of_units(values, self.units)
 
-    def result(self, noise: torch.Tensor, limit: float) -> Factor:
+    def result(self, noise: torch.Tensor, limit: float) -> FactoredS:
         """Factor of all passes; ``noise`` (J, m, q) and ``limit`` as for `DiagonalSink`, but summed over positions."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
             own = own * self.near(noise, limit).any(0)
-        return Factor(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
+        return FactoredS(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
         """Boolean mask (J, u) like that of a `DiagonalSink`, for all positions of a block together."""

@@ -150,7 +150,7 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
-class Diagonal:
+class DiagonalS:
     """Diagonal S_i over all positions: the second derivatives of the loss in one pre-activation each."""
 
     root: torch.Tensor  # √|S_pp| (J q, u) float64 of each unit
@@ -162,7 +162,7 @@ class Diagonal:
 
 
 @dataclass(frozen=True)
-class Factor:
+class FactoredS:
     """Factor of S = Σ_r s_r b_r b_rᵀ in each block, over the positions of all units of the block together.
 
     With signs (R, J, u), only the blocks of S within a unit are meaningful. ``norms`` are those of the blocks of S if
@@ -176,7 +176,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Formed:
+class FormedH:
     """Hessians in the parameters, where they are cheaper to differentiate than S."""
 
     matrices: torch.Tensor  # (u, n̂, n̂) float64, or (1, m n̂, m n̂) for a whole layer
@@ -185,7 +185,7 @@ class Formed:
     terms: int  # number of products that were summed up for an entry
 
 
-Curvature = Diagonal | Factor | Formed
+Curvature = DiagonalS | FactoredS | FormedH
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class LayerCapture:
 
         S is ``vanishing``, or products with its entries underflow, or Ĥ is ``repeating``.
         """
-        if self.vanishing or self.repeating or not isinstance(self.curvature, Diagonal) or not self.inputs.calls:
+        if self.vanishing or self.repeating or not isinstance(self.curvature, DiagonalS) or not self.inputs.calls:
             return self.vanishing or (REPEATED if self.repeating else NOTHING)
         root = smallest_nonzero(self.curvature.root)
         types = {x.dtype for x, _ in self.inputs.calls}
@@ -233,11 +233,11 @@ class LayerCapture:
         return UNDERFLOW if root * least < TINY else NOTHING
 
     def split(self, parts: int) -> list[LayerCapture]:
-        """Split into captures of ``parts`` of equally many samples, for a dense layer with a `Diagonal` S ≥ 0."""
-        assert isinstance(self.curvature, Diagonal)
+        """Split into captures of ``parts`` of equally many samples, for a dense layer with a `DiagonalS` S ≥ 0."""
+        assert isinstance(self.curvature, DiagonalS)
         roots = self.curvature.root.chunk(parts)
         found = [
-            replace(self, inputs=inputs, curvature=Diagonal(root, None))
+            replace(self, inputs=inputs, curvature=DiagonalS(root, None))
             for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
         ]
         # if no number of the whole is lost, none of a part is
@@ -279,7 +279,7 @@ class LayerCapture:
 
         None: there is no such round-off.
         """
-        assert isinstance(self.curvature, Factor)
+        assert isinstance(self.curvature, FactoredS)
         norms = self.curvature.norms
         if norms is None:
             return None
@@ -293,7 +293,7 @@ class LayerCapture:
         The error of Σ_p b_p ĥ_p is at most √q·eps·‖b‖‖ĥ‖ (probable growth of a sum's error). None: with one position
         there is no sum, and the entries are accurate to the last digit if b is.
         """
-        assert isinstance(self.curvature, Factor)
+        assert isinstance(self.curvature, FactoredS)
         columns, noise = self.columns(units), self.curvature.noise
         if self.inputs.positions == 1 and (noise is None or not noise.any()):
             return [None] * len(units)
@@ -310,7 +310,7 @@ class LayerCapture:
         They do so behind a mean over the positions, for example: S then has rank 1 in each block, whatever the number
         of terms.
         """
-        assert isinstance(self.curvature, Factor)
+        assert isinstance(self.curvature, FactoredS)
         columns = self.columns(units)
         B, sign, norms = self.curvature.B[:, :, columns], self.curvature.sign, self.curvature.norms
         if sign is None and norms is None:
@@ -321,14 +321,14 @@ class LayerCapture:
             norms = norms[:, columns]
         noise = self.curvature.noise
         noise = None if noise is None else noise[:, columns]
-        return replace(self, units=tuple(units), curvature=Factor(B, sign, norms, noise))
+        return replace(self, units=tuple(units), curvature=FactoredS(B, sign, norms, noise))
 
     def unit_rows(self, units: Sequence[int], memory: int) -> torch.Tensor:
-        """Rows F_i (u, R J, n̂) of units with H_i = Σ ± (rows)ᵀ(rows), from a `Factor`: Σ_p b_rp ĥ_p for each block.
+        """Rows F_i (u, R J, n̂) of units with H_i = Σ ± (rows)ᵀ(rows), from a `FactoredS`: Σ_p b_rp ĥ_p for each block.
 
         All of ``units`` must belong to one group.
         """
-        assert isinstance(self.curvature, Factor)
+        assert isinstance(self.curvature, FactoredS)
         B, columns = self.curvature.B, self.columns(units)
         group = self.inputs.geometry.group(units[0])
         passes, blocks = B.shape[:2]

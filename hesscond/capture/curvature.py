@@ -26,9 +26,9 @@ from hesscond.capture.backward import (
     separating_subsets,
     sizes_of_terms,
 )
-from hesscond.capture.captured import Diagonal, LayerCapture
+from hesscond.capture.captured import DiagonalS, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
-from hesscond.capture.double_backward import Plan, SecondDerivatives
+from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
@@ -110,7 +110,7 @@ class Differentiator:
         except (NotFiniteError, NoDerivativeError) as error:
             self.failed[request.name] = error
 
-    def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, Plan]:
+    def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, CurvaturePlan]:
         """Plan for every layer; the cost is reported if progress is followed."""
         plans = {}
         for request in requests:
@@ -285,7 +285,7 @@ class Differentiator:
         return found
 
 
-def from_entries(curved: CurvedNode, request: Request) -> Diagonal:
+def from_entries(curved: CurvedNode, request: Request) -> DiagonalS:
     """Return the diagonal S of an output layer, from the loss alone."""
     units = list(request.units)
 
@@ -294,7 +294,7 @@ def from_entries(curved: CurvedNode, request: Request) -> Diagonal:
         return laid_out.flatten(0, 1)[:, units]
 
     signs = curved.entry_signs()
-    return Diagonal(chosen(curved.entry_roots()), None if signs is None else chosen(signs))
+    return DiagonalS(chosen(curved.entry_roots()), None if signs is None else chosen(signs))
 
 
 def is_diagonal(curved: CurvedNode, request: Request) -> bool:

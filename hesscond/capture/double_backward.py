@@ -25,7 +25,7 @@ from hesscond.capture.backward import (
     separating_subsets,
     size_of_terms,
 )
-from hesscond.capture.captured import EPS, TINY, Curvature, Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture.captured import EPS, TINY, Curvature, DiagonalS, FactoredS, FormedH, LayerCapture
 from hesscond.capture.curved import CANCELLED as SATURATED
 from hesscond.capture.curved import without_cancellation
 from hesscond.capture.evaluation import is_finite
@@ -54,7 +54,7 @@ TRIALS, LARGER = 3, 16.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class CurvaturePlan:
     """Route to the curvature of a layer, with the number of directions it takes."""
 
     blocks: int
@@ -175,12 +175,12 @@ class SecondDerivatives:
                 return False
         return True
 
-    def planned(self, request: Request) -> Plan:
+    def planned(self, request: Request) -> CurvaturePlan:
         """Plan S, or the Hessian in the parameters where that takes fewer derivatives or S does not fit."""
         geometry = Geometry.of(request.layer)
         n, units = geometry.n_params, geometry.units if request.whole else len(request.units)
         if request.parameters is not None:
-            return Plan(1, 0, True, len(request.units) * n)
+            return CurvaturePlan(1, 0, True, len(request.units) * n)
         blocks, finest = self.samples if request.splits(self.samples) else 1, request.positions_apart()
         positions = request.inputs(blocks).positions
         if finest > blocks and self.is_apart(request, finest):
@@ -188,10 +188,10 @@ class SecondDerivatives:
         elif positions < n and not self.is_apart(request, self.samples):
             blocks, positions = 1, positions * blocks
         if positions >= n or not self.has_room(request, blocks, positions):
-            return Plan(blocks, positions, True, len(request.units) * n)
-        return Plan(blocks, positions, False, units * positions)
+            return CurvaturePlan(blocks, positions, True, len(request.units) * n)
+        return CurvaturePlan(blocks, positions, False, units * positions)
 
-    def report_plan(self, request: Request, plan: Plan) -> None:
+    def report_plan(self, request: Request, plan: CurvaturePlan) -> None:
         """Report the expected cost of a plan, from the time of one derivative and the savings of a separator."""
         seeds = [torch.ones_like(variable)[None] for variable in self.variables[request.name]]
         began = time.perf_counter()
@@ -201,7 +201,7 @@ class SecondDerivatives:
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
         self.progress.plan(request.name, steps, each)
 
-    def capture(self, request: Request, plan: Plan) -> LayerCapture:
+    def capture(self, request: Request, plan: CurvaturePlan) -> LayerCapture:
         """Capture the curvature of a layer by the route of its plan."""
         blocks, positions = plan.blocks, plan.positions
         if request.parameters is not None:
@@ -308,7 +308,7 @@ class SecondDerivatives:
         bias = len(request.parameters) - request.parameters.count(None) - 1
         return [from_unit_weights(request.layer, mask[:, 0, :, bias:])[0], mask[0, 0, :, 0]][: 1 + bias]
 
-    def diagonal(self, request: Request, blocks: int) -> Diagonal:
+    def diagonal(self, request: Request, blocks: int) -> DiagonalS:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
         units = torch.tensor(request.units)
         self.budget.take(request, 2 * blocks * len(units))
@@ -322,10 +322,10 @@ class SecondDerivatives:
             bounds = LARGER * seen + ROUNDING * S.abs()
             if (bounds <= S.abs() / 2).all():
                 root = S.abs().sqrt()
-                return Diagonal(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
+                return DiagonalS(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
         return diagonal_of(S, self.sizes(request, S.abs().amax(0), blocks, 1))
 
-    def unit_factors(self, request: Request, blocks: int, positions: int) -> Factor:
+    def unit_factors(self, request: Request, blocks: int, positions: int) -> FactoredS:
         """Return signed factors of S_i (J, q, q) of every unit, from its eigendecomposition."""
         count = len(request.units)
         self.budget.take(request, 3 * positions * blocks * count * positions)
@@ -346,14 +346,14 @@ class SecondDerivatives:
         factor = joint_factor(matrices(), (positions, blocks, count), request.deltas[0].device)
         return self.with_sizes(request, factor, blocks, positions)
 
-    def with_sizes(self, request: Request, factor: Factor, blocks: int, positions: int) -> Factor:
+    def with_sizes(self, request: Request, factor: FactoredS, blocks: int, positions: int) -> FactoredS:
         """Return a factor with ``norms`` that cover the round-off of the sums in S."""
         assert factor.norms is not None
         found = factor.B.square().sum(0).amax((0, 2))
         sizes = self.sizes(request, found.amax()[None] if request.whole else found, blocks, positions)
         return replace(factor, norms=torch.maximum(factor.norms, sizes))
 
-    def whole_factor(self, request: Request, blocks: int, positions: int) -> Factor:
+    def whole_factor(self, request: Request, blocks: int, positions: int) -> FactoredS:
         """Return the signed factor of S (J, m q, m q) over all units together."""
         units = Geometry.of(request.layer).units
         order = units * positions
@@ -411,7 +411,7 @@ class SecondDerivatives:
         rounding = ROUNDING * (sizes[largest] * v.norm(dim=1)).norm()
         return agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
 
-    def in_parameters(self, request: Request, blocks: int) -> Formed:
+    def in_parameters(self, request: Request, blocks: int) -> FormedH:
         """Return Hessians Ĥᵀ(SĤ), one direction per parameter; rounding, bounded by `spread`, limits their κ."""
         inputs, geometry = request.inputs(blocks), Geometry.of(request.layer)
         n, positions = geometry.n_params, inputs.positions
@@ -441,9 +441,9 @@ class SecondDerivatives:
         sizes = torch.maximum(largest, self.sizes(request, found, blocks, positions))
         spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
         spread = spread.view(count, order)
-        return Formed(symmetric(matrices), spread, blocks * positions)
+        return FormedH(symmetric(matrices), spread, blocks * positions)
 
-    def in_weights(self, request: Request) -> Formed:
+    def in_weights(self, request: Request) -> FormedH:
         """Return Hessians in the weight and bias themselves, for a layer that is used in several ways."""
         geometry, layer = Geometry.of(request.layer), request.layer
         n, units = geometry.n_params, geometry.units
@@ -479,7 +479,7 @@ class SecondDerivatives:
         largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
         sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
         spread = sizes.sqrt()[:, None].expand(count, order)
-        return Formed(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
+        return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -491,9 +491,9 @@ def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return rows, torch.where(values < 0, -1.0, 1.0).T.to(rows), values.abs().amax(1)
 
 
-def diagonal_of(S: torch.Tensor, norm: torch.Tensor) -> Diagonal:
+def diagonal_of(S: torch.Tensor, norm: torch.Tensor) -> DiagonalS:
     """Return S (J, u) as roots and signs, known up to round-off of the size ``norm`` (u,) or of its largest entry."""
-    return Diagonal(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs().amax(0)))
+    return DiagonalS(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs().amax(0)))
 
 
 def joint_factor(
@@ -501,21 +501,21 @@ def joint_factor(
     shape: tuple[int, int, int],
     device: torch.device,
     sizes: torch.Tensor | None = None,
-) -> Factor:
+) -> FactoredS:
     """Factors of the S_i (J, q, q) of every unit, shape (q, J, u), known up to round-off of ``sizes`` (J, u)."""
     B = torch.zeros(*shape, shape[0], dtype=torch.float64, device=device)
     signs = torch.ones(shape, dtype=torch.float64, device=device)
     norms = torch.zeros(shape[1:], dtype=torch.float64, device=device)
     for column, S in enumerate(matrices):
         B[:, :, column], signs[:, :, column], norms[:, column] = signed_roots(S)
-    return Factor(B, signs if (signs < 0).any() else None, norms if sizes is None else torch.maximum(norms, sizes))
+    return FactoredS(B, signs if (signs < 0).any() else None, norms if sizes is None else torch.maximum(norms, sizes))
 
 
-def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None) -> Factor:
+def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None) -> FactoredS:
     """Factor of S (J, m q, m q) of all units together, known up to round-off of ``sizes`` (J,)."""
     B, signs, norms = signed_roots(S)
     norms = norms if sizes is None else torch.maximum(norms, sizes)
-    return Factor(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
+    return FactoredS(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
 
 
 def first_line(error: Exception) -> str:

@@ -38,7 +38,7 @@ class LayerProgress:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProbeProgress:
     """Progress of `hesscond.probe` with the second derivatives of the layers.
 
     Attributes
@@ -71,10 +71,10 @@ class Progress:
 
 @dataclass
 class ProgressRecord:
-    """Record of the derivatives of each layer; ``callback`` receives the `Progress` after every step."""
+    """Record of the derivatives of each layer; ``callback`` receives the `ProbeProgress` after every step."""
 
-    callback: Callable[[Progress], None] | None = None
-    reason: str = ""  # that of `Progress`
+    callback: Callable[[ProbeProgress], None] | None = None
+    reason: str = ""  # that of `ProbeProgress`
     _layers: dict[str, LayerProgress] = field(default_factory=dict)
     _began: float = 0.0
     _last: float = 0.0
@@ -109,7 +109,7 @@ class ProgressRecord:
         if self.callback is not None:
             seconds = {name: own.spent + own.left for name, own in self._layers.items()}
             left = sum(own.left for own in self._layers.values())
-            self.callback(Progress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
+            self.callback(ProbeProgress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
         if self._stopped:
             raise Stopped
 

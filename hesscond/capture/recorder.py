@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture.captured import Diagonal, LayerCapture, LayerInputs
+from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.evaluation import LossFunction
 from hesscond.capture.layers import Layer
@@ -96,7 +96,7 @@ class Recorded(NamedTuple):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
             rows = h.flatten(0, 1)
             inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
-            every = LayerCapture(name, inputs, units[name], Diagonal(root.flatten(0, 1), None), OUTPUT_ROUTE)
+            every = LayerCapture(name, inputs, units[name], DiagonalS(root.flatten(0, 1), None), OUTPUT_ROUTE)
             for own, captured in zip(found, every.split(len(passes)), strict=True):
                 own[name] = captured
         return found

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.captured import Curvature, Diagonal, Factor, Formed, LayerCapture, LayerInputs
+from hesscond.capture.captured import Curvature, DiagonalS, FactoredS, FormedH, LayerCapture, LayerInputs
 from hesscond.capture.forward import Call
 from hesscond.capture.layers import Geometry, Layer, by_position, from_position
 from hesscond.errors import NotFiniteError
@@ -100,7 +100,7 @@ class Request:
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
         """Capture with this curvature; raise a NotFiniteError if it is not finite."""
-        tensor = getattr(curvature, {Diagonal: "root", Factor: "B", Formed: "matrices"}[type(curvature)])
+        tensor = getattr(curvature, {DiagonalS: "root", FactoredS: "B", FormedH: "matrices"}[type(curvature)])
         if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
             raise NotFiniteError(NOT_FINITE)
         if blocks is None:

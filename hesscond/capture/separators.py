@@ -55,7 +55,7 @@ TOGETHER = 2**22
 
 
 @dataclass(frozen=True)
-class Target:
+class Variables:
     """Variables in which to differentiate twice, as entries (k, J, w) for J blocks of samples or positions."""
 
     variables: Sequence[Any]  # tensors or edges of the graph
@@ -66,7 +66,7 @@ class Target:
     splits: Callable[[int], bool]  # whether the entries split into a number of blocks
 
     @classmethod
-    def of_edge(cls, edge: GradientEdge, device: torch.device) -> Target:
+    def of_edge(cls, edge: GradientEdge, device: torch.device) -> Variables:
         """Target of a tensor within the graph, whose blocks are consecutive."""
         shape = shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
@@ -83,7 +83,7 @@ class Target:
         return cls([edge], numel, seeds, entries, lambda blocks: numel % blocks == 0)
 
     @classmethod
-    def of_request(cls, request: Request) -> Target:
+    def of_request(cls, request: Request) -> Variables:
         """Target of the pre-activations of a layer, ordered unit by unit within a block."""
         units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
 
@@ -102,7 +102,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ParameterRows:
     """Parameters that are differentiated directly, and the entries of them that belong to each of some units."""
 
     name: str  # of the block of parameters
@@ -117,7 +117,7 @@ class Rows:
         """Nodes of the variables in the graph."""
         return {get_gradient_edge(variable).node for variable in self.variables}
 
-    def target(self) -> Target:
+    def target(self) -> Variables:
         """Target of the parameters in one block, since all samples share them."""
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
@@ -130,16 +130,16 @@ class Rows:
             ]
             return torch.stack([self.vector_of(own) for own in zip(*parts, strict=True)])[:, None]
 
-        return Target(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
+        return Variables(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
 
 
 #: Variables in front of a separator: the pre-activations of a layer, or parameters.
-Requested = Request | Rows
+Requested = Request | ParameterRows
 
 
-def target_of(target: Requested) -> Target:
+def target_of(target: Requested) -> Variables:
     """Target of the second derivatives of a target."""
-    return target.target() if isinstance(target, Rows) else Target.of_request(target)
+    return target.target() if isinstance(target, ParameterRows) else Variables.of_request(target)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Separator:
 class Segment:
     """Map from a target to a separator z behind it, with its first and second derivatives."""
 
-    def __init__(self, target: Target, separator: Separator, budget: Budget) -> None:
+    def __init__(self, target: Variables, separator: Separator, budget: Budget) -> None:
         self.target, self.separator, self.budget = target, separator, budget
         u = separator.gradient.clone().requires_grad_()
         pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
@@ -276,7 +276,7 @@ class Separators:
 
     def __init__(self, loss: torch.Tensor, requests: Sequence[Requested], samples: int, budget: Budget) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
-        self.requests = [r for r in requests if isinstance(r, Rows) or r.parameters is None]
+        self.requests = [r for r in requests if isinstance(r, ParameterRows) or r.parameters is None]
         #: by node of a separator that is planned, the node of the one behind it (None: the loss)
         self.behind: dict[Any, Any] = {}
         #: how many blocks each is planned to have
@@ -333,7 +333,7 @@ class Separators:
     def sharing(self, node: Any, request: Requested) -> int:
         """Number of blocks of parameters that may still use a separator at a node, at least 1 for the layer itself."""
         place = self.requests.index(request)
-        return sum(isinstance(self.requests[p], Rows) for p in self.uses[node] if p >= place) or 1
+        return sum(isinstance(self.requests[p], ParameterRows) for p in self.uses[node] if p >= place) or 1
 
     def has_room(self, numbers: int) -> bool:
         """Whether there is room for ``numbers`` float64 numbers in addition to the separators that are held."""
@@ -349,7 +349,7 @@ class Separators:
         for rows in self.requests:
             shapes = [shape_of(node) for node in self.dominators(rows) if self.may_separate(node)]
             sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
-            found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, Rows)}
+            found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, ParameterRows)}
         return sorted(level for level in found if level > self.samples)
 
     @cached_property
@@ -379,7 +379,7 @@ class Separators:
         first, *others = [self.above(leaf) for leaf in request.leaves]
         return [node for node in first if all(node in other for other in others)]
 
-    def chain(self, request: Requested, target: Target, path: Sequence[Any], between: set[Any]) -> Chain:
+    def chain(self, request: Requested, target: Variables, path: Sequence[Any], between: set[Any]) -> Chain:
         """Candidates for separators of a layer, from its dominators ``path`` and all nodes between it and the loss."""
         own = dict.fromkeys(path, 0.0)
         for node in between:
@@ -393,7 +393,7 @@ class Separators:
             if node in fit:
                 numbers.append(total)
             total += own[node]
-        targets = [*(Target.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), target]
+        targets = [*(Variables.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), target]
         levels = self.levels
         mixed: dict[int, list[int]] = {}
         for blocks in levels:
@@ -412,7 +412,7 @@ class Separators:
         numel = shape_of(node).numel()
         return numel > 1 and numel % self.samples == 0
 
-    def mixes(self, upper: Any, target: Target, key: Any, blocks: int) -> bool:
+    def mixes(self, upper: Any, target: Variables, key: Any, blocks: int) -> bool:
         """Whether a derivative of a tensor in one closer to the layers is not exactly zero between different blocks."""
         if (upper, key, blocks) not in self._mixes:
             shape = shape_of(upper)
@@ -509,7 +509,7 @@ class Separators:
         multiplications = MULTIPLICATION * chain.numel[upper] ** 2 / blocks
         if apart is not None and apart % blocks == 0:
             return per_position * (2 * segment + multiplications)
-        if isinstance(request, Rows):
+        if isinstance(request, ParameterRows):
             # units that reach different parts share a direction
             share, (units, width) = self.reached(chain.nodes[upper], request), request.index.shape
             return width * max(1.0, units * share) * passes * segment + units * width * multiplications * share**2
@@ -522,9 +522,9 @@ class Separators:
         edge, target = GradientEdge(node, 0), target_of(request)
         u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
         pulled = torch.autograd.grad([edge], target.variables, [u], create_graph=True, allow_unused=True)
-        blocks = 1 if isinstance(request, Rows) else self.samples
+        blocks = 1 if isinstance(request, ParameterRows) else self.samples
         first = torch.zeros(1, blocks, target.numel // blocks, dtype=torch.float64, device=u.device)
-        if isinstance(request, Rows):
+        if isinstance(request, ParameterRows):
             first[:, :, request.index[0]] = 1
         else:
             first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
@@ -538,7 +538,7 @@ class Separators:
         if node not in self.formed:
             behind = self.behind[node]
             edge = GradientEdge(node, 0)
-            target = Target.of_edge(edge, self.loss.device)
+            target = Variables.of_edge(edge, self.loss.device)
             if behind is None:
                 self.formed[node] = self.from_loss(edge, target, self.blocks[node])
             else:
@@ -548,7 +548,7 @@ class Separators:
                 )
         return self.formed[node]
 
-    def from_loss(self, edge: GradientEdge, target: Target, blocks: int) -> Separator | None:
+    def from_loss(self, edge: GradientEdge, target: Variables, blocks: int) -> Separator | None:
         """Form a separator by two backward passes from the loss; None: samples are coupled, or it does not fit."""
         (gradient,) = torch.autograd.grad(self.loss, [edge], create_graph=True)
         derivatives = Derivatives([gradient], [edge])
@@ -582,7 +582,7 @@ class Separators:
                 return False
         return True
 
-    def from_separator(self, edge: GradientEdge, target: Target, upper: Separator, blocks: int) -> Separator | None:
+    def from_separator(self, edge: GradientEdge, target: Variables, upper: Separator, blocks: int) -> Separator | None:
         """Form a separator from the one behind it; None: blocks are coupled, or it does not fit."""
         found = self.whole(Segment(target, upper, self.budget), min(blocks, len(upper.H)))
         if found is None:

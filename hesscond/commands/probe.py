@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 import hesscond
-from hesscond.capture import STOPPED, Progress
+from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.capture.wrappers import measurable
 from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
@@ -160,9 +160,9 @@ class Watched:
     def __init__(self, say: Say) -> None:
         self.say = say
         self.stopped = False
-        self._latest: Progress | None = None
+        self._latest: ProbeProgress | None = None
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: ProbeProgress) -> None:
         """Show the progress of `hesscond.probe`, and stop it if Ctrl-C was pressed."""
         first, self._latest = self._latest is None, progress
         if first and progress.left > LONG:
@@ -171,7 +171,7 @@ class Watched:
             progress.stop()
         self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
 
-    def _announce(self, progress: Progress) -> None:
+    def _announce(self, progress: ProbeProgress) -> None:
         """Announce the estimated time, and how to reduce it."""
         longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
         others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"

@@ -6,7 +6,7 @@ that need no files; those that the user has on disk are pictures (which `picture
 meshes, views of a scene, and texts, each a `FolderSource`. `preparation.py` changes samples as studies ask for it.
 """
 
-from hesscond.data.dataset import Dataset, Form, Samples, Stream, selected
+from hesscond.data.dataset import Dataset, Form, Samples, SampleStream, selected
 from hesscond.data.loading import fetch, form, load, locate, names, options
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import AUGMENTATIONS, part, standardized
@@ -16,8 +16,8 @@ __all__ = [
     "Dataset",
     "Form",
     "Pictures",
+    "SampleStream",
     "Samples",
-    "Stream",
     "fetch",
     "form",
     "load",

@@ -103,7 +103,7 @@ def selected(inputs: Samples, index: torch.Tensor) -> Samples:
 
 
 @dataclass(frozen=True)
-class Stream:
+class SampleStream:
     """Stream of batches (inputs, targets), which is read anew in every iteration."""
 
     inputs: Samples

@@ -12,7 +12,7 @@ from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import DownloadError, download_files
 from hesscond.data.generated import DIGITS, GENERATED, digits_folder
 from hesscond.data.preparation import part
-from hesscond.data.published import SOURCES, Source
+from hesscond.data.published import SOURCES, PublishedSource
 from hesscond.errors import ConfigError, DataNotFoundError
 
 ENVIRONMENT = "HESSCOND_DATA_DIR"
@@ -227,7 +227,7 @@ def refuse_options(name: str, given: Mapping[str, Any]) -> None:
         raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
 
 
-def _source(name: str, choices: Iterable[str] | None = None) -> Source:
+def _source(name: str, choices: Iterable[str] | None = None) -> PublishedSource:
     if name not in SOURCES:
         raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(sorted(choices or names()))}.")
     return SOURCES[name]
@@ -245,7 +245,7 @@ def _directories(data_dir: Path | str | None) -> list[Path]:
     return [*chosen, Path(pooch.os_cache("hesscond"))]
 
 
-def _locate(source: Source, directories: list[Path], *, may_download: bool) -> tuple[Path, Path]:
+def _locate(source: PublishedSource, directories: list[Path], *, may_download: bool) -> tuple[Path, Path]:
     """Folder searched and the copy found in it, downloaded if there was none."""
     for directory in directories:
         if place := source.find(directory):
@@ -262,7 +262,7 @@ def _locate(source: Source, directories: list[Path], *, may_download: bool) -> t
     return target, place
 
 
-def _not_found(source: Source, directories: list[Path], reason: str) -> DataNotFoundError:
+def _not_found(source: PublishedSource, directories: list[Path], reason: str) -> DataNotFoundError:
     places = " or ".join(_describe(source, directory) for directory in directories)
     return DataNotFoundError(
         f"{source.name} is not in {places}, and {reason}: run `hesscond data fetch {source.name}` where "
@@ -271,7 +271,7 @@ def _not_found(source: Source, directories: list[Path], reason: str) -> DataNotF
     )
 
 
-def _describe(source: Source, directory: Path) -> str:
+def _describe(source: PublishedSource, directory: Path) -> str:
     if not directory.is_dir():
         return f"{directory} (no such folder)"
     if (directory / source.folder).is_dir() and (lacking := source.lacking(directory)):

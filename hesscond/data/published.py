@@ -35,7 +35,7 @@ IDX_SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-class Source(ABC):
+class PublishedSource(ABC):
     """Layout of the files of a data set, with their checksums."""
 
     name: str
@@ -73,7 +73,7 @@ class Source(ABC):
 
 
 @dataclass(frozen=True)
-class CifarSource(Source):
+class CifarSource(PublishedSource):
     """Data set of the CIFAR family, in batches."""
 
     name: str
@@ -135,7 +135,7 @@ class IdxMd5(NamedTuple):
 
 
 @dataclass(frozen=True)
-class IdxSource(Source):
+class IdxSource(PublishedSource):
     """Data set in four idx files."""
 
     name: str
@@ -277,4 +277,4 @@ _ALL = (
     ),
 )
 
-SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
+SOURCES: dict[str, PublishedSource] = {source.name: source for source in _ALL}

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from hesscond.capture import Diagonal, Factor, Formed, LayerCapture
+from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
 from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
@@ -29,12 +29,12 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
     """The Hessians of output units that belong to one group of the layer."""
     curvature, lost = captured.curvature, captured.loses_entries
     columns = [captured.column(unit) for unit in units]
-    if isinstance(curvature, Formed):
+    if isinstance(curvature, FormedH):
         return [
             FormedHessian(curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=lost)
             for column in columns
         ]
-    if isinstance(curvature, Diagonal):
+    if isinstance(curvature, DiagonalS):
         inputs = captured.inputs
         if inputs.geometry.groups == 1:
             rows = captured.H_hat
@@ -60,7 +60,7 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
                 found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))
         return found
     own = captured.narrowed(units)
-    assert isinstance(own.curvature, Factor)
+    assert isinstance(own.curvature, FactoredS)
     B, signs = own.curvature.B, own.curvature.sign
     terms = (B != 0).any(3)
     factors, errors, spreads = own.unit_rows(units, memory // 8), own.row_rounding(units), own.spread(units)
@@ -84,11 +84,11 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
     """The Hessian of all parameters of a layer captured whole."""
     curvature = captured.curvature
     units = captured.inputs.geometry.units
-    if isinstance(curvature, Formed):
+    if isinstance(curvature, FormedH):
         return FormedHessian(curvature.matrices[0], curvature.spread[0], curvature.terms, units, captured.loses_entries)
     if units == 1:
         return unit_hessian(captured, 0, memory)
-    assert isinstance(curvature, Factor)
+    assert isinstance(curvature, FactoredS)
     layer = LayerHessian(captured, memory)
     if layer.count == 0:
         # the loss is nowhere curved
@@ -105,7 +105,7 @@ def unit_conditions(
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
     together = one_group and not captured.loses_entries
-    if isinstance(curvature, Diagonal) and curvature.sign is curvature.error is curvature.norm is None and together:
+    if isinstance(curvature, DiagonalS) and curvature.sign is curvature.error is curvature.norm is None and together:
         rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
         return conditions(FactorStack(rows, curvature.root, rank_bounds=bounds), rtol=rtol)
@@ -148,7 +148,7 @@ def runs(captured: LayerCapture, memory: int) -> list[list[int]]:
     """Captured units in runs of one group whose factors fit into the memory."""
     geometry, curvature = captured.inputs.geometry, captured.curvature
     step = len(captured.units)
-    if isinstance(curvature, Factor):
+    if isinstance(curvature, FactoredS):
         one = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
         step = max(1, memory // 4 // max(one, 1))
     found: list[list[int]] = []

@@ -11,7 +11,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from hesscond.capture import Factor, LayerCapture
+from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
@@ -36,12 +36,12 @@ class LayerHessian(BlockHessian):
     (BBᵀ)∘(ĤĤᵀ), and F is never formed.
     """
 
-    captured: LayerCapture  # a layer captured whole, by a `Factor`
+    captured: LayerCapture  # a layer captured whole, by a `FactoredS`
     memory: int
 
     @cached_property
-    def _factor(self) -> Factor:
-        assert isinstance(self.captured.curvature, Factor)
+    def _factor(self) -> FactoredS:
+        assert isinstance(self.captured.curvature, FactoredS)
         return self.captured.curvature
 
     @property
@@ -348,7 +348,7 @@ def has_dual(P: LinearCoordinates | None) -> bool:
 def sums_to_zero(captured: LayerCapture) -> bool:
     """Whether a common shift of all units is null for S, as for the logits of a softmax."""
     curvature = captured.curvature
-    if not isinstance(curvature, Factor) or captured.inputs.geometry.groups != 1:
+    if not isinstance(curvature, FactoredS) or captured.inputs.geometry.groups != 1:
         return False
     B = curvature.B
     return bool((B.sum(2).abs() <= MERGED * EPS * B.abs().sum(2)).all())

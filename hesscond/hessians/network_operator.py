@@ -25,7 +25,7 @@ from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.precision import named
 from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.second_derivatives import saturates
-from hesscond.capture.separators import Rows, Separators
+from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
@@ -457,10 +457,10 @@ class HessianOperator(NetworkOperator):
         confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
         return {name: own for name, own in confirmed.items() if own is not None}
 
-    def _rows(self, name: str, linearization: Linearization, index: torch.Tensor) -> Rows:
+    def _rows(self, name: str, linearization: Linearization, index: torch.Tensor) -> ParameterRows:
         among = range(len(linearization.leaves)) if self._among is None else self._among
         leaves = [linearization.leaves[i] for i in among]
-        return Rows(name, leaves, self.order, index, self.layout.tensors_of, self.layout.vector_of)
+        return ParameterRows(name, leaves, self.order, index, self.layout.tensors_of, self.layout.vector_of)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hesscond.hessians.parameters import Placement, covered
 from hesscond.hessians.row_space import RowSpace, add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Subspace, SymmetricOperator
-from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, OrthogonalSum, Span
+from hesscond.operators.subspace import CoordinateSpan, DirectSum, KroneckerComplement, OrthogonalSum, Span
 
 #: Null directions are refuted if the product with a random unit vector exceeds this multiple of its rounding.
 TOLERANCE = 8.0
@@ -199,7 +199,7 @@ def in_layer(
     single = index.flatten()[off.flatten() & (product.diagonal() < CLOSE)]
     if len(single):
         reason = f"{len(single)} more of its parameters have no effect: no sample uses them"
-        found.append(NullDirections(f"parameters of layer {name!r}", reason, Coordinates(operator.order, single)))
+        found.append(NullDirections(f"parameters of layer {name!r}", reason, CoordinateSpan(operator.order, single)))
     return found
 
 
@@ -231,7 +231,7 @@ def aligned(
     dead = int(columns.any(0).sum())
     bias = geometry.bias and not placement.first and not bool(columns[:, 0].all())
     # in front of a normalization a bias has no effect, but for rounding
-    if bias and float(gradient[:, 0].norm()) <= flat and holds(operator, Coordinates(operator.order, index[:, 0])):
+    if bias and float(gradient[:, 0].norm()) <= flat and holds(operator, CoordinateSpan(operator.order, index[:, 0])):
         columns[:, 0] = True
         reasons.append("its bias has no effect")
     if units.any():
@@ -276,13 +276,13 @@ def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tens
     found = []
     if len(single):
         reason = f"{len(single)} parameters of other modules have no effect"
-        found.append(NullDirections("parameters of no layer", reason, Coordinates(operator.order, single)))
+        found.append(NullDirections("parameters of no layer", reason, CoordinateSpan(operator.order, single)))
     size = float(operator.gradient.norm())
     for name, rows in operator.parts.items():
         index = torch.arange(rows.start, rows.stop, device=operator.device)
         index = index[outside[index] & ~zero[index]]
         if len(index) and float(operator.gradient[index].norm()) <= FLAT * size:
-            space = Coordinates(operator.order, index)
+            space = CoordinateSpan(operator.order, index)
             if holds(operator, space):
                 found.append(NullDirections(f"parameter {name!r}", "it has no effect, but for rounding", space))
     return found

@@ -9,7 +9,7 @@ import torch
 
 from hesscond.hessians.null_directions import NullDirections, combined
 from hesscond.operators import ApproximateInverse, LinearOperator, Subspace
-from hesscond.operators.subspace import Coordinates, DirectSum, KroneckerComplement, Span
+from hesscond.operators.subspace import CoordinateSpan, DirectSum, KroneckerComplement, Span
 
 #: A basis is one of single units if its entries are within this of 0 and 1.
 EXACT = 1e-12
@@ -123,7 +123,7 @@ def remaining(
     units = [selected(space.Q_C[0]) for _, space in layers]
     for own in others:
         bases = unit_bases(own.subspace, layers, owner)
-        if isinstance(own.subspace, Coordinates) and bool((owner[own.subspace.index] < 0).all()):
+        if isinstance(own.subspace, CoordinateSpan) and bool((owner[own.subspace.index] < 0).all()):
             dropped[own.subspace.index] = True
         elif bases is not None and all(units[number] is not None for number in bases):
             for number, by_unit in bases.items():
@@ -160,7 +160,7 @@ def unit_bases(
     subspace: Subspace, layers: Sequence[tuple[torch.Tensor, KroneckerComplement]], owner: torch.Tensor
 ) -> dict[int, dict[int, torch.Tensor]] | None:
     """Orthonormal bases (n̂, d), by layer and unit, of directions that each belong to one unit; None: they do not."""
-    if isinstance(subspace, Coordinates):
+    if isinstance(subspace, CoordinateSpan):
         found: dict[int, dict[int, torch.Tensor]] = {}
         numbers = owner[subspace.index]
         if bool((numbers < 0).any()):

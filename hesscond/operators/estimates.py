@@ -90,7 +90,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0, method: str 
     return led(A, lambda: estimated_trace(A, plan, seed))
 
 
-def estimated_trace(A: SymmetricOperator, plan: Plan | None, seed: int) -> Estimate[float]:
+def estimated_trace(A: SymmetricOperator, plan: ProductPlan | None, seed: int) -> Estimate[float]:
     """Estimate of the trace by a plan."""
     if plan is None:
         return Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order)
@@ -126,7 +126,7 @@ def diagonal(
     return led(A, lambda: estimated_diagonal(A, plan, seed))
 
 
-def estimated_diagonal(A: SymmetricOperator, plan: Plan | None, seed: int) -> Estimate[torch.Tensor]:
+def estimated_diagonal(A: SymmetricOperator, plan: ProductPlan | None, seed: int) -> Estimate[torch.Tensor]:
     """Estimate of the diagonal by a plan."""
     if plan is None:
         exact = exact_diagonal(A)
@@ -146,7 +146,7 @@ def estimated_diagonal(A: SymmetricOperator, plan: Plan | None, seed: int) -> Es
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProductPlan:
     """Numbers of products for the basis Q, for its image (as many), and for random probes of the rest."""
 
     basis: int
@@ -158,7 +158,7 @@ class Plan:
         return 2 * self.basis + self.probes
 
 
-def planned(A: SymmetricOperator, products: int, method: str, shares: dict[str, int]) -> Plan | None:
+def planned(A: SymmetricOperator, products: int, method: str, shares: dict[str, int]) -> ProductPlan | None:
     """Plan of a method; None: the products suffice for the exact answer."""
     if method not in shares:
         raise ConfigError(f"method is one of {', '.join(shares)}, not {method!r}")
@@ -168,11 +168,11 @@ def planned(A: SymmetricOperator, products: int, method: str, shares: dict[str, 
     if products - 2 * basis < 2:
         fewest = 4 if shares[method] else 2
         raise ConfigError(f"{method} takes at least {fewest} probes to know its error, not {products}")
-    return Plan(basis, products - 2 * basis)
+    return ProductPlan(basis, products - 2 * basis)
 
 
 def split(
-    A: SymmetricOperator, plan: Plan, seed: int
+    A: SymmetricOperator, plan: ProductPlan, seed: int
 ) -> tuple[torch.Tensor, Iterator[tuple[torch.Tensor, torch.Tensor]]]:
     """Diagonal of A − RAR, and blocks of signs ω with RARω."""
     generator = torch.Generator().manual_seed(seed)

@@ -54,7 +54,7 @@ class Span(Subspace):
         return Q @ (Q.T @ vectors)
 
 
-class Coordinates(Subspace):
+class CoordinateSpan(Subspace):
     """Span of some unit vectors, those of the distinct rows ``index`` (d,) of Rⁿ."""
 
     def __init__(self, order: int, index: torch.Tensor) -> None:

@@ -47,7 +47,7 @@ LARGEST = 4000
 ROUNDS = 30
 
 
-class Point(NamedTuple):
+class PathPoint(NamedTuple):
     """Strictly feasible point: weights w (m,), inverse squares x (r,) of column scales, λ, and U, σ, V of W^½LX^−½."""
 
     w: np.ndarray
@@ -115,7 +115,7 @@ def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
     return best._replace(rows=rows, columns=columns, kappa=kappa, steps=steps)
 
 
-def path(L: np.ndarray, *, both: bool, rtol: float) -> Iterator[tuple[Point, Newton]]:
+def path(L: np.ndarray, *, both: bool, rtol: float) -> Iterator[tuple[PathPoint, Newton]]:
     """Yield points along the central path with their Newton steps, until the gap is closed or rounding stops it."""
     m, r = L.shape
     degree = m + 2 * r + (r if both else 0)
@@ -146,13 +146,13 @@ def path(L: np.ndarray, *, both: bool, rtol: float) -> Iterator[tuple[Point, New
         point = following
 
 
-def start(L: np.ndarray) -> Point:
+def start(L: np.ndarray) -> PathPoint:
     """First point: rows of norm 1, λ = σ_min²/2 and ‖M‖ = ½."""
     rows = 1 / np.linalg.norm(L, axis=1)
     U, s, V = decomposition(rows[:, None] * L, np.inf, 1.0)
     shrink = 1 / (s[0] * np.sqrt(2.0))
     s = s * shrink
-    return Point((rows * shrink) ** 2, np.ones(L.shape[1]), 0.5 * float(s[-1]) ** 2, U, s, V)
+    return PathPoint((rows * shrink) ** 2, np.ones(L.shape[1]), 0.5 * float(s[-1]) ** 2, U, s, V)
 
 
 def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.nda
     return U, s, V
 
 
-def held(point: Point, tau: float, degree: int) -> np.ndarray:
+def held(point: PathPoint, tau: float, degree: int) -> np.ndarray:
     """Weights (r,) of the mean of log x that is fixed, since f decreases along the free scale.
 
     All Y_jj / Z_jj become equal with weights ∝ x_j Y_jj, which few columns have for small τ.
@@ -183,7 +183,7 @@ def held(point: Point, tau: float, degree: int) -> np.ndarray:
     return (share / share.sum() * tau + degree / len(share)) / (tau + degree)
 
 
-def newton_step(point: Point, tau: float, pin: np.ndarray, *, both: bool, degree: int) -> Newton | None:
+def newton_step(point: PathPoint, tau: float, pin: np.ndarray, *, both: bool, degree: int) -> Newton | None:
     """Newton step for f + degree · Σ pin_j log x_j; None if rounding leaves no descent direction."""
     U, s, V, level = point.U, point.s, point.V, point.level
     m, r = len(point.w), len(point.x)
@@ -235,7 +235,7 @@ def descent(H: np.ndarray, g: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool, degree: int) -> Point | None:
+def advance(L: np.ndarray, point: PathPoint, step: Newton, tau: float, *, both: bool, degree: int) -> PathPoint | None:
     """Next point along the step; None if no step can be taken.
 
     For one side, f along the line is known from the eigenvalues of the relative changes, so that its minimizer needs no
@@ -252,7 +252,7 @@ def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool
         else:
             x, level = point.x, point.level * (1 + length * step.e)
         if level > 0 and w.min() > 0:
-            new = Point(w, x, level, *decomposition(np.sqrt(w)[:, None] * L / np.sqrt(x), 1 / np.sqrt(level), tau))
+            new = PathPoint(w, x, level, *decomposition(np.sqrt(w)[:, None] * L / np.sqrt(x), 1 / np.sqrt(level), tau))
             if new.s[0] < 1 and new.s[-1] ** 2 > level:
                 fall = length * step.decrement / 10
                 if not both or barrier(new, tau) + drift * length <= before - fall + 1e-9 * abs(before):
@@ -261,7 +261,7 @@ def advance(L: np.ndarray, point: Point, step: Newton, tau: float, *, both: bool
     return None
 
 
-def barrier(point: Point, tau: float) -> float:
+def barrier(point: PathPoint, tau: float) -> float:
     """Barrier f for scalings of both sides."""
     s2 = point.s**2
     inside = np.log(s2 - point.level).sum() + np.log(1 - s2).sum() + 3 * np.log(point.x).sum() + np.log(point.w).sum()
@@ -290,7 +290,7 @@ def line_minimum(rates: np.ndarray, e: float, tau: float, drift: float) -> float
     return high
 
 
-def dual_pair(L: np.ndarray, point: Point, step: Newton, *, both: bool) -> Optimum | None:
+def dual_pair(L: np.ndarray, point: PathPoint, step: Newton, *, both: bool) -> Optimum | None:
     """Corrected inverses as factors, with their bound; None if rounding leaves them indefinite."""
     s2 = point.s**2
     identity = np.eye(len(s2))

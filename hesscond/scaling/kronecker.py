@@ -115,7 +115,7 @@ class Enough(Exception):
     """Raised when an exponent cannot improve the search any further."""
 
 
-class Point(NamedTuple):
+class ScalingPair(NamedTuple):
     """Pair L, R that the search visited, and the exponent at that time."""
 
     L: np.ndarray
@@ -130,12 +130,16 @@ class Spectrum(NamedTuple):
     vectors: np.ndarray
 
 
-class Density(NamedTuple):
+class DensityMatrix(NamedTuple):
     """Density matrix Σ_i p_i u_i u_iᵀ of trace 1, at one end of the spectrum of a matrix G."""
 
     weights: np.ndarray  # p (k,)
     vectors: np.ndarray  # orthonormal rows u_i (k, m n)
     logs: np.ndarray  # log u_iᵀG⁻¹u_i at the upper end, log u_iᵀGu_i at the lower one
+
+
+#: One density matrix at each end of a spectrum.
+Densities = tuple[DensityMatrix, DensityMatrix]
 
 
 def optimal_kronecker_scaling(
@@ -205,7 +209,7 @@ def optimal_kronecker_scaling(
         power = -int(np.frexp(np.abs(given).max())[1])
         given, error = np.ldexp(given, power), np.ldexp(error, power)
         before = FactorForm(given, error=error, rank_bound=rank_bound).condition()
-        search = Search.of(given, (m, n), factors, error)
+        search = PairSearch.of(given, (m, n), factors, error)
         lower = search.run(before, rtol)
         left, right = search.pair()
         result = multiplied(given, left, right)
@@ -232,7 +236,7 @@ def optimal_kronecker_scaling(
 
 
 @dataclass
-class Search:
+class PairSearch:
     """Search for the best pair L, R for a matrix A ≈ core (U ⊗ V)ᵀ.
 
     The orthonormal U (m, m'), V (n, n') remove the null vectors u ⊗ v that all rows of A share.
@@ -247,15 +251,15 @@ class Search:
     convex: bool = False
     evaluations: int = 0
     single: bool = False
-    least: Point | None = None  # point where κ was smallest
+    least: ScalingPair | None = None  # point where κ was smallest
     kappa: float = math.inf  # smallest κ
-    highest: Point | None = None  # point where `lower_bound` was largest
+    highest: ScalingPair | None = None  # point where `lower_bound` was largest
     bound: float = 1.0  # largest lower bound, not yet certified
     looked: int = 0  # number of evaluations at the last search for densities, made or skipped
     settled: float = math.inf  # κ at that time
 
     @classmethod
-    def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> Search:
+    def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> PairSearch:
         """Start of the search: L = I and R = I. A factor that is not free keeps its null vectors."""
         m, n = shape
         columns = np.linalg.norm(entries(error, given), axis=0).reshape(m, n)
@@ -328,7 +332,7 @@ class Search:
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             self.evaluations += 1
             E, E_right = steps(x)
-            point = Point(self.L @ E, self.R @ E_right, power)
+            point = ScalingPair(self.L @ E, self.R @ E_right, power)
             try:
                 found = decomposed(self.scaled(point.L, point.R), rank, exact=False, single=self.single)
                 with np.errstate(divide="raise"):
@@ -357,7 +361,7 @@ class Search:
                 break
         return False
 
-    def passed(self, point: Point, found: Spectrum, rtol: float) -> None:
+    def passed(self, point: ScalingPair, found: Spectrum, rtol: float) -> None:
         """Keep a point if it is the best, and raise `Enough` if its exponent cannot improve the search any further."""
         kappa = float(found.values[0] / found.values[-1])
         if kappa < self.kappa:
@@ -405,7 +409,7 @@ class Search:
         return max(1.0, best * (1 - eta) / (1 + eta))
 
 
-def lower_bound(found: Spectrum, shape: tuple[int, int], densities: tuple[Density, Density], factors: Factors) -> float:
+def lower_bound(found: Spectrum, shape: tuple[int, int], densities: Densities, factors: Factors) -> float:
     """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
     Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
@@ -440,18 +444,18 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], densities: tuple[Densit
     return math.exp(value / 2)
 
 
-def of_eigenvectors(found: Spectrum, power: int) -> tuple[Density, Density]:
+def of_eigenvectors(found: Spectrum, power: int) -> Densities:
     """Density matrices ∝ λ^p and λ^−p, whose partial traces agree where the smooth objective is stationary."""
     logs = np.log(found.values)
     above, below, _ = weighted(logs, power)
     densities = []
     for weights, sign in ((above, -2), (below, 2)):
         kept = weights > NEGLIGIBLE * weights.max()
-        densities.append(Density(weights[kept] / weights[kept].sum(), found.vectors[kept], sign * logs[kept]))
+        densities.append(DensityMatrix(weights[kept] / weights[kept].sum(), found.vectors[kept], sign * logs[kept]))
     return densities[0], densities[1]
 
 
-def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> tuple[Density, Density]:
+def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> Densities:
     """Density matrices in the spans of eigenvectors at both ends, whose partial traces agree better than eigenvectors'.
 
     Where the objective is not yet stationary, mixtures of several eigenvectors can agree though single ones do not.
@@ -496,7 +500,7 @@ def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Facto
     for M, V, forms in zip(pair, ends, (found.values[:k] ** -2.0, found.values[-k:] ** 2), strict=True):
         e, W = np.linalg.eigh(M)
         weights = np.maximum(e, 0)
-        densities.append(Density(weights / weights.sum(), W.T @ V, np.log((W.T**2) @ forms)))
+        densities.append(DensityMatrix(weights / weights.sum(), W.T @ V, np.log((W.T**2) @ forms)))
     return densities[0], densities[1]
 
 

@@ -39,7 +39,7 @@ from hesscond.check import (
     refuse_failed,
     weight_as_parameter,
 )
-from hesscond.data import Samples, Stream
+from hesscond.data import Samples, SampleStream
 from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
 from hesscond.hessians import BlockHessian, CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates
 from hesscond.hessians.blocks import Block, Catalogue, Choice
@@ -299,7 +299,7 @@ class Prober:
         if self._by_products and len(parts) > 1 and self._couples:
             raise RunError(self._coupled(self._by_products[0], chunk))
         hessians, statistics = stream(chunks(), MEMORY) if self.units else ({}, {})
-        pairs: Any = Stream(inputs, targets, parts)
+        pairs: Any = SampleStream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
         data = ProbeData("train", pairs, self._maker(pairs), checks)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from hesscond.data import Dataset, Pictures, Stream, fetch, form, load, locate, options, part, standardized
+from hesscond.data import Dataset, Pictures, SampleStream, fetch, form, load, locate, options, part, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from tests import image_folders
@@ -179,7 +179,7 @@ def test_they_are_pickled_as_paths(folder, written):
 
 def test_a_stream_is_read_anew_every_time(folder, written):
     data = loaded(folder)
-    stream = Stream(data.train_inputs, data.train_targets, [slice(0, 7), slice(7, 18)])
+    stream = SampleStream(data.train_inputs, data.train_targets, [slice(0, 7), slice(7, 18)])
     for _ in range(2):
         inputs, targets = zip(*stream, strict=True)
         assert same(torch.cat(inputs), data.train_inputs[:])

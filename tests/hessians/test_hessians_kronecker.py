@@ -12,7 +12,7 @@ from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import network_null_directions
 from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators import DiagonalInverse
-from hesscond.operators.subspace import Coordinates, KroneckerComplement
+from hesscond.operators.subspace import CoordinateSpan, KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero
 from tests import cases
 from tests.truth import case_truth, layer_truth
@@ -283,5 +283,5 @@ def test_blocks_are_solved_where_they_are_and_nothing_else_is():
     V = torch.ones(5, 1, dtype=torch.float64)
     assert BlockInverse(5, blocks).solve(V)[:, 0].tolist() == [0.25, 0.0, 0.5, 0.0, 0.5]
     assert BlockInverse(5, blocks).solve(V, 1.0)[:, 0].tolist() == [1 / 3, 0.0, 1.0, 0.0, 1.0]
-    null = Coordinates(5, torch.tensor([2]))
+    null = CoordinateSpan(5, torch.tensor([2]))
     assert BlockInverse(5, blocks, null_space=null).solve(V)[:, 0].tolist() == [0.25, 0.0, 0.0, 0.0, 0.5]

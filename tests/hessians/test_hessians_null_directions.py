@@ -9,7 +9,7 @@ from hesscond.hessians.null_directions import NullDirections, combined, holds, n
 from hesscond.hessians.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, DirectSum, Span
-from hesscond.operators.subspace import Coordinates, OrthogonalSum
+from hesscond.operators.subspace import CoordinateSpan, OrthogonalSum
 from tests import cases
 from tests.truth import case_truth
 
@@ -314,15 +314,15 @@ def test_a_first_layer_behind_a_learned_normalization_is_none():
 def test_a_claim_that_fails_is_seen():
     H = torch.diag(torch.tensor([0.0, 0.0, 1e-10, 1.0], dtype=torch.float64))
     A = Dense(H)
-    assert holds(A, Coordinates(4, torch.tensor([0, 1])))
-    assert not holds(A, Coordinates(4, torch.tensor([0, 2])))
+    assert holds(A, CoordinateSpan(4, torch.tensor([0, 1])))
+    assert not holds(A, CoordinateSpan(4, torch.tensor([0, 2])))
     assert not holds(A, Span(torch.eye(4, dtype=torch.float64)[:, :0]))
     tilted = torch.tensor([[1.0], [0.0], [0.0], [1e-9]], dtype=torch.float64)
     assert not holds(A, Span.of(tilted))
-    assert holds(Dense(torch.zeros(4, 4, dtype=torch.float64)), Coordinates(4, torch.tensor([3])))
+    assert holds(Dense(torch.zeros(4, 4, dtype=torch.float64)), CoordinateSpan(4, torch.tensor([3])))
     for c in (1e-100, 1e100):
-        assert holds(Dense(c * H), Coordinates(4, torch.tensor([0])))
-        assert not holds(Dense(c * H), Coordinates(4, torch.tensor([2])))
+        assert holds(Dense(c * H), CoordinateSpan(4, torch.tensor([0])))
+        assert not holds(Dense(c * H), CoordinateSpan(4, torch.tensor([2])))
 
 
 def test_subspaces_are_projectors():
@@ -330,9 +330,9 @@ def test_subspaces_are_projectors():
     D[:2, 0], D[2:4, 1], D[:4, 2] = 1, 2, torch.tensor([1.0, 1, 1, 1], dtype=torch.float64)
     sparse = Span.of(D[:, :2])
     assert sparse.dimension == 2
-    parts = OrthogonalSum([sparse, Coordinates(6, torch.tensor([5]))])
+    parts = OrthogonalSum([sparse, CoordinateSpan(6, torch.tensor([5]))])
     inner = Span.of(random(2, 1))
-    scattered = DirectSum(6, [(torch.tensor([3, 0]), inner), (slice(4, 6), Coordinates(2, torch.tensor([1])))])
+    scattered = DirectSum(6, [(torch.tensor([3, 0]), inner), (slice(4, 6), CoordinateSpan(2, torch.tensor([1])))])
     for space, dimension in ((sparse, 2), (parts, 3), (scattered, 2)):
         P = space.project(torch.eye(6, dtype=torch.float64))
         assert space.dimension == dimension

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hesscond
-from hesscond.capture import MEMORY, Diagonal, FeatureStatistics, LayerCapture, LayerInputs, capture
+from hesscond.capture import MEMORY, DiagonalS, FeatureStatistics, LayerCapture, LayerInputs, capture
 from hesscond.hessians import CentringScaling
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.streaming import stream
@@ -73,7 +73,7 @@ def test_long_streams_keep_small_eigenvalues():
 
     def captured(h, root):
         inputs = LayerInputs(nn.Linear(9, 1, bias=False), ((h, torch.Size([len(h), 1])),), len(h))
-        return LayerCapture("a", inputs, (0,), Diagonal(root, None), "")
+        return LayerCapture("a", inputs, (0,), DiagonalS(root, None), "")
 
     def chunks():
         for start in range(0, 20_000, 1536):
