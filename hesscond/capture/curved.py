@@ -24,7 +24,6 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from hesscond.capture.graph import backward, dimension, dtype_of, is_linear_node, shape_of
-from hesscond.capture.losses import log_tail_sums, stick_breaking_columns
 from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
 
 # logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
@@ -87,12 +86,6 @@ class CurvedNode(ABC):
         leading = leading_dimensions(self.shape, blocks)
         return leading is not None and (self.class_dim is None or self.class_dim >= leading)
 
-    def row_range(self, start: int, stop: int, blocks: int) -> range:
-        """Return the range of the factor's rows from ``start`` to ``stop``, checked."""
-        if not 0 <= start <= stop <= self.passes(blocks):
-            raise ValueError(f"rows {start} to {stop} are not among the {self.passes(blocks)} of the factor")
-        return range(start, stop)
-
     @abstractmethod
     def passes(self, blocks: int) -> int:
         """Number R of rank-one terms in each block."""
@@ -144,20 +137,19 @@ class SoftmaxNode(CurvedNode):
 
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
         """Rows (stop − start, *shape): row l (c − 1) + k is √|w| times column k of distribution l's Cholesky factor."""
-        rows = self.row_range(start, stop, blocks)
         classes = self.log_p.shape[-1]
         split = (blocks, self.block_size(blocks) // classes, classes)
         log_p, tail = self.log_p.reshape(split), self.log_tail.reshape(split)
         root = self.weight.abs().sqrt().reshape(split[:2])
-        r = torch.arange(rows.start, rows.stop, device=root.device)
+        r = torch.arange(start, stop, device=root.device)
         which, column = r // (classes - 1), r % (classes - 1)
         columns = stick_breaking_columns(log_p[:, which], tail[:, which], column) * root[:, which, None]
         if split[1] == 1:
             B = columns.transpose(0, 1)
         else:
-            B = root.new_zeros(len(rows), *split)
-            B[torch.arange(len(rows), device=root.device), :, which] = columns.transpose(0, 1)
-        return B.reshape(len(rows), *self.log_p.shape).movedim(-1, self.dim + 1)
+            B = root.new_zeros(len(r), *split)
+            B[torch.arange(len(r), device=root.device), :, which] = columns.transpose(0, 1)
+        return B.reshape(len(r), *self.log_p.shape).movedim(-1, self.dim + 1)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
         rows = self.passes(blocks)
@@ -196,12 +188,11 @@ class ElementwiseNode(CurvedNode):
 
     def factor(self, start: int, stop: int, blocks: int) -> torch.Tensor:
         """Rows (stop − start, *shape): row r is √|d_r| at entry r of every block."""
-        rows = self.row_range(start, stop, blocks)
         root = self.signed_root.abs().reshape(blocks, self.block_size(blocks))
-        B = root.new_zeros(len(rows), *root.shape)
-        for out, r in zip(B, rows, strict=True):
+        B = root.new_zeros(stop - start, *root.shape)
+        for out, r in zip(B, range(start, stop), strict=True):
             out[:, r] = root[:, r]
-        return B.reshape(len(rows), *self.signed_root.shape)
+        return B.reshape(len(B), *self.signed_root.shape)
 
     def signs(self, blocks: int) -> torch.Tensor | None:
         size = self.block_size(blocks)
@@ -213,6 +204,25 @@ class ElementwiseNode(CurvedNode):
 
     def entry_signs(self) -> torch.Tensor | None:
         return plus_or_minus(self.signed_root)
+
+
+def log_tail_sums(log_p: torch.Tensor) -> torch.Tensor:
+    """Logarithms (…, c) of the tail sums s_k = Σ_{l≥k} p_l, from the logarithms (…, c) of p."""
+    return torch.flip(torch.logcumsumexp(torch.flip(log_p, [-1]), -1), [-1])
+
+
+def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """Columns r (k,), r < c − 1, of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
+
+    With tail sums s_k = Σ_{l≥k} p_l, L is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below it. It
+    is computed from ``log_p`` and its `log_tail_sums`, both (…, k, c), so that p of 1e-600 still counts.
+    """
+    index = r[:, None].expand(*log_p.shape[:-1], 1)
+    p_r, s_r, s_next = log_p.gather(-1, index), tail.gather(-1, index), tail.gather(-1, index + 1)
+    classes = torch.arange(log_p.shape[-1], device=log_p.device)
+    below = -(log_p + 0.5 * (p_r - s_r - s_next)).exp()
+    columns = torch.where(classes > r[:, None], below, 0.0)
+    return columns.scatter(-1, index, (0.5 * (p_r + s_next - s_r)).exp())
 
 
 def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:

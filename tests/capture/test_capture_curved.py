@@ -304,8 +304,6 @@ def test_bad_requests():
     (node,) = curved_nodes(F.cross_entropy(argument("ce"), Y))
     with pytest.raises(ValueError, match="3 equal blocks"):
         node.passes(3)
-    with pytest.raises(ValueError, match="rows 0 to 3"):
-        node.factor(0, 3, N)
     (node,) = curved_nodes(F.log_softmax(argument("ce"), 0)[0].sum())
     with pytest.raises(ValueError, match="first dimension"):
         node.passes(N)
