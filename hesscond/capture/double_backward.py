@@ -30,7 +30,7 @@ from hesscond.capture.curved import CANCELLED as SATURATED
 from hesscond.capture.curved import without_cancellation
 from hesscond.capture.evaluation import is_finite
 from hesscond.capture.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
-from hesscond.capture.layers import Geometry, from_unit_weights, unit_weights
+from hesscond.capture.layers import Geometry, parameter_rows, parameter_tensors, unit_weights
 from hesscond.capture.precision import Perturbed
 from hesscond.capture.progress import ProgressRecord
 from hesscond.capture.request import NOT_FINITE, Request
@@ -305,8 +305,7 @@ class SecondDerivatives:
         """Return ``mask`` (1, J, m, q) in the shapes of a layer's variables."""
         if request.parameters is None:
             return [part[0] for part in request.outputs(mask)]
-        bias = len(request.parameters) - request.parameters.count(None) - 1
-        return [from_unit_weights(request.layer, mask[:, 0, :, bias:])[0], mask[0, 0, :, 0]][: 1 + bias]
+        return [part[0] for part in parameter_tensors(request.layer, mask[:, 0])]
 
     def diagonal(self, request: Request, blocks: int) -> DiagonalS:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
@@ -460,17 +459,12 @@ class SecondDerivatives:
             own = torch.tensor(request.units, device=like.device)[number]
             seeds = torch.zeros(len(index), units, n, dtype=like.dtype, device=like.device)
             seeds[torch.arange(len(index)), own, parameter] = 1
-            weight = from_unit_weights(layer, seeds[:, :, int(geometry.bias) :])
-            found = self.derivatives(request, [weight, seeds[:, :, 0]] if geometry.bias else [weight])
+            tensors = parameter_tensors(layer, seeds)
+            found = self.derivatives(request, tensors)
             if found is None:
                 break
-            parts = [torch.zeros_like(seeds[:, :, 0]) if f is None else f for f in found[1:]]
-            rows = (
-                torch.zeros_like(seeds[:, :, int(geometry.bias) :])
-                if found[0] is None
-                else unit_weights(layer, found[0])
-            )
-            products = torch.cat([parts[0][:, :, None], rows], 2) if geometry.bias else rows
+            parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(found, tensors, strict=True)]
+            products = parameter_rows(layer, parts)
             if request.whole:
                 matrices[0, index] = products.flatten(1).to(torch.float64)
             else:

@@ -238,3 +238,16 @@ def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
         return rows.reshape(len(rows), *weight_shape(layer))
     grouped = rows.reshape(len(rows), layer.groups, weight_shape(layer)[1], -1, prod(layer.kernel_size))
     return grouped.transpose(2, 3).reshape(len(rows), *weight_shape(layer))
+
+
+def parameter_tensors(layer: Layer, rows: torch.Tensor) -> list[torch.Tensor]:
+    """Weight (k, *weight.shape), and bias (k, m) if there is one, from the parameters [b_i; w_i] of units (k, m, n̂)."""
+    if not has_bias(layer):
+        return [from_unit_weights(layer, rows)]
+    return [from_unit_weights(layer, rows[:, :, 1:]), rows[:, :, 0]]
+
+
+def parameter_rows(layer: Layer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Parameters [b_i; w_i] of units (k, m, n̂) from the weight and bias: inverse of `parameter_tensors`."""
+    rows = unit_weights(layer, tensors[0])
+    return torch.cat([tensors[1][:, :, None], rows], 2) if len(tensors) > 1 else rows

@@ -15,9 +15,10 @@ from hesscond.capture.layers import (
     checked_units,
     chosen_layers,
     eligible_layers,
-    from_unit_weights,
     has_bias,
     is_plain,
+    parameter_rows,
+    parameter_tensors,
     unit_weights,
 )
 from hesscond.capture.problem import WatchedEvaluation
@@ -108,18 +109,14 @@ class UnitLayout(Layout):
             geometry, units, rows = self.geometries[name], self.units[name], self.rows(name, vector)
             if len(units) < geometry.units:
                 rows = rows.new_zeros(geometry.units, geometry.n_params).index_copy_(0, self._index(name, rows), rows)
-            found.append(from_unit_weights(layer, rows[None, :, int(geometry.bias) :])[0])
-            if geometry.bias:
-                found.append(rows[:, 0])
+            found += [part[0] for part in parameter_tensors(layer, rows[None])]
         return found
 
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         given, found = iter(tensors), []
         for name, layer in self.layers.items():
             geometry = self.geometries[name]
-            rows = unit_weights(layer, next(given)[None])[0]
-            if geometry.bias:
-                rows = torch.cat([next(given)[:, None], rows], 1)
+            rows = parameter_rows(layer, [next(given)[None] for _ in range(1 + geometry.bias)])[0]
             if len(self.units[name]) < geometry.units:
                 rows = rows[self._index(name, rows)]
             found.append(rows.reshape(-1))
