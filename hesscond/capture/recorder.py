@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.evaluation import LossFunction
+from hesscond.capture.evaluation import LossFunction, is_finite
 from hesscond.capture.layers import Layer
 from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
@@ -90,10 +90,10 @@ class Recorded(NamedTuple):
         found: list[dict[str, LayerCapture]] = [{} for _ in passes]
         for name, layer in passes[0].layers.items():
             h = stacked([own.inputs[name] for own in passes])
-            if not torch.isfinite(h.sum()) and not torch.isfinite(h).all():
+            if not is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([roots(i) for i in units[name]], -1)
-            if not torch.isfinite(root.sum()):
+            if not is_finite(root):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
             rows = h.flatten(0, 1)
             inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))

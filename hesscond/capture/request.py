@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture.captured import Curvature, DiagonalS, FactoredS, FormedH, LayerCapture, LayerInputs
+from hesscond.capture.evaluation import is_finite
 from hesscond.capture.forward import Call
 from hesscond.capture.layers import Geometry, Layer, by_position, from_position
 from hesscond.errors import NotFiniteError
@@ -101,7 +102,7 @@ class Request:
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:
         """Capture with this curvature; raise a NotFiniteError if it is not finite."""
         tensor = getattr(curvature, {DiagonalS: "root", FactoredS: "B", FormedH: "matrices"}[type(curvature)])
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        if not is_finite(tensor):
             raise NotFiniteError(NOT_FINITE)
         if blocks is None:
             blocks = samples if self.splits(samples) else 1
