@@ -67,7 +67,7 @@ class Variables:
 
     @classmethod
     def of_edge(cls, edge: GradientEdge, device: torch.device) -> Variables:
-        """Target of a tensor within the graph, whose blocks are consecutive."""
+        """Entries of a tensor within the graph, in consecutive blocks."""
         shape = shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
 
@@ -84,7 +84,7 @@ class Variables:
 
     @classmethod
     def of_request(cls, request: Request) -> Variables:
-        """Target of the pre-activations of a layer, ordered unit by unit within a block."""
+        """Pre-activations of a layer, ordered unit by unit within a block."""
         units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
 
         def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ class ParameterRows:
         return {get_gradient_edge(variable).node for variable in self.variables}
 
     def target(self) -> Variables:
-        """Target of the parameters in one block, since all samples share them."""
+        """Parameters as variables in one block, since all samples share them."""
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
             return [torch.stack(own) for own in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
@@ -138,7 +138,7 @@ Requested = Request | ParameterRows
 
 
 def target_of(target: Requested) -> Variables:
-    """Target of the second derivatives of a target."""
+    """Variables in which the second derivatives of a request are taken."""
     return target.target() if isinstance(target, ParameterRows) else Variables.of_request(target)
 
 
@@ -176,7 +176,7 @@ class Separator:
 
 
 class Segment:
-    """Map from a target to a separator z behind it, with its first and second derivatives."""
+    """Map from some variables, the target, to a separator z behind them, with its first and second derivatives."""
 
     def __init__(self, target: Variables, separator: Separator, budget: Budget) -> None:
         self.target, self.separator, self.budget = target, separator, budget
