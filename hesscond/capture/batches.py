@@ -81,11 +81,6 @@ class Batches:
             return self._first()
         return iter(self._kept) if self._kept is not None else self._again(self._start)
 
-    @property
-    def kept(self) -> bool:
-        """Whether the batches are kept, so that the source is not read again."""
-        return self._kept is not None
-
     def _first(self) -> Iterator[Drawn]:
         start = RandomState.now(self.gpus, generators_of(self.source))
         kept: list[Drawn] | None = []

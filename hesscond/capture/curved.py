@@ -66,11 +66,6 @@ class CurvedNode(ABC):
         """Dimension of z along which S couples entries; None: it couples none."""
         return None
 
-    @property
-    def elementwise(self) -> bool:
-        """Whether S is diagonal."""
-        return self.class_dim is None
-
     def block_size(self, blocks: int) -> int:
         """Number of entries of z in each of the blocks."""
         shape = tuple(self.shape)

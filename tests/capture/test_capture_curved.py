@@ -220,15 +220,10 @@ def test_rows_of_samples_are_blocks(name):
 def test_numbers_of_rank_one_terms():
     (node,) = curved_nodes(LOSSES["sequence-transpose"][0](argument("sequence-transpose")))
     assert isinstance(node, SoftmaxNode)
-    assert (node.passes(N), node.passes(1), node.class_dim, node.elementwise) == (
-        T * (C - 1),
-        N * T * (C - 1),
-        1,
-        False,
-    )
+    assert (node.passes(N), node.passes(1), node.class_dim) == (T * (C - 1), N * T * (C - 1), 1)
     (node,) = curved_nodes(LOSSES["mse"][0](argument("mse")))
     assert isinstance(node, ElementwiseNode)
-    assert (node.passes(N), node.passes(1), node.class_dim, node.elementwise) == (C, N * C, None, True)
+    assert (node.passes(N), node.passes(1), node.class_dim) == (C, N * C, None)
 
 
 def test_linear_losses_have_no_curved_nodes():

@@ -148,7 +148,7 @@ def test_a_data_set_that_draws_from_numpy_and_python_is_read_again_the_same():
     before = RandomState.now([])
     # too little memory to keep the batches
     H = hesscond.HessianOperator(model, LOSS, loader, memory=300)
-    assert not H.problem.batches.kept
+    assert H.problem.batches._kept is None
     found = H.to_dense()
     torch.testing.assert_close(found, true_hessian(copy.deepcopy(model), batch), rtol=1e-6, atol=1e-9)
     assert repr(RandomState.now([]).host) == repr(before.host)
