@@ -33,6 +33,7 @@ GONE: dict[str, str] = {
     "noise_per": "the noise of sphere is drawn for each channel of each sample",
     "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
+    "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 
 
