@@ -274,11 +274,6 @@ class NetworkOperator(SymmetricOperator):
         return self.problem.held + self._taken
 
     @property
-    def graphs(self) -> int:
-        """Bytes of the kept graphs, including that of a batch that was given alone."""
-        return sum(linearization.bytes() for linearization in self._retained.values())
-
-    @property
     def _complete(self) -> bool:
         """Whether no graph has to be built anew."""
         return self._needed <= set(self._retained)
