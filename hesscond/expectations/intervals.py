@@ -235,7 +235,8 @@ def rounded(operation: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) 
     """The result of +, * or / rounded down and up: one number where it is exact; 0 times an unbounded end is 0."""
     with np.errstate(all="ignore"):
         value = operation(a, b)
-    error = np.vectorize(partial(sign_of_error, operation), otypes=[float])(value, a, b)
+    several = (one.ravel().tolist() for one in np.broadcast_arrays(value, a, b))
+    error = np.reshape([sign_of_error(operation, *numbers) for numbers in zip(*several, strict=True)], value.shape)
     if operation is not operator.add:
         zero = (a == 0) | ((b == 0) if operation is operator.mul else np.isinf(b))
         value, error = np.where(zero, 0.0, value), np.where(zero, 0.0, error)
@@ -244,10 +245,13 @@ def rounded(operation: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) 
 
 def sign_of_error(operation: Callable[[Any, Any], Any], value: float, a: float, b: float) -> float:
     """Sign of the exact result less its rounded value; NaN where one of them is not finite."""
-    if not all(map(math.isfinite, (value, a, b))):
+    if not (math.isfinite(value) and math.isfinite(a) and math.isfinite(b)):
         return math.nan
-    exact = operation(Fraction(a), Fraction(b))
-    return float((exact > value) - (exact < value))
+    # in whole numbers, which takes a fifth of the time of Fractions
+    (p, q), (r, s), (v, w) = a.as_integer_ratio(), b.as_integer_ratio(), value.as_integer_ratio()
+    above, below = {operator.add: (p * s + r * q, q * s), operator.mul: (p * r, q * s)}.get(operation, (p * s, q * r))
+    difference = (above * w - v * below) * (1 if below > 0 else -1)
+    return float((difference > 0) - (difference < 0))
 
 
 def mean_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
