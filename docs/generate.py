@@ -114,10 +114,6 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
             f"{tally.violated} of {decided} | {tally.not_applicable} | {tally.unresolved} | {used} |"
         )
     lines.append(f"\n![how much of what each claim allows the trials used]({one.id}.png)\n")
-    if verdict.readings:
-        lines.append("Reported, and judged by no bound:\n\n| | | median (least to most) |\n|---|---|---|")
-        lines += [f"| {found.reading.name} | {found.reading.text} | {found} |" for found in verdict.readings]
-        lines.append("")
     for example in verdict.counterexamples:
         lines.append(f"**Certified counterexample of “{example.claim}”**, factor {example.factor:.4f}:\n")
         lines.append(f"```\n{example.matrix}\n{example.text}\n```\n")

@@ -34,6 +34,8 @@ GONE: dict[str, str] = {
     "noise_per": "the noise of sphere is drawn for each channel of each sample",
     "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
+    "Reading": "a statement has claims, which are checked; what a source says without a bound is not measured",
+    "Reported": "a verdict has a tally for each claim; what a source says without a bound is not measured",
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 

@@ -67,7 +67,6 @@ def test_other_ids_of_a_statement(call_cli):
     (verdict,) = json.loads(result.out)
     assert verdict["id"] == "van-der-sluis"
     assert verdict["aliases"] == ["prec-theorem-2", "bnp-lemma-a1"]
-    assert verdict["readings"] == []
     assert type(statement("prec-theorem-2")) is type(statement("van-der-sluis"))
     assert "prec-theorem-2" not in [s.id for s in statements()]
     listed = {s["id"]: s["aliases"] for s in json.loads(call_cli("statements", "--json").out)}
@@ -152,14 +151,14 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     run = open_run("out")
     assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, the first unit, at two iterations of the batch and two of the training set, 7 + 5 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 14
+    # two layers, the first unit, at two iterations of the batch and two of the training set, 4 + 5 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 11
     assert set(table["unit"]) == {3}
     # what is printed has a row for each statement, and below it one for each claim
     lines = result.out.splitlines()
     assert [line.strip() for line in lines if line.strip() in run_ids(run)] == run_ids(run)
     claims = [line for line in lines if re.match(r"  \S.*  (true|false) ", line)]
-    assert len(claims) == 14
+    assert len(claims) == 11
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
     assert whole["used"].between(0, 1).all()

@@ -133,8 +133,6 @@ def show(one: Statement) -> None:
     stdout.print()
     for claim in one.claims:
         print_prose(f"{claim.name}: {claim.text}", f"{known(claim)}:  ", "  ")
-    for reading in one.reports:
-        print_prose(f"{reading.name}: {reading.text}", "reported:  ", "  ")
     stdout.print()
 
 
@@ -161,7 +159,6 @@ def described(one: Statement) -> dict[str, Any]:
         "claims": [
             {"name": c.name, "text": c.text, "known_to_hold": c.true, "published": c.published} for c in one.claims
         ],
-        "readings": [{"name": r.name, "text": r.text} for r in one.reports],
     }
 
 
@@ -196,16 +193,6 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
             for tally in verdict.tallies
         ],
         "counterexamples": [asdict(one) for one in verdict.counterexamples],
-        "readings": [
-            {
-                "name": r.reading.name,
-                "text": r.reading.text,
-                "median": number(r.median),
-                "least": number(r.least),
-                "most": number(r.most),
-            }
-            for r in verdict.readings
-        ],
     }
 
 

@@ -48,49 +48,6 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A quantity that a source speaks of without a bound: measured and reported, and judged by nobody.
-
-    Attributes
-    ----------
-    name
-        Short, for tables.
-    text
-        What is measured.
-    """
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Reported:
-    """Median and range of a reading over the cases.
-
-    Attributes
-    ----------
-    reading
-        The quantity that was measured.
-    median, least, most
-        Median, minimum and maximum over the cases that had a value; NaN if none had.
-    """
-
-    reading: Reading
-    median: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.least:.3g} to {self.most:.3g})"
-
-
-def reported(reading: Reading, values: Sequence[float]) -> Reported:
-    """The summary of some values, of which NaN are left out."""
-    found = [value for value in values if not math.isnan(value)] or [math.nan]
-    return Reported(reading, float(np.median(found)), min(found), max(found))
-
-
-@dataclass(frozen=True)
 class Outcome:
     """One check of one claim.
 
@@ -212,8 +169,6 @@ class Verdict(Shown):
         Certified counterexamples of the false claims, if they were asked for.
     aliases
         Other ids of the statement.
-    readings
-        Quantities that are reported and not judged.
     seconds
         Time the check took.
     """
@@ -226,7 +181,6 @@ class Verdict(Shown):
     tallies: tuple[Tally, ...]
     counterexamples: tuple[Counterexample, ...] = ()
     aliases: tuple[str, ...] = ()
-    readings: tuple[Reported, ...] = ()
     seconds: float = 0.0
 
     def __repr__(self) -> str:
@@ -240,13 +194,11 @@ class Verdict(Shown):
         return "violated" if any(one.claim == tally.claim.name for one in self.counterexamples) else tally.status
 
     def remarks(self) -> list[str]:
-        """Lines about the counterexamples, with matrices to be typed in, and about what is reported besides claims."""
+        """Lines about the counterexamples, with matrices to be typed in."""
         lines = []
         for one in self.counterexamples:
             lines.append(f"{self.id}, {one.claim}: certified counterexample, factor {one.factor:.4f}")
             lines += [f"  {one.matrix}", f"  {one.text}"]
-        for own in self.readings:
-            lines.append(f"{self.id}, {own.reading.name}: {own}, {own.reading.text}")
         return lines
 
     @property
@@ -325,8 +277,6 @@ class Statement(ABC):
     hypotheses: ClassVar[tuple[str, ...]]
     #: What it says, one by one.
     claims: ClassVar[tuple[Claim, ...]]
-    #: Quantities that are reported besides the claims.
-    reports: ClassVar[tuple[Reading, ...]] = ()
     #: Trials unless another number is asked for: seconds on one core.
     trials: ClassVar[int] = 200
     #: Why it cannot be followed along a study, unless it is a `LayerStatement`.
@@ -335,10 +285,6 @@ class Statement(ABC):
     @abstractmethod
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """Check all claims on one random case, drawn from the generator only."""
-
-    def report(self, rng: np.random.Generator) -> Sequence[float]:
-        """Values of `reports` in one random case, drawn from the generator only; NaN where there is none."""
-        return ()
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Certified counterexamples of the false claims, searched for from a seed."""
@@ -558,12 +504,9 @@ def verify(
         raise ConfigError(f"trials must be at least 1, got {count}")
     start = time.perf_counter()
     tallies = tuple(Tally(claim) for claim in checked.claims)
-    values: list[Sequence[float]] = []
     for number in range(count):
         for tally, outcome in zip(tallies, one_trial(checked, seed, number), strict=True):
             tally.add(outcome, number)
-        # from a separate generator: the reports do not change the cases that are checked
-        values.append(checked.report(np.random.default_rng([seed, number, 1])))
         if on_trial is not None:
             on_trial(number + 1)
     found = tuple(checked.counterexamples(seed)) if counterexamples else ()
@@ -579,7 +522,6 @@ def verify(
         seed=seed,
         tallies=tallies,
         counterexamples=found,
-        readings=tuple(reported(*pair) for pair in zip(checked.reports, zip(*values, strict=True), strict=True)),
         seconds=time.perf_counter() - start,
     )
 

@@ -7,8 +7,6 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
-import torch
-from torch.nn.functional import unfold
 
 from hesscond.theorems.base import (
     Claim,
@@ -16,7 +14,6 @@ from hesscond.theorems.base import (
     LayerStatement,
     Observation,
     Outcome,
-    Reading,
     Statement,
     decided,
     discrepancy,
@@ -62,9 +59,9 @@ class BNPProposition5(LayerStatement):
         "heavy tails, where few samples are all there is of each feature, or fourth moments that grow with the size, "
         "the ratio grows like √min(n, N), the most that it can. The paper proves it from its Lemma A2 (Seginer), whose "
         "text was not at hand: it is not checked by itself. For convolutions of c channels on r × s positions the "
-        "paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), with q² = max(k²c/N, √(rs)); what it comes to on "
-        "random images is reported. Since Ĥ has a column of Nrs ones, ‖ĤUD‖ is √(Nrs) at least, and ‖ĤUD/q‖ of the "
-        "order √N (rs)^¼ only where q² = √(rs)."
+        "paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), with q² = max(k²c/N, √(rs)), which has no bound and "
+        "is not checked. Since Ĥ has a column of Nrs ones, ‖ĤUD‖ is √(Nrs) at least, and ‖ĤUD/q‖ of the order "
+        "√N (rs)^¼ only where q² = √(rs)."
     )
     hypotheses = ("features are independent with bounded fourth moments", "min(n, N) > C², or it holds for any matrix")
     claims = (
@@ -72,23 +69,6 @@ class BNPProposition5(LayerStatement):
         Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law", False, published=False),
     )
     trials = 150
-    reports = (
-        Reading("convolution, ‖ĤUD‖", "over max(√(k²c), √N (rs)^¼)"),
-        Reading("convolution, ‖ĤUD/q‖", "over max(√(k²c), √N (rs)^¼)"),
-        Reading("convolution, ‖ĤUD‖/√(Nrs)", "which is 1 at least"),
-    )
-
-    def report(self, rng: np.random.Generator) -> Sequence[float]:
-        """Independent pixels, normalized by channel."""
-        N, c, r, s = (random_size(rng, most) for most in (32, 16, 12, 12))
-        k = int(rng.choice([1, 3, 5]))
-        images = torch.from_numpy(rng.standard_normal((N, c, r, s)))
-        means, deviations = images.mean((0, 2, 3), keepdim=True), images.std((0, 2, 3), correction=0, keepdim=True)
-        rows = unfold((images - means) / deviations, k, padding=(k - 1) // 2).mT.reshape(N * r * s, -1)
-        norm = float(torch.linalg.matrix_norm(torch.cat([torch.ones(len(rows), 1), rows], 1), 2))
-        guess = max((k**2 * c) ** 0.5, N**0.5 * (r * s) ** 0.25)
-        q = max(k**2 * c / N, (r * s) ** 0.5) ** 0.5
-        return norm / guess, norm / q / guess, norm / (N * r * s) ** 0.5
 
     def q(self, n: int, N: int) -> float:
         """√max(n/N, 1)."""

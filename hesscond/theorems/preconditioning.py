@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 from torch.func import grad, hessian
 
@@ -21,7 +20,6 @@ from hesscond.theorems.base import (
     Claim,
     Counterexample,
     Outcome,
-    Reading,
     Statement,
     decided,
     discrepancy,
@@ -226,8 +224,6 @@ class GradientRegularization(UpdateFormula):
 LARGEST = 200
 #: Draws of which the mean stands for the expectation, and the standard errors that it may be off.
 DRAWS, ERRORS = 2000, 7.0
-#: Steps of which gradients are averaged, and AdaGrad's rate for a start of order one.
-ITERATES, RATE = 100, 0.1
 
 
 @register
@@ -244,8 +240,7 @@ class AdaptivePreconditioning(Statement):
         "for positive definite H, is Van der Sluis's for a factor of H: with D = diag(H)^−½, κ(DHD) ≤ n times the "
         "minimum over diagonal scalings from both sides. That gradients stand for the rows is true on average for "
         "isotropic p − p*: near a minimum |g_i| is ‖h_i‖ ‖p − p*‖ |cos|, and E|g_i| = √(2/π) s ‖h_i‖ for Gaussian "
-        "p − p* of standard deviation s. Along an iteration p − p* is not isotropic; how well the ranks agree there is "
-        "reported."
+        "p − p* of standard deviation s. Along an iteration p − p* is not isotropic: nothing is claimed there."
     )
     hypotheses = ("H is positive definite (first two claims)", "p − p* is Gaussian and isotropic (third claim)")
     claims = (
@@ -254,36 +249,10 @@ class AdaptivePreconditioning(Statement):
         Claim("isotropic", "E|g_i| = √(2/π) s ‖h_i‖ for p − p* ~ N(0, s² I)", True),
     )
     trials = 80
-    reports = (
-        Reading("gradient descent", "rank correlation of the mean |g_i| over 100 steps, α = 1/λ_max, with ‖h_i‖"),
-        Reading("AdaGrad", "rank correlation of √r over 100 steps of AdaGrad with ‖h_i‖"),
-        Reading("gradient descent, h_ii", "the first with the diagonal in place of the norms"),
-    )
 
     def row_sizes(self, H: np.ndarray) -> np.ndarray:
         """Norms of the rows of H, to which E|g_i| is claimed to be proportional."""
         return np.linalg.norm(H, axis=1)
-
-    def report(self, rng: np.random.Generator) -> Sequence[float]:
-        """A quadratic with H of many scales, from a random start."""
-        n = 2 + random_size(rng, 60)
-        F = random_matrix(rng, n, n)
-        H = F.T @ F
-        norms, start = np.linalg.norm(H, axis=1), rng.standard_normal(n)
-        size = np.linalg.norm(H, 2)
-        sums, squares = np.zeros(n), np.zeros(n)
-        p, q = start, start
-        for _ in range(ITERATES):
-            g = H @ p
-            sums, p = sums + np.abs(g), p - g / size
-            g = H @ q
-            squares = squares + g**2
-            # the step size of the first step, relative to the start
-            q = q - RATE * g / np.sqrt(np.maximum(squares, np.finfo(float).tiny))
-        return tuple(
-            float(spearmanr(*pair).statistic)
-            for pair in ((sums, norms), (np.sqrt(squares), norms), (sums, np.diagonal(H)))
-        )
 
     def isotropic(self, rng: np.random.Generator, H: np.ndarray) -> Outcome:
         """The means over many draws, in standard errors of what is claimed."""

@@ -8,7 +8,6 @@ import torch
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
-from hesscond.theorems.base import reported
 from hesscond.theorems.bnp_algorithms import (
     BNPProposition5,
     BNPProposition10,
@@ -65,27 +64,6 @@ def test_the_law_of_the_counterexample():
         spikes = (rng.random((size, size)) < size**-2.0) * size * rng.choice([-1.0, 1.0], (size, size))
         ratios.append(np.linalg.norm(spikes, 2) / size**0.5)
     assert np.mean(ratios) > 3
-
-
-def test_the_norm_of_the_inputs_of_a_convolution_is_reported():
-    verdict = verify("bnp-proposition-5", trials=20, counterexamples=False)
-    plain, divided, share = verdict.readings
-    assert [found.reading.name for found in verdict.readings] == [one.name for one in BNPProposition5.reports]
-    # a column of Nrs ones
-    assert share.least >= 1 - 1e-12
-    assert divided.most <= plain.most
-    # what is reported does not change what is checked
-    silent = type("Silent", (BNPProposition5,), {"reports": (), "report": lambda self, rng: ()})
-    again = verify(silent(), trials=20, counterexamples=False)
-    assert [tally.used for tally in again.tallies] == [tally.used for tally in verdict.tallies]
-    assert again.readings == ()
-
-
-def test_readings_that_are_not_there_are_left_out():
-    reading = BNPProposition5.reports[0]
-    found = reported(reading, [3.0, np.nan, 1.0, 2.0])
-    assert (found.median, found.least, found.most) == (2.0, 1.0, 3.0)
-    assert np.isnan(reported(reading, [np.nan]).median)
 
 
 @pytest.mark.parametrize(("n", "N", "m"), [(3, 4, 5), (7, 3, 2), (12, 10, 8)])

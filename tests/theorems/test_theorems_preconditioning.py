@@ -89,14 +89,6 @@ def test_adaptive():
     assert by_row / scaled(np.diag(H)) / 2**0.5 == pytest.approx(example.factor, rel=1e-6)
 
 
-def test_ranks_of_gradients_along_an_iteration_are_reported():
-    verdict = verify("prec-adaptive", trials=10, counterexamples=False)
-    assert len(verdict.readings) == 3
-    assert all(-1 <= found.least <= found.median <= found.most <= 1 for found in verdict.readings)
-    # of well separated rows they agree
-    assert verdict.readings[0].most > 0.9
-
-
 def test_a_scaling_that_reaches_the_bound_is_unresolved():
     assert compared(Kappa(2 - 1e-13, 2 + 1e-13, 4), 1 - 1e-13, 1 + 1e-13, 2.0).status == "unresolved"
 
