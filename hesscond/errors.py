@@ -36,6 +36,7 @@ GONE: dict[str, str] = {
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
     "Reading": "a statement has claims, which are checked; what a source says without a bound is not measured",
     "Reported": "a verdict has a tally for each claim; what a source says without a bound is not measured",
+    "smallest-nonzero": "hesscond.smallest_nonzero(H, k, inverse=…)",
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 

@@ -229,7 +229,7 @@ def test_sizes_in_words():
             lambda bad: hesscond.probe(model, loss_fn, batch, memory=bad),
             lambda bad: HessianOperator(model, loss_fn, batch, memory=bad),
             lambda bad: lanczos(A, 1, memory=bad),
-            lambda bad: lanczos(A, 1, "smallest-nonzero", memory=bad),
+            lambda bad: hesscond.smallest_nonzero(A, 1, memory=bad),
             lambda bad: density(A, memory=bad),
         ):
             with pytest.raises(ConfigError, match="memory must be a positive number of bytes") as caught:

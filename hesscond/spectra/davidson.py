@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse
-from hesscond.spectra.eigen import SolverProgress
 from hesscond.spectra.error_estimates import Errors, Ratio, preconditioned_errors, residual_errors, smaller
 from hesscond.spectra.expansion import Expansion, Pair, PreconditionedResidual, expansions
 from hesscond.spectra.search_space import (
@@ -195,8 +194,6 @@ class Davidson(ExpandingSpace):
 
     k: int  # number of eigenvalues
     tol: float
-    #: called before each expansion; if it returns True the search is stopped
-    callback: Callable[[SolverProgress], object] | None
     found: Approximations = field(init=False)
     estimates: Estimates = field(init=False)
     columns: int = field(init=False)  # number of approximations formed
@@ -209,7 +206,6 @@ class Davidson(ExpandingSpace):
     searched: float = field(default=math.inf, init=False)  # |λ| up to which missed pairs were searched for
     #: lower bound of the |λ| that were not found, as far as `search_complement` has seen
     missed_beyond: float = field(default=math.inf, init=False)
-    searching: bool = field(default=False, init=False)  # whether that search is running
     #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
     shift: float = field(default=0.0, init=False)
 
@@ -221,10 +217,8 @@ class Davidson(ExpandingSpace):
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
-    def run(self, start: torch.Tensor | None) -> None:
-        """Run the search to its end, from ``start`` (j, n) and random vectors."""
-        for row in torch.empty(0) if start is None else start:
-            self.join(row[None])
+    def run(self) -> None:
+        """Run the search to its end, from random vectors."""
         count = max(RANDOM, self.k + 1)
         if self.products.psd and self.inverse is not None:
             row, least = lowest(self.inverse, self.random(1), self.excluded, STEPS)
@@ -245,8 +239,6 @@ class Davidson(ExpandingSpace):
                 (self.search if self.products.psd else self.search_complement)()
             elif self.products.count >= self.max_products:
                 self.stopped = f"not within {self.max_products} products"
-            elif self.interrupted():
-                self.stopped = "stopped by the callback"
             else:
                 self.expand(target)
 
@@ -459,9 +451,7 @@ class Davidson(ExpandingSpace):
         found join the space, and once it has settled, the search is repeated.
         """
         missing = Missing.on_complement(self)
-        self.searching = True
-        missing.run(self.interrupted)
-        self.searching = False
+        missing.run()
         self.stopped, self.missed_beyond = missing.stopped, missing.beyond
         if not len(missing.smaller):
             self.searched = self.reach
@@ -484,22 +474,6 @@ class Davidson(ExpandingSpace):
         C = super().rotate(Y)
         self.family = None if self.family is None else C.T @ self.family @ C
         return C
-
-    def interrupted(self) -> bool:
-        """Call the callback, and return whether it asks to stop."""
-        return self.callback is not None and bool(self.callback(self.report()))
-
-    def report(self) -> SolverProgress:
-        """Progress of the search, in the scale of the operator."""
-        scale = 2.0**self.products.exponent
-        order = self.found.values[: self.k].argsort(descending=True)
-        return SolverProgress(
-            self.found.values[order] * scale,
-            self.found.residuals[order] * scale,
-            self.products.norm * scale,
-            self.products.count,
-            "searching" if self.searching or self.family is not None else "iterating",
-        )
 
 
 @dataclass(eq=False)
@@ -546,8 +520,8 @@ class Missing(ExpandingSpace):
     def kept(self) -> int:
         return max(self.space.size // 3, PAIRS)
 
-    def run(self, interrupted: Callable[[], object]) -> None:
-        """Run until nothing smaller is left, or a pair is found, or ``interrupted`` returns True."""
+    def run(self) -> None:
+        """Run until nothing smaller is left, or a pair is found."""
         for row in random_rows(BLOCK, self.wanted, self.inverse, self.fresh):
             self.join(row[None])
         while self.stopped is None:
@@ -556,8 +530,6 @@ class Missing(ExpandingSpace):
                 return
             if self.products.count >= self.max_products:
                 self.stopped = f"not within {self.max_products} products: anything smaller is not excluded yet"
-            elif interrupted():
-                self.stopped = "stopped by the callback"
             else:
                 self.expand(target)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.errors import ConfigError, MatrixError
+from hesscond.errors import ConfigError, MatrixError, did_you_mean
 
 #: Keys by which eigenvalues are ordered at the ends of a spectrum, the outermost with the largest key.
 KEYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -37,17 +37,6 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True)
-class SolverProgress:
-    """Progress of an iteration at a restart, as passed to a callback."""
-
-    eigenvalues: torch.Tensor  # (k,) float64, wanted Ritz values, descending
-    residuals: torch.Tensor  # (k,) float64, estimated residual norms
-    norm: float  # largest |θ| so far
-    products: int
-    phase: str  # "iterating", or "searching" for eigenvalues that were missed
-
-
 @dataclass(frozen=True, repr=False)
 class EigenResult:
     """Wanted eigenvalues of a symmetric operator with their evidence.
@@ -73,8 +62,8 @@ class EigenResult:
     norm
         The largest |θ| seen: a lower bound of ‖A‖₂.
     null
-        Number of null directions that were found: eigenvalues that cannot be distinguished from zero (which
-        "smallest-nonzero" leaves out).
+        Number of null directions that `smallest_nonzero` found and left out: eigenvalues that cannot be distinguished
+        from zero.
     vectors
         Largest number of vectors of length n that were held at a time.
     message
@@ -185,7 +174,7 @@ class Wanted:
 
     def __init__(self, which: str, k: int, order: int) -> None:
         if which not in ENDS:
-            raise ConfigError(f"which='{which}' is not known: use one of {', '.join(map(repr, ENDS))}")
+            raise ConfigError(f"which='{which}' is not known: {did_you_mean(which, ENDS)}")
         if not 1 <= k <= order:
             raise MatrixError(f"an operator of order {order} has no {k} eigenvalues: k is 1 to {order}")
         self.k, self.ends = k, ENDS[which]

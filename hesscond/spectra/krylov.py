@@ -18,7 +18,7 @@ from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.spectra.basis import Basis, orthonormalize_
-from hesscond.spectra.eigen import EigenResult, Interval
+from hesscond.spectra.eigen import Interval
 
 #: Share of a random vector in a given start.
 MIXED = 1e-4
@@ -48,7 +48,7 @@ class Krylov:
         #: relative rounding of the operator's products, once `measure` has estimated it
         self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
         self.T = torch.zeros(0, 0, dtype=torch.float64)  # (j, j) VAVᵀ, float64 on the host
-        #: (p, j) WAVᵀ; zero for rows that were given from outside
+        #: (p, j) WAVᵀ; after `seed` zero but for the rows whose residuals the block was
         self.B = torch.zeros(0, 0, dtype=torch.float64)
         #: (p, n) W; no rows when V spans the whole space
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
@@ -243,58 +243,3 @@ def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[I
         return places(0.0)
     steps = [2.0 ** (n / 2) * unit for n in range(-60, 400)]
     return places(steps[min(bisect_left(steps, True, key=lambda d: holds(places(d))), len(steps) - 1)])
-
-
-def given_vectors(start: torch.Tensor | EigenResult, process: Krylov) -> torch.Tensor:
-    """Vectors (n, j) of a start, checked."""
-    vectors = start.eigenvectors if isinstance(start, EigenResult) else start
-    operator = process.operator
-    if vectors.ndim != 2 or len(vectors) != operator.order or not vectors.shape[1] or vectors.device != operator.device:
-        raise MatrixError(
-            f"start is {tuple(vectors.shape)} on '{vectors.device}': "
-            f"({operator.order}, j) on '{operator.device}' is expected"
-        )
-    for i, column in enumerate(vectors.T):
-        size = float(torch.linalg.vector_norm(column))
-        if not (math.isfinite(size) and size > 0):
-            raise MatrixError(f"column {i} of start has norm {size}: give finite vectors other than zero")
-    return vectors
-
-
-def set_scale(process: Krylov) -> float:
-    """Set the scale by a product with a random vector, as given ones may be too small; return a lower norm bound."""
-    probe = process.random()[:1]
-    process.multiply(probe / torch.linalg.vector_norm(probe))
-    return process.norm
-
-
-def summed(vectors: torch.Tensor, process: Krylov) -> torch.Tensor:
-    """Sums of unit vectors as a block (p, n); random rows if there are fewer than p vectors."""
-    block = process.random()
-    filled = min(len(block), vectors.shape[1])
-    block[:filled] = 0
-    for i, column in enumerate(vectors.T):
-        block[i % filled].add_(column, alpha=1 / float(torch.linalg.vector_norm(column)))
-    return block
-
-
-def project_on(vectors: torch.Tensor, process: Krylov, tol: float) -> bool:
-    """Start an empty process from the orthonormalized vectors; return whether their span is invariant to ``tol``."""
-    basis, floor = process.basis, math.sqrt(torch.finfo(process.dtype).eps)
-    for column in vectors.T:
-        row = column.to(process.dtype, copy=True)[None]
-        row.div_(torch.linalg.vector_norm(row))
-        *_, row, genuine = orthonormalize_(basis, row, floor, process.fresh, [(0, basis.size)] * 2)
-        if genuine:
-            basis.append(row)
-    coefficients = []
-    for start in range(0, basis.size, process.width):
-        product = process.multiply(basis.rows(start, min(start + process.width, basis.size)))
-        coefficients.append(basis.project_(product).double().cpu())
-        outside = float(torch.linalg.vector_norm(product, dim=1).max())
-        if outside > 2 * max(tol, process.rounding) * process.norm:
-            return False
-    T = torch.cat(coefficients)
-    process.T, process.B = (T + T.T) / 2, torch.zeros(0, len(T), dtype=torch.float64)
-    process.next, process.fixed = process.next[:0], len(T)
-    return True

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
 from hesscond.errors import ConfigError, bytes_of
-from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
+from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.basis import Basis, Plan, plan
-from hesscond.spectra.eigen import EigenResult, Interval, SolverProgress, Wanted, intervals
-from hesscond.spectra.krylov import Krylov, closest, given_vectors, project_on, set_scale, summed
-from hesscond.spectra.smallest import smallest_nonzero
-
-logger = logging.getLogger("hesscond")
-
-#: Choice of eigenvalues that are not at an end of the spectrum.
-SMALLEST = "smallest-nonzero"
+from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
+from hesscond.spectra.krylov import Krylov, closest
 
 #: Operators up to this order are formed once the iteration has taken as many products as forming takes.
 FORMED = 2000
@@ -40,8 +32,6 @@ MORE = 20
 #: Ritz vectors at the far end with estimates below this, relative to the norm, are kept at a restart.
 FAR = 1e-3
 
-Callback = Callable[[SolverProgress], object]
-
 
 def lanczos(
     operator: SymmetricOperator | Any,
@@ -53,13 +43,9 @@ def lanczos(
     basis: int | None = None,
     memory: float | str | None = None,
     dtype: torch.dtype | None = None,
-    start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
     max_products: int | None = None,
-    missed: float | None = None,
-    inverse: ApproximateInverse | None = None,
-    null_space: Subspace | None = None,
-    callback: Callback | None = None,
+    missed: float = MISSED,
 ) -> EigenResult:
     """Eigenvalues at the ends of the spectrum of a symmetric operator A (n, n) with their eigenvectors.
 
@@ -75,7 +61,6 @@ def lanczos(
         Number of eigenvalues at each end.
     which
         "top" or "bottom" (the algebraically largest or smallest), "both" (k of each), "magnitude" (largest |λ|).
-        "smallest-nonzero" is not for Lanczos: it is done by `smallest_nonzero`, where ``tol`` is the relative error.
     tol
         Residual norms asked for, relative to the largest |θ| seen.
     block
@@ -87,10 +72,6 @@ def lanczos(
     dtype
         Precision of the vectors, by default that of the operator. With torch.float64 for a float32 operator the
         recurrences are exact and the products alone are rounded.
-    start : (n, j) tensor or EigenResult
-        Approximate eigenvectors, those of a previous training iteration, say, or of an interrupted run. If their
-        Ritz vectors are still good enough that is all. Otherwise the process starts from their sums, as many as a
-        block has vectors: the Krylov space of a sum of approximate eigenvectors improves all of them at a time.
     seed
         Seed of all random vectors.
     max_products
@@ -99,11 +80,6 @@ def lanczos(
     missed
         Probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no such
         claim.
-    inverse, null_space
-        Only for "smallest-nonzero": see `smallest_nonzero`.
-    callback
-        Called with a `SolverProgress` at each restart; if it returns True the run stops with what was found, which can
-        be passed on as ``start``.
 
     Returns
     -------
@@ -124,8 +100,8 @@ def lanczos(
 
     *Except with the probability* ``missed`` *over random vectors*, nothing further out was missed. The eigenvector of
     the outermost eigenvalue λ has a component of known size in a random start v, which bounds λ by the Ritz values and
-    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end, without ``start``
-    and with ``block=1``, is iterated on until this bound is ``tol`` away, or for as many products again and 20 more;
+    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end,
+    with ``block=1``, is iterated on until this bound is ``tol`` away, or for as many products again and 20 more;
     its interval extends to the bound. Otherwise, since a Krylov space of one vector has one copy of a multiple
     eigenvalue, the values found are locked and a process is started on their complement, until it bounds all others
     half way to the values found (or by 10 ``tol`` beyond its own outermost value), or finds a wanted one, with which
@@ -139,31 +115,13 @@ def lanczos(
     (True, [1000.0, 999.0, 2.0, 1.0])
     """
     A = as_operator(operator)
-    if which == SMALLEST:
-        return at_the_bottom(
-            A,
-            k,
-            {"block": block != 1, "missed": missed is not None},
-            tol=tol,
-            inverse=inverse,
-            null_space=null_space,
-            basis=basis,
-            memory=memory,
-            dtype=torch.float64 if dtype is None else dtype,
-            start=start,
-            seed=seed,
-            max_products=max_products,
-            callback=callback,
-        )
-    if inverse is not None or null_space is not None:
-        raise ConfigError(f"inverse and null_space are for which='{SMALLEST}', not for '{which}'")
     if block < 1:
         raise ConfigError(f"block={block} does not fit: give 1 or more")
     wanted, block = Wanted(which, k, A.order), min(block, A.order)
     dtype = A.dtype if dtype is None else dtype
     memory = bytes_of(memory)
     fits = memory is None or 8 * 6 * A.order**2 <= memory
-    small = max_products is None and callback is None and A.order <= FORMED and fits
+    small = max_products is None and A.order <= FORMED and fits
     if max_products is None:
         max_products = max(A.order, 2 * wanted.count + block) if small else min(10 * A.order + 1000, 100_000)
     if max_products < 2 * wanted.count + block:
@@ -171,24 +129,21 @@ def lanczos(
             f"max_products={max_products} is too few for {wanted.count} eigenvalues: "
             f"at least {2 * wanted.count + block} are needed"
         )
-    missed = MISSED if missed is None else missed
 
     def compute() -> EigenResult:
         room = None if memory is None else int(memory)
         layout = plan(A.order, wanted.count, block=block, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
-        # a tolerance far above it does not depend on it; given vectors are of no Krylov space, which would show it
+        # a tolerance far above it does not depend on it
         usual = MARGIN * ROUNDING * max(torch.finfo(own).eps for own in (dtype, A.dtype))
-        rounding = None if A.measures_rounding and start is None and tol > usual else A.rounding
+        rounding = None if A.measures_rounding and tol > usual else A.rounding
         process = Krylov(A, storage, block=block, dtype=dtype, rounding=rounding, fresh=fresh)
-        run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products, callback=callback)
-        if start is None and block == 1:
+        run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products)
+        if block == 1:
             process.start()
-        elif start is None:
-            process.seed(process.random())
         else:
-            run.begin(start)
+            process.seed(process.random())
         found = run.finish()
         return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
 
@@ -237,14 +192,6 @@ def formed_ends(
     )
 
 
-def at_the_bottom(operator: SymmetricOperator, k: int, unfit: Mapping[str, bool], **options: Any) -> EigenResult:
-    """Call `smallest_nonzero`, or raise a ConfigError if an option was given that is for Lanczos alone."""
-    for name, given in unfit.items():
-        if given:
-            raise ConfigError(f"{name} is for the ends of the spectrum, not for which='{SMALLEST}'")
-    return smallest_nonzero(operator, k, **options)
-
-
 class Run:
     """One call of `lanczos`: iterate, measure the residuals, search for missed eigenvalues, report.
 
@@ -260,13 +207,11 @@ class Run:
         tol: float,
         missed: float,
         max_products: int,
-        callback: Callback | None,
     ) -> None:
         self.process, self.wanted, self.layout = process, wanted, layout
-        self.tol, self.missed, self.max_products, self.callback = tol, missed, max_products, callback
+        self.tol, self.missed, self.max_products = tol, missed, max_products
         self.norm = 0.0
         self.values = self.residuals = torch.zeros(0, dtype=torch.float64)
-        self.measured = False  # whether values and residuals are known before the first iteration
         self.patience: int | None = None  # products after which the interval is taken as it is
         self.stopped: str | None = None
 
@@ -296,30 +241,12 @@ class Run:
         places = partial(self.wanted.limits, values, ritz=extremes)
         return closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
 
-    def begin(self, start: torch.Tensor | EigenResult) -> None:
-        """Start from approximate eigenvectors: their Ritz vectors may be good enough; their sum is a good start."""
-        process, count = self.process, self.wanted.count
-        vectors = given_vectors(start, process)
-        self.norm = set_scale(process)
-        if count <= vectors.shape[1] <= process.basis.capacity and project_on(vectors, process, self.tol):
-            values, Y = torch.linalg.eigh(process.T)
-            self.norm = max(self.norm, float(values.abs().max()))
-            if process.size >= count:
-                process.restart(Y[:, self.wanted.preference(values)])
-                self.measured = not self.measure()[1]
-        if not self.measured:
-            process.truncate(process.T.diagonal()[:0])
-            process.seed(summed(vectors, process))
-
     def finish(self) -> EigenResult:
         """Iterate, measure and search until the result is settled, or something stops the run."""
         rest, best, attempts = None, math.inf, 0
-        left, pairs = self.process.next, list[int]()
         while self.stopped is None:
-            if not self.measured:
-                self.iterate()
-                left, pairs = self.measure()
-            self.measured = False
+            self.iterate()
+            left, pairs = self.measure()
             if self.stopped is not None:
                 break
             if pairs and not self.process.complete:
@@ -367,8 +294,6 @@ class Run:
                     settled = waited or self.excluded(limits, values, errors)
                 if settled or process.full or self.spent():
                     process.restart(Y[:, self.kept(chosen, errors, count)])
-                    if not settled:
-                        self.report(values[chosen[:count]], estimates, "iterating")
                     if settled or self.stopped is not None:
                         return
             process.expand()
@@ -394,26 +319,8 @@ class Run:
         """Whether only the products that measure the residuals are left."""
         needed = self.process.width + self.wanted.count
         if self.stopped is None and self.process.products + needed > self.max_products:
-            self.stopped = (
-                f"stopped after {self.process.products} products: allow more, or go on with this result as start"
-            )
+            self.stopped = f"stopped after {self.process.products} products: allow more"
         return self.stopped is not None
-
-    def report(self, values: torch.Tensor, residuals: torch.Tensor, phase: str) -> None:
-        """Call the callback, which may stop the run."""
-        logger.debug("Lanczos, %s: %d products", phase, self.process.products)
-        if self.callback is None:
-            return
-        order = values.argsort(descending=True)
-        progress = SolverProgress(
-            self.scaled(values[order]),
-            self.scaled(residuals[order]),
-            math.ldexp(self.norm, self.process.exponent or 0),
-            self.process.products,
-            phase,
-        )
-        if self.callback(progress) is True and self.stopped is None:
-            self.stopped = "stopped by the callback: go on with this result as start"
 
     def measure(self) -> tuple[torch.Tensor, list[int]]:
         """Measure the true residuals of the wanted vectors; return those that are too large, and their indices."""
@@ -450,7 +357,6 @@ class Run:
             if process.full:
                 chosen = self.kept(wanted.rivals(values), errors, 1)
                 process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype), Y[:, chosen]))
-                self.report(self.values, self.residuals, "searching")
         return None
 
     def others(self) -> Interval:

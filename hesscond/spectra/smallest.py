@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from hesscond.operators.operator import ritz_range
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP
 from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
-from hesscond.spectra.eigen import EigenResult, Interval, SolverProgress, intervals
+from hesscond.spectra.eigen import EigenResult, Interval, intervals
 from hesscond.spectra.search_space import CountedProducts, Excluded, HarmonicSpace, RitzSpace
 
 logger = logging.getLogger("hesscond")
@@ -38,14 +37,11 @@ def smallest_nonzero(
     null_space: Subspace | None = None,
     tol: float = 1e-8,
     norm: float | None = None,
-    basis: int | None = None,
     memory: float | str | None = None,
     dtype: torch.dtype = torch.float64,
-    start: torch.Tensor | EigenResult | None = None,
     seed: int = 0,
     max_products: int | None = None,
     dense_order: int | None = None,
-    callback: Callable[[SolverProgress], object] | None = None,
 ) -> EigenResult:
     """The k eigenvalues of smallest nonzero |λ| of a symmetric operator A (n, n).
 
@@ -73,16 +69,12 @@ def smallest_nonzero(
         Requested relative error of the eigenvalues.
     norm
         ‖A‖₂ if it is known; by default from 5 Lanczos steps, whose products count.
-    basis
-        Vectors in the basis, by default 50, or 2k + 30 if that is more. As many images are held, and 3k + 17 others,
-        plus one for each null direction that is found; if A is not known to be positive semidefinite, a second basis
-        with its images and 2k + 20 others. The number is logged before the first product.
     memory
-        Bytes for all of them; a smaller basis is restarted earlier.
+        Bytes for the vectors: a basis of 50, or 2k + 30 if that is more, as many images and 3k + 17 others, plus one
+        for each null direction that is found; if A is not known to be positive semidefinite, a second basis with its
+        images and 2k + 20 others. A smaller basis is restarted earlier. The number is logged before the first product.
     dtype
         Precision of the vectors; products are formed in that of the operator.
-    start : (n, j) tensor or EigenResult
-        Approximate eigenvectors, those of a previous training iteration, say.
     seed
         Seed of all random vectors.
     max_products
@@ -90,8 +82,6 @@ def smallest_nonzero(
     dense_order
         Operators up to this order are formed; by default 300 if A is known to be positive semidefinite, else 1,000, and
         2,000 without ``inverse``: an iteration would need as many products.
-    callback
-        Called with a `SolverProgress` before each expansion; if it returns True the run stops with what was found.
 
     Returns
     -------
@@ -149,22 +139,20 @@ def smallest_nonzero(
     if dense_order is None:
         with_inverse = DENSE_ORDER if operator.psd else DENSE_ORDER_INDEFINITE
         dense_order = DENSE_ORDER_ALONE if inverse is None else with_inverse
-    initial = start_rows(start, operator, dtype)
 
     def compute() -> EigenResult:
         products = CountedProducts(operator)
         excluded = Excluded(known, operator.order, dtype, operator.device)
         if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
             return smallest_dense(products, k, excluded, tol=tol)
-        given = 0 if initial is None else len(initial)
-        capacity, vectors = sizes(operator.order, k, basis, memory, dtype, given, psd=operator.psd)
+        capacity, vectors = sizes(operator.order, k, memory, dtype, psd=operator.psd)
         if not set_scale(products, norm):
             return nothing(products, excluded, vectors)
         kind = RitzSpace if operator.psd else HarmonicSpace
         fresh = torch.Generator(operator.device).manual_seed(seed)
         space = kind(capacity, operator.order, dtype, operator.device)
-        search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol, callback=callback)
-        search.run(initial)
+        search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
+        search.run()
         return conclusion(search, vectors)
 
     return led(operator, compute)
@@ -201,23 +189,6 @@ def check(
         raise ConfigError(f"max_products={max_products} is too few for k={k}: at least {k + RANDOM} are needed")
 
 
-def start_rows(
-    start: torch.Tensor | EigenResult | None, operator: SymmetricOperator, dtype: torch.dtype
-) -> torch.Tensor | None:
-    """Given vectors as rows (j, n)."""
-    if start is None:
-        return None
-    vectors = start.eigenvectors if isinstance(start, EigenResult) else start
-    if vectors.ndim != 2 or len(vectors) != operator.order or vectors.device != operator.device:
-        raise MatrixError(
-            f"start is {tuple(vectors.shape)} on '{vectors.device}': "
-            f"({operator.order}, j) on '{operator.device}' is expected"
-        )
-    if not bool(torch.isfinite(vectors).all()):
-        raise MatrixError("start has entries that are not finite: give finite vectors, or none")
-    return vectors.T.to(dtype)
-
-
 def counts(k: int, *, psd: bool) -> tuple[int, int, int]:
     """Numbers of vectors: the least number in a basis, that outside of the bases, and the number of bases."""
     if psd:
@@ -232,14 +203,10 @@ def least_bytes(order: int, *, psd: bool) -> int:
     return 8 * order * (spaces * least + others)
 
 
-def sizes(
-    order: int, k: int, basis: int | None, memory: float | None, dtype: torch.dtype, given: int, *, psd: bool
-) -> tuple[int, int]:
+def sizes(order: int, k: int, memory: float | None, dtype: torch.dtype, *, psd: bool) -> tuple[int, int]:
     """Vectors in the basis, and the most vectors of length n at a time, which is logged."""
     least, others, spaces = counts(k, psd=psd)
-    capacity = max(BASIS, 2 * k + 30) if basis is None else basis
-    if capacity < least:
-        raise ConfigError(f"a basis of {capacity} is too small for {k} eigenvalues: at least {least} are needed")
+    capacity = max(BASIS, 2 * k + 30)
     size = order * dtype.itemsize
     if memory is not None:
         capacity = min(capacity, int(memory // size - others) // spaces)
@@ -249,10 +216,6 @@ def sizes(
                 f"{memory:.4g} bytes hold {int(memory // size)} vectors of length {order} but the least basis needs "
                 f"{needed}: give memory={needed * size} or ask for fewer eigenvalues"
             )
-    if given > capacity // 2:
-        raise ConfigError(
-            f"start has {given} vectors, too many for a basis of {capacity}: give at most {capacity // 2}"
-        )
     vectors = spaces * capacity + others
     logger.info(
         "Davidson: at most %d vectors of length %d, %.3g MB, and one for each null direction found",
@@ -371,8 +334,8 @@ def advice(search: Davidson) -> str:
     if search.dubious or search.excluded.dimension:
         return "give the exact null space, or products in a wider precision"
     if search.inverse is None:
-        return "give an approximate inverse, or more max_products; the result can be passed on as start"
-    return "give a better approximate inverse, or more max_products; the result can be passed on as start"
+        return "give an approximate inverse, or more max_products"
+    return "give a better approximate inverse, or more max_products"
 
 
 def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:

@@ -297,34 +297,6 @@ def test_multiplicity_is_found_out():
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_start_of_other_eigenvectors_hides_nothing(seed):
-    """The exact eigenvectors of the second to fifth eigenvalue: settled at once, and not what was asked for."""
-    values = graded(400, 1e4)
-    A, Q = prescribed(values)
-    result = smallest_nonzero(
-        Dense(A, psd=True), inverse=Spectral(Q, values, 0.5, 1), start=Q[:, -5:-1], dense_order=0, seed=seed
-    )
-    assert result.converged
-    assert float(result.eigenvalues) == pytest.approx(1e-4, rel=1e-7)
-
-
-def test_warm_start_saves_products():
-    values = torch.cat([torch.logspace(-5, -3, 5, dtype=torch.float64), graded(395, 1e2)])
-    A, Q = prescribed(values)
-    M = Spectral(Q, values, 0.7, 1)
-    before = smallest_nonzero(Dense(A, psd=True), 4, inverse=M, dense_order=0)
-    noise = 1e-7 * torch.randn(400, 400, generator=generator(3), dtype=torch.float64)
-    moved = A + noise @ noise.T
-    operator = Dense((moved + moved.T) / 2, psd=True)
-    cold = smallest_nonzero(operator, 4, inverse=M, dense_order=0)
-    warm = smallest_nonzero(operator, 4, inverse=M, start=before, dense_order=0)
-    assert warm.converged
-    assert warm.products < 0.7 * cold.products
-    assert torch.allclose(warm.eigenvalues, cold.eigenvalues, rtol=1e-7)
-
-
-@pytest.mark.share(2)
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 @pytest.mark.parametrize("psd", [True, False])
 def test_scale(scale, psd):
@@ -425,21 +397,6 @@ def test_too_few_products_are_not_enough():
     assert bool(((torch.linalg.eigvalsh(A) >= result.lower) & (torch.linalg.eigvalsh(A) <= result.upper)).any())
 
 
-def test_callback_stops_it():
-    values = graded(500, 1e6)
-    A, Q = prescribed(values)
-    seen = []
-
-    def callback(progress):
-        seen.append(progress.products)
-        return progress.products >= 15
-
-    result = smallest_nonzero(Dense(A, psd=True), inverse=Spectral(Q, values, 1.0, 0), dense_order=0, callback=callback)
-    assert not result.converged
-    assert seen == sorted(seen)
-    assert seen[-1] == 15
-
-
 def test_memory_is_stated_and_kept_to(caplog):
     values = graded(600, 1e4)
     A, Q = prescribed(values)
@@ -530,11 +487,7 @@ def test_broken_operators(dense_order):
         ({"dtype": torch.float16}, ConfigError, "torch.float64"),
         ({"inverse": DiagonalInverse(torch.ones(3).double())}, MatrixError, "order 3"),
         ({"null_space": Span(torch.eye(3).double())}, MatrixError, "order 3"),
-        ({"start": torch.ones(3, 1)}, MatrixError, "expected"),
-        ({"start": torch.full((400, 1), math.nan)}, MatrixError, "finite"),
-        ({"basis": 3}, ConfigError, "too small"),
         ({"max_products": 1}, ConfigError, "too few"),
-        ({"start": torch.eye(400)}, ConfigError, "too many"),
     ],
 )
 def test_bad_input(options, error, sentence):
