@@ -581,11 +581,6 @@ def test_names_alone_say_the_roles_of_the_blocks_of_transformers(name, unknown):
         assert role_of(block).kind in set(KINDS) - {"recurrent", "convolution", "dense", "other"}
 
 
-def test_a_transposed_convolution_has_no_rows_to_name():
-    with pytest.raises(ConfigError, match=r"'up' has no part \[0:2\]: it has none"):
-        Catalogue(nn.ModuleDict({"up": nn.ConvTranspose1d(4, 4, 2)})).block("up[0:2]")
-
-
 # units by what a weight does
 
 
@@ -780,17 +775,6 @@ def test_columns_are_those_of_streams_and_scaled_losses_in_single_precision_too(
     for kappa, own in zip(found.kappa, plain.kappa, strict=True):
         assert kappa.rank == own.rank
         assert kappa.value == pytest.approx(own.value, rel=1e-3)
-
-
-def test_rows_of_the_weight_of_a_transposed_convolution_are_its_inputs():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.ConvTranspose1d(4, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
-    batch = torch.randn(6, 4, 3, dtype=torch.float64), torch.arange(6) % 3
-    layer = hesscond.probe(model, CE, batch, ["0"])["0"]
-    weight = hesscond.probe(model, CE, batch, ["0.weight"])["0.weight"]
-    for unit in range(4):
-        compare(weight.hessian(unit), layer.hessian(unit)[1:, 1:])
-    assert list(hesscond.probe(model, CE, batch, "*")) == ["0", "3"]
 
 
 def test_a_table_that_is_multiplied_as_it_is_has_no_rows_for_units():

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
-from hesscond.capture.snapshot import Snapshot
 from hesscond.errors import CaptureError
 from tests.cases import Net
 from tests.support.constructions import KINKED, STALE, function, fused_entropy, stale_square
@@ -151,27 +150,6 @@ def test_a_gradient_that_is_noise_tells_nothing_and_is_said():
     result = probe(network(noisy), "layer", layers=["0"])
     assert result["0"].check.central.agrees is None
     assert "tell nothing" in str(result["0"].check)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_it_takes_two_evaluations_more(level, monkeypatch):
-    evaluations = []
-    original = Snapshot.evaluate
-
-    def counted(self, *args, **kwargs):
-        evaluations.append(self)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(Snapshot, "evaluate", counted)
-    probe(network(torch.relu), level)
-    most = len(evaluations)
-    from hesscond import check
-
-    monkeypatch.setattr(check.ReferenceProducts, "differentiates", False)
-    monkeypatch.setattr(check.ReferenceProducts, "_compare", lambda *_: None)
-    evaluations.clear()
-    probe(network(torch.relu), level)
-    assert most - len(evaluations) == 2
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

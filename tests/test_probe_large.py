@@ -157,16 +157,6 @@ def test_noise_is_not_measured_in_another_network():
     assert float(found.top.upper - found.top.lower) < 1e-3 * float(values.abs().max())
 
 
-def test_the_model_is_left_as_it_was():
-    model, loss_fn, batch = network("batchnorm", 0)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    hesscond.probe(model, loss_fn, batch, level="network", dtype=None, products=20)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(p.grad is None for p in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -46,13 +46,6 @@ def test_little_memory_changes_the_route_and_not_the_hessian(level):
     assert (little.hessian(**unit) - truth).norm() <= 1e-12 * truth.norm()
 
 
-def test_vectorized_passes_in_small_chunks_give_the_same():
-    model, loss_fn, (x, y) = convolutions()
-    whole = hesscond.probe(model, loss_fn, (x, y), ["5"], "layer", memory=1e9)["5"]
-    chunked = hesscond.probe(model, loss_fn, (x, y), ["5"], "layer", memory=5e5)["5"]
-    assert float(chunked.kappa) == pytest.approx(float(whole.kappa), rel=1e-10)
-
-
 def test_what_would_fit_fits():
     model, loss_fn, (x, y) = convolutions()
     with pytest.raises(CaptureError, match=r"'0' takes .* at most (\d+) of the 12 samples") as caught:

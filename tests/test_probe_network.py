@@ -9,8 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import hesscond
@@ -86,30 +84,6 @@ def test_remaining_coordinates_lose_nothing(name):
     assert H.order - Z.shape[1] + (0 if left is None else left.dimension) == (0 if null is None else null.dimension)
 
 
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.integers(3, 12), st.integers(2, 9), st.integers(1, 30))
-def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, hidden, samples):
-    model = mlp(features, hidden, hidden, 3, seed=seed)
-    inputs, targets = classes(samples, features, 3, seed)
-    inputs[:, 0] = 0
-    inputs[:, -1] = inputs[:, 1]
-    with torch.no_grad():
-        model[0].bias[0] = -100.0
-    H = HessianOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
-    found = network_null_directions(H)
-    Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
-    dense, truth = Z.to_dense(), H.to_dense()
-    torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
-    assert (dense @ (dense.T @ truth) - truth).norm() <= 1e-9 * truth.norm()
-    # a dead feature, one of two equal ones, the parameters of a dead unit and what it feeds, and the shifts of softmax
-    assert H.order - Z.shape[1] >= 2 * (hidden - 1) + features + 1 + hidden + hidden + 1
-    if left is not None:
-        v = torch.randn(Z.shape[1], 2, dtype=H.dtype)
-        once = left.project(v)
-        torch.testing.assert_close(left.project(once), once, rtol=0, atol=1e-10)
-
-
 def test_a_stream_is_the_whole_batch():
     model, loss_fn = mlp(6, 5, 3), nn.CrossEntropyLoss()
     batch = classes(25, 6, 3)
@@ -117,30 +91,6 @@ def test_a_stream_is_the_whole_batch():
     many = hesscond.probe(model, loss_fn, split(batch, [3, 15, 7]), level="network")[NETWORK].kappa
     assert (one.rank, one.negative) == (many.rank, many.negative)
     assert many.value == pytest.approx(one.value, rel=1e-8)
-
-
-def test_coordinates_of_a_method():
-    model, loss_fn, batch = mlp(6, 5, 3), nn.CrossEntropyLoss(), classes(200, 6, 3)
-    plain = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK]
-    found = hesscond.probe(model, loss_fn, batch, level="network", method="bnp")[NETWORK]
-    blocks = []
-    for name, units in (("0", 5), ("2", 3)):
-        with torch.no_grad():
-            h = (batch[0] if name == "0" else model[:2](batch[0])).double()
-        sigma = h.std(0, correction=0)
-        live = sigma > 0
-        centre = torch.eye(1 + h.shape[1], dtype=torch.float64)
-        centre[0, 1:] = -h.mean(0)
-        D = torch.diag(torch.cat([torch.ones(1, dtype=torch.float64), 1 / sigma.where(live, 1.0)]))
-        P = (centre @ D)[:, torch.cat([torch.tensor([True]), live])]
-        blocks += [P] * units
-    P = torch.block_diag(*blocks)
-    by_unit = hesscond.probe(model, loss_fn, batch, ["0", "2"], level="network")[NETWORK].hessian()
-    truth = P.T @ by_unit @ P
-    scale = float(truth.norm() / found.hessian().norm())
-    torch.testing.assert_close(found.hessian() * scale, truth, rtol=1e-6, atol=1e-6 * float(truth.norm()))
-    assert found.kappa.value != pytest.approx(plain.kappa.value, rel=1e-3)
-    assert found.by_layer()["n_params"].sum() == len(P.T)
 
 
 FROZEN = ("0.weight", "0.bias", "0.weight 0.bias", "2.bias")
@@ -317,16 +267,6 @@ def command(folder, *arguments, processes=1):
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     run = [*start, "-m", "hesscond", "probe", *arguments]
     return subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.mark.slow
-def test_the_command_shows_layers_and_network(tmp_path):
-    done = command(tmp_path, "mine.py:make", "--level", "network", "--figure", "kappa.png")
-    assert done.returncode == 0, done.stderr
-    for part in ("network", "all together", "top", "bottom", "47 samples"):
-        assert part in done.stdout
-    assert max(len(line) for line in done.stdout.splitlines()[3:]) <= 80
-    assert (tmp_path / "kappa.png").stat().st_size > 5000
 
 
 @pytest.mark.slow

@@ -258,28 +258,6 @@ def test_verdicts_and_densities_make_the_round_trip(name, way, tmp_path):
     assert str(WAYS[way](shown, tmp_path)) == str(shown)
 
 
-def test_a_verdict_prints_no_list_of_numbers():
-    verdict = hesscond.verify("bnp-theorem-4", trials=30)
-    for tally in verdict.tallies:
-        assert not re.search(r"\d\.\d+, \d\.\d+, \d", repr(tally))
-        assert f" {tally.violated} / {tally.violated + tally.holds} " in str(verdict)
-
-
-def test_the_command_line_prints_the_table_of_the_result(call_cli, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "made.py").write_text(
-        "import torch\nfrom torch import nn\n\n\ndef make():\n    torch.manual_seed(0)\n"
-        "    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3))\n"
-        "    generator = torch.Generator().manual_seed(0)\n"
-        "    x = torch.randn(12, 5, generator=generator)\n"
-        "    return model, nn.CrossEntropyLoss(), (x, torch.randint(0, 3, (12,), generator=generator))\n"
-    )
-    printed = call_cli("probe", "made.py:make").out.splitlines()
-    for line in str(CASES["unit"]()).splitlines()[4:8]:
-        assert line in [own.rstrip() for own in printed]
-
-
 def test_an_error_of_ours_is_importable_from_the_top():
     errors = {
         name: own

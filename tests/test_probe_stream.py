@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hesscond
-from hesscond.errors import HesscondError
 from tests.cases import CASES, Case, case, eligible_layers, labels, mlp, rows, split
 from tests.truth import block, case_truth, layer_truth
 
@@ -139,25 +137,6 @@ def test_a_batch_without_a_target_that_counts_counts_nothing():
             assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
 
 
-def test_hidden_class_weights_are_never_silently_wrong():
-    """The mean of F.cross_entropy with weights, in a lambda: the weights of the batches cannot be seen from outside."""
-    weight = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
-    model, _, (x, y) = case("many-samples").make()
-
-    def loss_fn(output, target):
-        return F.cross_entropy(output, target, weight=weight)
-
-    order = y.argsort()
-    batch = x[order], y[order]
-    try:
-        result = hesscond.probe(model, loss_fn, split(batch, [15, 25, 20]), level="layer")
-    except HesscondError:
-        return
-    for name, layer in result.items():
-        truth = layer_truth(model, loss_fn, batch, name)
-        assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
-
-
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_data_loader(level, shuffle):
@@ -206,12 +185,6 @@ def test_a_generator_is_read_once():
     result = hesscond.probe(model, loss_fn, batches(), level="layer")
     assert given_out == [0, 1, 2]
     is_the_hessian(result, *case_truth(case("many-samples")), "layer")
-
-
-def test_a_stream_of_one_batch_is_the_batch():
-    example = case("tanh-ce")
-    model, loss_fn, batch = example.make()
-    agree(hesscond.probe(model, loss_fn, batch).to_frame(), hesscond.probe(model, loss_fn, [batch]).to_frame())
 
 
 def test_layers_and_units_of_a_stream():

@@ -464,12 +464,6 @@ def test_weight_decay_in_the_loss_is_in_the_hessian_and_has_no_gauss_newton_matr
         GGNOperator(model, decayed, BATCH)
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_an_operation_without_a_second_derivative_is_refused(kind):
-    with pytest.raises(CaptureError, match="once_differentiable"):
-        call(kind, nn.Sequential(nn.Linear(5, 3), Cube()))
-
-
 def test_the_gauss_newton_matrix_needs_outputs():
     with pytest.raises(CaptureError, match="tuples, lists or dicts"):
         call(GGNOperator, nn.Sequential(mlp(nn.Tanh()), Wrapped()), lambda o, t: F.cross_entropy(o.value, t))

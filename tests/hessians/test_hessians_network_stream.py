@@ -7,10 +7,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hesscond.capture.weighting import SUM, TORCH
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from tests.cases import CASES, Case, mlp, rows, split
+from tests.cases import CASES, split
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -71,16 +70,6 @@ def test_ragged_batches_are_the_whole(example, kind):
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
 
 
-def test_the_mean_of_the_batches_would_be_wrong():
-    model, loss_fn, batch = network(), nn.CrossEntropyLoss(), data_set()
-    parts = split(batch, [20, 2, 1])
-    whole = HessianOperator(model, loss_fn, batch)
-    v = direction(whole.order)
-    equal = sum(HessianOperator(model, loss_fn, part) @ v for part in parts) / 3
-    assert (equal - whole @ v).norm() > 0.1 * (whole @ v).norm()
-    is_close(HessianOperator(model, loss_fn, parts) @ v, whole @ v)
-
-
 def test_batches_that_do_not_count_and_hidden_weights():
     loss_fn = nn.CrossEntropyLoss(ignore_index=2)
     model, (x, y) = network(), data_set()
@@ -106,18 +95,6 @@ def test_the_reduction_can_be_given():
         H = HessianOperator(model, squared, parts, reduction=reduction)
         own = [w * HessianOperator(model, squared, p).to_dense() for w, p in zip(weights, parts, strict=True)]
         is_close(H.to_dense(), own[0] + own[1])
-
-
-def test_what_an_operator_counts_beside_others():
-    model, (x, y) = network(), data_set()
-    mean, total = nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")
-    assert HessianOperator(model, mean, (x, y)).problem.masses[TORCH] == 23
-    assert HessianOperator(model, mean, split((x, y), [9, 14])).problem.masses[TORCH] == 23
-    for data in ((x, y), split((x, y), [9, 14])):
-        assert list(HessianOperator(model, total, data).problem.masses) == [SUM]
-    weights = torch.tensor([1.0, 2.0, 5.0]).double()
-    H = HessianOperator(model, nn.CrossEntropyLoss(weight=weights), (x, y))
-    assert H.problem.masses[TORCH] == pytest.approx(float(weights[y].sum()))
 
 
 # -------------------------------------------------------------------------------------------- loaders and the memory
@@ -215,27 +192,6 @@ def test_a_memory_for_some_of_the_graphs():
         assert H.retained == (graphs, 4)
         assert torch.equal(H @ v, full @ v)
     assert full.retained == (4, 4)
-
-
-def test_graphs_that_are_rebuilt_are_not_retained():
-    """Memory seen by the allocator's own counter is not available on the host: count the tensors that live."""
-    import gc
-
-    def living():
-        gc.collect()
-        return sum(o.numel() for o in gc.get_objects() if type(o) is torch.Tensor and o.shape[:1] == (64,))
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 50), nn.Tanh(), nn.Linear(50, 3)).double()
-    generator = torch.Generator().manual_seed(0)
-    data = [(torch.randn(64, 5, generator=generator).double(), torch.zeros(64).long()) for _ in range(8)]
-    H = HessianOperator(model, nn.CrossEntropyLoss(), data, memory=1)
-    before = living()
-    H @ direction(H.order)
-    assert living() == before
-    one = next(iter(H._retained.values())).bytes()
-    # what the retained one saves: hidden units and outputs of the forward and the backward pass
-    assert 64 * 50 * 8 * 2 < one < 64 * 50 * 8 * 20
 
 
 def test_data_that_change_are_refused():
@@ -356,12 +312,3 @@ def test_dropout_is_drawn_once_from_the_random_state_at_construction():
     torch.manual_seed(12)
     other = HessianOperator(model, loss_fn, batch)
     assert not torch.equal(other @ v, one @ v)
-
-
-def test_a_sum_over_many_small_batches():
-    example = Case("", lambda: mlp(nn.Tanh()), nn.MSELoss(), "value", samples=40)
-    model, loss_fn, batch = example.make()
-    whole = HessianOperator(model, loss_fn, batch)
-    singles = HessianOperator(model, loss_fn, [rows(batch, slice(i, i + 1)) for i in range(40)])
-    v = direction(whole.order)
-    is_close(singles @ v, whole @ v)

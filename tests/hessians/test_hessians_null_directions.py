@@ -171,16 +171,6 @@ def test_grades_and_scales_of_features_do_not_matter(scale):
     assert found.dead.tolist() == [False] * 5 + [True]
 
 
-def test_fewer_rows_than_columns():
-    block = StreamedBlock(8)
-    add_rows(block, random(3, 8), 1.0)
-    found = row_space(block, random(1))
-    assert found.rank == 3
-    values, Q = found.eigenvectors()
-    X = random(3, 8)
-    assert torch.allclose(Q * values @ Q.T, X.T @ X)
-
-
 # -- networks ---------------------------------------------------------------------------------------------------------
 
 

@@ -53,16 +53,6 @@ def test_kappa_does_not_depend_on_how_the_data_are_split(cuts, name):
                 assert other.lower <= float(one) <= other.upper
 
 
-def test_equal_weights_for_ragged_batches_would_be_wrong():
-    """The mistake the weighting avoids is visible at this size."""
-    case = Case("", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=60)
-    model, loss_fn, (x, y) = case.make()
-    parts = [(x[:50], y[:50]), (x[50:], y[50:])]
-    equal, _ = stream(((capture(model, loss_fn, part, ["2"]), 0.5) for part in parts), MEMORY)
-    whole = unit_hessian(capture(model, loss_fn, (x, y), ["2"])["2"], 0, MEMORY).matrix()
-    assert (equal["2", 0].matrix() - whole).norm() > 0.05 * whole.norm()
-
-
 def test_long_streams_keep_small_eigenvalues():
     """Features spread over ten decades, 20,000 samples: a summed (n+1)×(n+1) Hessian has lost the bottom."""
     rng = np.random.default_rng(0)

@@ -135,29 +135,6 @@ def test_the_transformed_gradient_is_P_Pt_gradient(kind, channels, units, option
         assert torch.allclose(found, matrix @ (matrix.T @ g), rtol=1e-11, atol=1e-12)
 
 
-def test_a_grouped_convolution_is_several_convolutions():
-    model, batch = problem(nn.Conv2d, 4, 6, {"kernel_size": 3, "groups": 2})
-    parts = [nn.Conv2d(2, 3, 3).double() for _ in range(2)]
-    for number, part in enumerate(parts):
-        part.load_state_dict({k: v[3 * number : 3 * number + 3] for k, v in model[1].state_dict().items()})
-
-    class Split(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.parts = nn.ModuleList(parts)
-
-        def forward(self, x):
-            return torch.cat([part(h) for part, h in zip(self.parts, x.chunk(2, 1), strict=True)], 1).tanh().flatten(1)
-
-    split = Split()
-    methods = BNP(model), BNP(split)
-    for own, method in zip((model, split), methods, strict=True):
-        backward(own, batch(7, 0))
-        method.transform_gradients()
-    whole = stacked_gradient(model[1])
-    assert torch.allclose(whole, torch.cat([stacked_gradient(part) for part in parts]), rtol=1e-12, atol=1e-12)
-
-
 def test_channels_last_and_unbatched_inputs_and_several_calls():
     model, batch = problem(*SHAPES[0])
     x = batch(6, 0)
@@ -290,14 +267,6 @@ def test_probe_by_name_measures_convolutions_in_the_coordinates_of_the_data(opti
         assert torch.allclose(found.hessian(), truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))
     network = hesscond.probe(model, loss, (x, y), ["0"], level="network", method=name)[NETWORK].hessian()
     assert torch.allclose(network, truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))
-
-
-def test_layer_level_over_a_stream_of_a_dense_layer():
-    model, loss, (x, y) = classifier({})
-    stream = [(x[:5], y[:5]), (x[5:], y[5:])]
-    found, batch = (hesscond.probe(model, loss, d, ["3"], level="layer", method="bnp")["3"] for d in (stream, (x, y)))
-    truth = batch.hessian()
-    assert torch.allclose(found.hessian(), truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))
 
 
 def test_of_a_single_sample_a_convolution_can_gain_and_a_dense_layer_cannot():

@@ -60,20 +60,6 @@ def test_what_cannot_be_meant_is_refused(text, sentence):
         parse(text)
 
 
-def test_two_methods_that_precondition_are_refused():
-    @register
-    class Other(Method):
-        name, summary, source, preconditions = "other-preconditioner", "-", "-", True
-
-    try:
-        with pytest.raises(ConfigError, match="both precondition"):
-            parse("bnp+other-preconditioner")
-    finally:
-        from hesscond.methods import registry
-
-        del registry._REGISTRY["other-preconditioner"]
-
-
 def test_the_rate_of_several_methods_is_the_smallest():
     parts = ("batchnorm", "weightstandardization")
     assert parse("+".join(parts)).rate == method_class(parts[1]).rate < method_class(parts[0]).rate

@@ -197,17 +197,6 @@ def test_the_hessian_through_E_takes_each_scale_free_row_to_minus_its_gradient(a
     assert values[0] < -1e-6 * values[-1]
 
 
-def test_by_column_the_unit_has_the_scale_identity_too():
-    model, method = build("equilibration:axis=column", "mlp", activation="tanh")
-    x, y = (part[:40] for part in digits())
-    F.cross_entropy(model(x), y).backward()
-    found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], units=[1, 5], method=method)["fc2"]
-    W = model.fc2.parametrizations.weight.original
-    for unit in (1, 5):
-        Hw = found.hessian(unit)[:, 1:] @ W.detach()[unit]
-        assert torch.allclose(Hw[1:], -W.grad[unit], rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("axis", ["row", "column", "row-column", "jacobi"])
 @pytest.mark.parametrize("kind", ["square", "conv2d-groups"])
 def test_with_E_frozen_it_is_what_finite_differences_of_the_loss_give(kind, axis):

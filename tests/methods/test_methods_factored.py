@@ -267,6 +267,8 @@ def test_a_loss_that_was_not_shown_is_missed(spec):
         "kfac:damping=0",
         "sophia:gamma=0",
         "adahessian:power=2",
+        "gauss-newton:damping=0",
+        "gauss-newton:widest=0",
     ],
 )
 def test_options_out_of_range_are_refused(spec):
@@ -274,24 +276,28 @@ def test_options_out_of_range_are_refused(spec):
         parse(spec).create(nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("spec", ["shampoo", "kfac"])
-def test_layers_that_they_do_not_know(spec):
-    with pytest.raises(ConfigError, match="transposed"):
-        parse(spec).create(nn.Sequential(nn.ConvTranspose2d(1, 2, 2)))
-
-
-def test_kfac_refuses_groups():
-    with pytest.raises(ConfigError, match="grouped"):
-        parse("kfac").create(nn.Sequential(nn.Conv2d(2, 2, 2, groups=2)))
+@pytest.mark.parametrize(
+    ("spec", "layer", "word"),
+    [
+        ("shampoo", nn.ConvTranspose2d(1, 2, 2), "transposed"),
+        ("kfac", nn.ConvTranspose2d(1, 2, 2), "transposed"),
+        ("kfac", nn.Conv2d(2, 2, 2, groups=2), "grouped"),
+        ("gauss-newton", nn.Conv2d(2, 2, 2, groups=2), "grouped"),
+    ],
+)
+def test_layers_that_they_do_not_know(spec, layer, word):
+    with pytest.raises(ConfigError, match=word):
+        parse(spec).create(nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("level", ["layer", "network"])
-@pytest.mark.parametrize("spec", ["shampoo", "kfac", "ekfac", "soap", "psgd"])
+@pytest.mark.parametrize("spec", ["shampoo", "kfac", "ekfac", "soap", "psgd", "gauss-newton"])
 def test_kappa_is_that_of_the_dense_matrix(spec, level):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     method, (x, y) = parse(spec).create(model), data()
     loss = nn.functional.cross_entropy(model(x), y)
+    method.observe(loss)
     loss.backward()
     method.transform_gradients()
     result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level=level, method=method)

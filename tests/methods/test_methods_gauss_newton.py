@@ -9,7 +9,6 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import UnitCoordinates
 from hesscond.methods import parse
-from hesscond.methods.gauss_newton import Formed, Products
 from tests.methods.contract import MethodContract
 
 
@@ -145,14 +144,6 @@ def test_M_is_the_damped_inverse_of_G_and_the_step_along_it(network, loss):
     assert np.allclose(after - before, -0.25 * truth, rtol=1e-9, atol=1e-11 * np.abs(truth).max())
 
 
-def test_rows_are_kept_as_products_unless_there_are_more_than_parameters():
-    for network, kind in (("dense", Products), ("dense, many samples", Formed), ("convolution, many samples", Formed)):
-        model, x, name = made(network)
-        method = parse("gauss-newton").create(model)
-        stepped(method, model, name, x, lambda z: z.square().mean())
-        assert isinstance(method.layers[name].resolvent.rows, kind)
-
-
 def test_several_losses_before_a_step_are_one():
     """As gradients that are accumulated."""
     model, x, _ = made("dense", 12)
@@ -212,24 +203,6 @@ def test_bounds_that_go_with_P(network):
         own @ own
 
 
-@pytest.mark.parametrize("level", ["layer", "network"])
-def test_kappa_is_that_of_the_dense_matrix(level):
-    model, x, _ = made("dense", 30)
-    y = torch.arange(30) % 3
-    method = parse("gauss-newton").create(model)
-    stepped(method, model, "0", x, lambda z: nn.functional.cross_entropy(z, y))
-    problem = (model, nn.CrossEntropyLoss(), (x, y))
-    result = hesscond.probe(*problem, level=level, method=method)
-    plain = hesscond.probe(*problem, level=level, layers=["0", "2"])
-    for name, found in result.items():
-        H = plain[name].hessian().numpy()
-        own = [torch.from_numpy(P_of(method, model, k)) for k in ("0", "2") if name in (k, "network")]
-        P = torch.block_diag(*own).numpy()
-        sizes = np.sort(np.abs(np.linalg.eigvalsh(P.T @ H @ P)))[::-1]
-        assert found.kappa.resolved
-        assert float(found.kappa) == pytest.approx(sizes[0] / sizes[found.kappa.rank - 1], rel=1e-6)
-
-
 def test_behind_relu_the_whole_layer_is_whitened():
     """There G is the Hessian itself, so that PᵀHP has the eigenvalues λ/(λ + γ)."""
     model, x, _ = made("dense", 30)
@@ -277,19 +250,6 @@ def test_a_loss_that_was_not_shown_is_missed(spec):
         method.transform_gradients()
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        ("gauss-newton:damping=0", "needs damping > 0"),
-        ("gauss-newton:widest=0", "widest ≥ 1"),
-        ("kfac:targets=none", "must be one of data, model"),
-    ],
-)
-def test_options_out_of_range_are_refused(spec, words):
-    with pytest.raises(ConfigError, match=words):
-        parse(spec).create(nn.Linear(3, 2))
-
-
 def test_large_batches_are_refused_until_asked_for():
     model, x, name = made("dense", 40)
     y = torch.arange(40) % 3
@@ -304,8 +264,6 @@ def test_large_batches_are_refused_until_asked_for():
     method = parse("gauss-newton:damping=1e-30").create(model)
     with pytest.raises(ConfigError, match="below the rounding"):
         stepped(method, model, name, torch.ones_like(x), lambda z: nn.functional.cross_entropy(z, y))
-    with pytest.raises(ConfigError, match="grouped"):
-        parse("gauss-newton").create(nn.Sequential(nn.Conv2d(2, 2, 2, groups=2)))
 
 
 def test_a_loaded_state_has_no_coordinates_before_its_next_step():

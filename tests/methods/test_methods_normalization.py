@@ -109,25 +109,6 @@ def test_normalizations_are_before_or_after_the_activations(name, position, kind
     assert 0.95 < variance.max() < 1 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("spec", "kind", "expected"),
-    [
-        ("batchnorm", "mlp", nn.BatchNorm1d),
-        ("batchnorm", "cnn", nn.BatchNorm2d),
-        ("layernorm", "mlp", nn.LayerNorm),
-        ("layernorm", "cnn", nn.GroupNorm),
-        ("groupnorm", "mlp", nn.GroupNorm),
-        ("groupnorm", "cnn", nn.GroupNorm),
-        ("instancenorm", "cnn", nn.InstanceNorm2d),
-    ],
-)
-def test_the_modules_are_those_of_torch(spec, kind, expected):
-    model = network(kind)
-    parse(spec).create(model)
-    own = [m for m in model.modules() if "Norm" in type(m).__name__]
-    assert [type(m) for m in own] == [expected] * 2
-
-
 def test_named_layers_are_normalized_wherever_they_are():
     model = network("mlp")
     parse("batchnorm:layers=fc1/fc3").create(model)
@@ -345,13 +326,6 @@ def test_tensorflow_infers_by_an_average_of_the_debiased_averages(shape):
     close(ours.eval()(h), g * (h.numpy() - m) / np.sqrt(v + 1e-3) + b, 10)
 
 
-def test_debiased_renormalization_starts_as_batch_normalization():
-    norm, h = renorm(r_max=np.inf, d_max=np.inf, momentum=0.01, debias=True), 1e3 * activations((12, 6)) + 1e4
-    peer = with_affine(nn.BatchNorm1d(6, eps=1e-3))
-    assert torch.allclose(norm(h), peer(h), rtol=1e-9, atol=1e-9)
-    assert torch.allclose(norm.running_mean, h.mean(0), rtol=1e-12)
-
-
 def test_without_clipping_there_is_no_warm_up():
     model = network("mlp")
     parse("batchrenorm:clip=false,debias=true").create(model)
@@ -361,14 +335,6 @@ def test_without_clipping_there_is_no_warm_up():
     r, d = norm.correction(far, far)
     close(r, np.full(20, 1e9))
     close(d, np.full(20, 1e9))
-
-
-def test_unclipped_renormalization_trains_the_function_of_inference():
-    norm = renorm(r_max=1e9, d_max=1e9)
-    norm(activations((12, 6)))
-    h = activations((12, 6), seed=1)
-    inference = copy.deepcopy(norm).eval()(h)
-    assert torch.allclose(norm(h), inference, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -399,14 +365,6 @@ def test_the_bounds_of_renormalization_grow_as_in_the_paper():
         r, d = norm.correction(-far, 1 / far)
         close(r, np.full(6, 1 / r_max))
         close(d, np.full(6, -d_max))
-
-
-def test_renormalization_before_its_start_is_batch_normalization():
-    norm, peer = renorm(start=3, r_end=3, d_end=3), with_affine(nn.BatchNorm1d(6, eps=1e-3))
-    for step in range(5):
-        h = activations((12, 6), seed=step)
-        same = torch.allclose(norm(h), peer(h), rtol=1e-11, atol=1e-11)
-        assert same == (step < 3)
 
 
 def ghost_norm(channels=6, groups=6, *, ghost=4, example_weight=0.3, momentum=0.2, eps=1e-3):
@@ -559,11 +517,6 @@ def test_a_single_sample_has_no_statistics(name):
         model(digits()[0][:1])
 
 
-def test_without_gradient_through_its_statistics_a_single_sample_is_refused_too():
-    with pytest.raises(ValueError, match="more than one value"):
-        StopGradientBatchNorm(3)(torch.zeros(1, 3))
-
-
 @pytest.mark.share(4)
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("batch", [1, 2])
@@ -586,23 +539,16 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
     ("spec", "sentence"),
     [
         ("instancenorm", "not defined for dense layers, .*: fc1, fc2; use"),
-        ("instancenorm:layers=fc1", "not defined for dense layers"),
         (
             "groupnorm:groups=3",
             "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10",
         ),
-        ("groupnorm:groups=20", "do not split into 20 groups"),
-        ("groupnorm:groups=0", "do not split into 0 groups"),
-        ("four-things-batchnorm:groups=3", "do not split into 3 groups"),
         ("four-things-batchnorm:ghost=1", "a ghost batch of 1 has no statistics"),
         ("four-things-batchnorm:ghost=0,groups=2", "needs a sample at least"),
         ("four-things-batchnorm:example_weight=2", "'example_weight' must lie between 0 and 1"),
         ("four-things-batchnorm:weight_decay=-1", "'weight_decay' must not be negative"),
         ("batchnorm:momentum=0", "'momentum' must lie between 0 and 1"),
-        ("batchnorm:momentum=nan", "'momentum' must lie between 0 and 1"),
         ("batchnorm:eps=0", "'eps' must be positive"),
-        ("batchnorm:eps=-1,gradient_through_statistics=false", "'eps' must be positive"),
-        ("layernorm:eps=nan", "'eps' must be positive"),
         ("batchnorm:position=inside", "must be one of pre, post"),
         ("batchnorm:layers=fc9", "no layer 'fc9' to choose"),
         ("batchrenorm:r_max=inf", "give clip=false"),

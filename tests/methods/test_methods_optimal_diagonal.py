@@ -14,53 +14,18 @@ from hesscond.capture import capture
 from hesscond.errors import ConfigError
 from hesscond.methods import OptimalDiagonal, parse, registered
 from hesscond.methods.optimal_diagonal import extended_factors
+from tests.methods.first_layers import CASES, dense, rows_of
+from tests.methods.first_layers import vectors as mixed
 
 
-def dense(bias=True, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 4, bias=bias), nn.Tanh(), nn.Linear(4, 3, bias=bias)).double()
-
-
-def convolutional(groups=1, bias=True, seed=0):
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Conv2d(4, 4, 2, padding=1, groups=groups, bias=bias), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
-    ).double()
-    model(images(2)[0])
-    return model
-
-
-def vectors(samples, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(5, 5, generator=g, dtype=torch.float64) * torch.logspace(-2, 2, 5, dtype=torch.float64)
-    x = torch.randn(samples, 5, generator=g, dtype=torch.float64) @ mixing + torch.arange(5)
-    return x, torch.randint(0, 3, (samples,), generator=g)
-
-
-def images(samples, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 4, 3, 3, generator=g, dtype=torch.float64) + torch.arange(4).view(-1, 1, 1)
-    return x, torch.randint(0, 3, (samples,), generator=g)
+def vectors(samples):
+    return mixed(samples, decades=4)
 
 
 def extended(layer, x):
     """Ĥ of the first layer, (G, rows, n̂) numpy, by torch's unfold."""
-    if isinstance(layer, nn.Linear):
-        rows = x[:, None]
-    else:
-        patches = nn.functional.unfold(x, layer.kernel_size, padding=layer.padding).movedim(1, 2)
-        rows = patches.reshape(-1, layer.groups, layer.weight[0].numel())
-    rows = rows.transpose(0, 1)
+    rows = rows_of(layer, x).transpose(0, 1)
     return (torch.cat([torch.ones_like(rows[..., :1]), rows], 2) if layer.bias is not None else rows).numpy()
-
-
-CASES = {
-    "dense": (dense, vectors),
-    "dense, no bias": (lambda: dense(bias=False), vectors),
-    "convolution": (convolutional, images),
-    "groups": (lambda: convolutional(groups=2), images),
-    "groups, no bias": (lambda: convolutional(groups=2, bias=False), images),
-}
 
 
 def kappa(F):
@@ -94,7 +59,7 @@ def descended(F):
 @pytest.mark.parametrize("case", CASES)
 def test_scipy_finds_nothing_better(case):
     make, data = CASES[case]
-    model, (x, _) = make(), data(60)
+    model, (x, _) = make(), (vectors if data is mixed else data)(60)
     for H, d in zip(extended(model[0], x), data_diagonal(model, x), strict=True):
         assert (d > 0).all()
         best = descended(H) if H.shape[1] <= 6 else np.inf

@@ -12,7 +12,6 @@ from hesscond.hessians import HessianOperator
 from hesscond.methods import MinMax, Standardization, parse
 from hesscond.models import MLP
 from hesscond.probing import probe
-from hesscond.study import open_run
 from tests.methods.contract import MethodContract, build, digits, network
 
 
@@ -177,36 +176,3 @@ def test_what_cannot_be_is_refused():
     method.fit(x)
     with pytest.raises(ConfigError, match="first positional argument"):
         model(x=x[:5])
-
-
-def test_a_method_can_be_put_on_after_another_was_detached():
-    model = network("mlp")
-    Standardization(model).detach()
-    x, _ = digits()
-    method = MinMax(model)
-    method.fit(x)
-    assert bool(model(x[:5]).isfinite().all())
-
-
-def test_a_study_logs_kappa_with_and_without(tmp_path, call_cli):
-    study = tmp_path / "study.toml"
-    text = """
-name = "first-layer"
-description = "the first layer, which sees the inputs"
-source = "-"
-data = {name = "digits"}
-model = {hidden = [8]}
-training = {batch_size = 200, iterations = 2}
-learning_rates = [{batch_size = 200, rate = {standardize = 0.1}}]
-probe = {layers = ["fc1"], units = [3], every = 1, train_every_epochs = 1}
-"""
-    study.write_text(text)
-    out = call_cli("study", study, "--method", "standardize", "--out", tmp_path / "run")
-    assert out.code == 0, out.err
-    run = open_run(tmp_path / "run")
-    readings, probed = run.table("readings"), run.table("probe")
-    assert set(readings.coordinates) == {"plain, without standardize"}
-    assert len(readings) == len(probed)
-    # over the training set the raw pixels have means of several deviations: standardizing must help
-    own, raw = probed[probed.data == "train"].kappa, readings[readings.data == "train"].kappa
-    assert bool((own.to_numpy() < raw.to_numpy()).all())

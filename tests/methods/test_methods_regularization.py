@@ -9,7 +9,6 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, GradientRegularization, parse
 from hesscond.probing import probe
-from hesscond.study import open_run
 from tests.methods.contract import MethodContract, backward, digits, network
 
 STRENGTH, LR = 0.03, 0.1
@@ -189,18 +188,6 @@ def test_l2_in_p_is_torch_s_weight_decay_of_sgd():
     np.testing.assert_allclose(flat(models[0]), flat(models[1]), rtol=1e-12, atol=1e-14)
 
 
-def test_in_z_the_decay_is_not_preconditioned_and_in_p_it_is():
-    """The two differ wherever M is not the identity: a mistake of one for the other would be seen above."""
-    x, y = batch()
-    found = []
-    for space in ("p", "z"):
-        model = small()
-        method, _ = frozen_bnp(f"bnp:{FROZEN}+l2:space={space},strength={STRENGTH}", model)
-        step(model, method, method.optimizer(LR), x, y)
-        found.append(flat(model))
-    assert np.abs(found[0] - found[1]).max() > 1e-4
-
-
 def test_attached_to_an_optimizer_it_does_the_same():
     ways = []
     for attached in (True, False):
@@ -218,16 +205,6 @@ def test_attached_to_an_optimizer_it_does_the_same():
             optimizer.step()
         ways.append(flat(model))
     assert np.array_equal(*ways)
-
-
-def test_detached_it_decays_no_more():
-    model = small()
-    method = parse(f"l2:space=z,strength={STRENGTH}").create(model)
-    optimizer = method.optimizer(LR)
-    method.detach()
-    p, g, _ = derivatives(model, *batch())
-    step(model, method, optimizer, *batch())
-    np.testing.assert_allclose(flat(model), p - LR * g, rtol=1e-13, atol=1e-15)
 
 
 def test_a_penalty_does_not_count_the_batch_twice_in_bnp():
@@ -253,15 +230,6 @@ def test_parameters_without_a_gradient_are_left_alone():
         method.detach()
         after = [*model["unused"].parameters(), model["used"][0].bias]
         assert all(torch.equal(a, b) for a, b in zip(still, after, strict=True)), spec
-
-
-def test_the_penalty_is_the_squared_norm():
-    model = small()
-    x, y = batch()
-    _, g, _ = derivatives(model, x, y)
-    method = GradientRegularization(model, space="z", strength=STRENGTH)
-    loss = nn.functional.cross_entropy(model(x), y)
-    assert method.penalty(loss).item() == pytest.approx(STRENGTH * g @ g, rel=1e-12)
 
 
 def penalized_hessian(model, method, space, unit, x, y):
@@ -326,16 +294,3 @@ def test_coordinates_without_M_are_refused():
     method = parse("sphere+gradient-regularization:space=z").create(model)
     with pytest.raises(ConfigError, match="have no M = P P"):
         backward(model, method, *(part[:20] for part in digits()))
-
-
-@pytest.mark.slow
-def test_a_study_trains_with_it(tmp_path, call_cli):
-    out = call_cli(
-        *("study", "fc-digits", "--iterations", 3, "--lr", "0.05", "--out", tmp_path),
-        *("--method", "bnp+gradient-regularization:space=z", "--method", "bnp", "--method", "bnp+l2:space=z"),
-    )
-    assert out.code == 0, out.err
-    kappas = [open_run(folder).table("probe").kappa_own[0] for folder in sorted(tmp_path.glob("bnp*"))]
-    # before the first step all three have the same network and P
-    assert len(kappas) == 3
-    assert len(set(kappas)) == 1

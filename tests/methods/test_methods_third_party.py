@@ -1,6 +1,5 @@
 """A user's own method: one class in a file, or in another package that an entry point names."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,10 +10,8 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.capture import dense_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Scaling
-from hesscond.methods import Method, method_class, parse, registered, registry
+from hesscond.methods import method_class, parse, registered, registry
 from hesscond.study import open_run
 
 #: A whole method, as a user would write it.
@@ -75,32 +72,6 @@ def test_one_class_is_all_it_takes():
     assert torch.allclose(own, d[:, None] * plain * d + 2e-4 * torch.diag(d.square()), rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_class_defined_in_a_session_drops_in_too():
-    """With the public names of the package alone."""
-
-    @hesscond.register
-    class Halved(hesscond.Method):
-        name, summary, source = "halved", "half the gradient", "a test"
-
-        def transform_gradients(self):
-            for p in self.model.parameters():
-                p.grad.mul_(0.5)
-
-        def coordinates(self, layer):
-            return Scaling(torch.full((dense_layers(self.model)[layer].in_features + 1,), 0.5**0.5))
-
-    assert issubclass(Halved, Method)
-    model = nn.Sequential(nn.Linear(5, 3))
-    method = parse("halved").create(model)
-    optimizer = method.optimizer(0.1)
-    before = model[0].weight.detach().clone()
-    model(torch.ones(1, 5)).sum().backward()
-    method.transform_gradients()
-    optimizer.step()
-    assert torch.allclose(model[0].weight, before - 0.05)
-
-
 def distribution(folder, entry_points, code=EXAMPLE):
     """An installed package: a module and its metadata."""
     (folder / "their_package.py").write_text(code)
@@ -123,18 +94,6 @@ def run(folder, *arguments):
         cwd=folder,
         env=os.environ | {"PYTHONPATH": path},
     )
-
-
-@pytest.mark.slow
-def test_an_installed_package_brings_a_method(tmp_path):
-    """It is listed with its options."""
-    folder = distribution(tmp_path, "boost = their_package")
-    listed = run(folder, "methods", "--json")
-    assert listed.returncode == 0, listed.stderr
-    rows = {row["name"]: row for row in json.loads(listed.stdout)}
-    assert rows["bias-booster"]["summary"] == "larger steps in the biases"
-    assert rows["bias-booster"]["options"] == "boost=4.0"
-    assert {"vanilla", "bnp", "adam"} <= set(rows)
 
 
 @pytest.mark.slow

@@ -11,55 +11,11 @@ from hesscond.errors import ConfigError
 from hesscond.methods import Whitening, parse
 from hesscond.results import NETWORK
 from tests.methods.contract import MethodContract, stacked_gradient
+from tests.methods.first_layers import CASES, dense, rows_of, vectors
 
 
 class TestVariants(MethodContract):
     specs = ("whitening:update_every=3,epsilon=0.1", "whitening+layernorm")
-
-
-def dense(bias=True, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(5, 4, bias=bias), nn.Tanh(), nn.Linear(4, 3, bias=bias)).double()
-
-
-def convolutional(groups=1, bias=True, seed=0):
-    torch.manual_seed(seed)
-    model = nn.Sequential(
-        nn.Conv2d(4, 4, 2, padding=1, groups=groups, bias=bias), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)
-    ).double()
-    model(images(2)[0])
-    return model
-
-
-def vectors(samples, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(5, 5, generator=g, dtype=torch.float64)
-    x = torch.randn(samples, 5, generator=g, dtype=torch.float64) @ mixing + torch.arange(5)
-    return x, torch.randint(0, 3, (samples,), generator=g)
-
-
-def images(samples, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 4, 3, 3, generator=g, dtype=torch.float64) + torch.arange(4).view(-1, 1, 1)
-    return x, torch.randint(0, 3, (samples,), generator=g)
-
-
-def rows_of(model, x):
-    """(rows, G, n) numpy inputs of the first layer of a model."""
-    layer = model[0]
-    if isinstance(layer, nn.Linear):
-        return x.numpy()[:, None]
-    patches = nn.functional.unfold(x, layer.kernel_size, padding=layer.padding).movedim(1, 2)
-    return patches.reshape(-1, layer.groups, layer.weight[0].numel()).numpy()
-
-
-CASES = {
-    "dense": (dense, vectors),
-    "dense, no bias": (lambda: dense(bias=False), vectors),
-    "convolution": (convolutional, images),
-    "groups": (lambda: convolutional(groups=2), images),
-    "groups, no bias": (lambda: convolutional(groups=2, bias=False), images),
-}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -77,7 +33,7 @@ def test_a_step_is_that_of_the_formula(case):
         nn.functional.cross_entropy(model(x), y).backward()
         raw = stacked_gradient(layer).numpy().reshape(groups, -1, n + bias)
         method.transform_gradients()
-        H = rows_of(model, x)
+        H = rows_of(layer, x).numpy()
         for g in range(groups):
             mean = (H[:, g].mean(0) if len(H) > 1 else mu[g]) if bias else np.zeros(n)
             centred = H[:, g] - mean
@@ -219,8 +175,6 @@ def test_no_linear_change_of_variables_beats_the_bound_of_S():
 
 @pytest.mark.parametrize("options", [{"rho": 1.0}, {"epsilon": 0.0}, {"update_every": 0}])
 def test_options_out_of_their_range_are_refused(options):
-    from hesscond.methods import Whitening
-
     with pytest.raises(ConfigError, match="0 ≤ rho < 1"):
         Whitening(dense(), **options)
 

@@ -12,7 +12,6 @@ import torch
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
 from hesscond.spectra.matrix_free import SolverLimits, operator_condition
-from hesscond.spectra.search_space import Excluded, lowest
 from hesscond.spectra.smallest import smallest_nonzero
 from tests.spectra.layer_case import layer_hessian
 from tests.spectra.spectra_cases import Counting, generator, prescribed
@@ -203,21 +202,6 @@ def test_layer_with_null_directions_of_dead_inputs():
     assert float(given.eigenvalues) == pytest.approx(float(truth[40]), rel=1e-7)
     # not one rounding error of a null direction
     assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
-
-
-def test_the_smallest_eigenvalue_of_the_preconditioner():
-    values = graded(400, 1e4)
-    _, Q = prescribed(values)
-    excluded, row = Excluded(None, 400, torch.float64, torch.device("cpu")), torch.ones(1, 400, dtype=torch.float64)
-    v, least = lowest(Spectral(Q, values, 0.0, 0), row, excluded, 12)
-    assert 1e-4 <= least <= 1.1e-4
-    assert float(v @ (Q * values) @ Q.T @ v.T) < 1.2e-4
-    assert float(v.norm()) == pytest.approx(1)
-    # none that is positive, or finite
-    for matrix in (-torch.eye(400), torch.full((400, 400), math.nan)):
-        v, least = lowest(Given(matrix.double()), row, excluded, 12)
-        assert least == 0
-        assert torch.equal(v, row)
 
 
 @pytest.mark.share(2)
@@ -446,10 +430,6 @@ def test_a_multiple_of_the_identity():
     result = smallest_nonzero(Diagonal(torch.full((500,), -3.0).double()), 2, dense_order=0)
     assert result.converged, result.message
     assert result.eigenvalues.tolist() == pytest.approx([-3.0, -3.0])
-
-
-def test_order_one():
-    assert smallest_nonzero(Diagonal(torch.tensor([-2.0]).double())).eigenvalues.tolist() == [-2.0]
 
 
 class Broken(SymmetricOperator):

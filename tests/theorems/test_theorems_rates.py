@@ -11,7 +11,7 @@ from hesscond.spectra import condition_number
 from hesscond.theorems import statement
 from hesscond.theorems.base import one_trial
 from hesscond.theorems.constrained_weights import ProjectedRate, random_problem
-from hesscond.theorems.descent_rates import BNPTheorem1, random_minimum
+from hesscond.theorems.descent_rates import BNPTheorem1
 from hesscond.theorems.networks import Network
 from hesscond.theorems.rates import (
     Decay,
@@ -274,11 +274,6 @@ def test_nothing_is_faster_than_the_best_step():
     assert attained(Decay(-0.2, -0.2), k, Decay(-0.2, -0.2)).status == "holds"
     assert attained(diverging, k, Decay(-0.3, -0.3)).status == "violated"
     assert attained(diverging, k, Decay(0.2, 0.2)).status == "violated"
-
-
-def test_random_minima_are_minima():
-    for loss, minimum in [random_minimum(np.random.default_rng(seed)) for seed in range(6)]:
-        assert minimum is None or gradient(loss, minimum.point).norm() < 1e-12
 
 
 def test_the_minimum_on_the_sphere_is_on_it():
