@@ -142,15 +142,13 @@ class AdaGrad(Adaptive):
     ----------
     model
         Any.
-    initial_accumulator
-        v_0 ≥ 0.
     epsilon
         ε.
 
     Raises
     ------
     ConfigError
-        An option out of its range.
+        ε is not positive.
     """
 
     name = "adagrad"
@@ -159,22 +157,18 @@ class AdaGrad(Adaptive):
     rate = 0.01
     kind = torch.optim.Adagrad
 
-    def __init__(self, model: nn.Module, *, initial_accumulator: float = 0.0, epsilon: float = 1e-10) -> None:
+    def __init__(self, model: nn.Module, *, epsilon: float = 1e-10) -> None:
         super().__init__(model, epsilon=epsilon)
-        if not 0 <= initial_accumulator < math.inf:
-            raise ConfigError(f"method 'adagrad': initial_accumulator must be 0 or more, not {initial_accumulator}")
-        self.initial_accumulator = initial_accumulator
 
     def arguments(self) -> dict[str, Any]:
-        return {"initial_accumulator_value": self.initial_accumulator, "eps": self.epsilon}
+        return {"eps": self.epsilon}
 
 
 @register
 class RMSProp(Adaptive):
     """`torch.optim.RMSprop`: v_t = a v_{t−1} + (1−a) g_t², M = diag(1/(√v_t + ε)), step −α M g_t.
 
-    Centred, v_t − ḡ_t² takes the place of v_t, with ḡ_t = a ḡ_{t−1} + (1−a) g_t. A momentum averages the M g of all
-    steps, each with its own M; the last of them is measured.
+    A momentum averages the M g of all steps, each with its own M; the last of them is measured.
 
     Source: Tieleman, Hinton, *Neural Networks for Machine Learning*, lecture 6.5 (2012), ε outside the root.
 
@@ -186,8 +180,6 @@ class RMSProp(Adaptive):
         a.
     epsilon
         ε.
-    centered
-        Whether v_t − ḡ_t² is taken.
     start
         ``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2}
         a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i},
@@ -196,7 +188,7 @@ class RMSProp(Adaptive):
     Raises
     ------
     ConfigError
-        An option out of its range; ``centered`` with another start than from zero, of which v_1 − ḡ_1² would be 0.
+        An option out of its range.
 
     Notes
     -----
@@ -216,20 +208,14 @@ class RMSProp(Adaptive):
         *,
         alpha: float = 0.99,
         epsilon: float = 1e-8,
-        centered: bool = False,
         start: Literal["zero", "first-gradient", "corrected"] = "zero",
     ) -> None:
         super().__init__(model, epsilon=epsilon)
         check_decay(self.name, "alpha", alpha)
-        if centered and start != "zero":
-            raise ConfigError(
-                f"method 'rmsprop': of start={start} a single gradient has the variance 0: set centered to false, or "
-                "start to zero"
-            )
-        self.alpha, self.centered, self.start, self._momentum = alpha, centered, start, 0.0
+        self.alpha, self.start, self._momentum = alpha, start, 0.0
 
     def arguments(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "eps": self.epsilon, "centered": self.centered, "momentum": self._momentum}
+        return {"alpha": self.alpha, "eps": self.epsilon, "momentum": self._momentum}
 
     def optimizer(
         self,

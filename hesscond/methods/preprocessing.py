@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,21 +32,17 @@ CHUNK = 4096
 #: Names of the model's buffers.
 SHIFT, SCALE = "input_shift", "input_scale"
 
-Per = Literal["feature", "channel"]
-
 
 class Preprocessing(Method):
     """Replacement of the model's first argument x by (x − s)/c, with s and c from all training inputs.
 
     s and c become buffers of the model (``input_shift``, ``input_scale``), so that its ``state_dict`` has them. What is
-    constant over the training inputs is divided by 1; ``constant`` counts it. Subclasses say what s and c are.
+    constant over the training inputs is divided by 1. Subclasses say what s and c of every feature (pixel) are.
 
     Parameters
     ----------
     model
         Any whose first positional argument is a tensor.
-    per
-        Whether s and c are those of every feature (pixel), or those of the channels of inputs (N, C, …).
 
     Notes
     -----
@@ -54,39 +50,28 @@ class Preprocessing(Method):
     that sees just these, `readings` has that of the same function of the raw inputs, H = P⁻ᵀH'P⁻¹.
     """
 
-    def __init__(self, model: nn.Module, *, per: Per = "feature") -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        if per not in ("feature", "channel"):
-            raise ConfigError(f"method {self.name!r}: per must be feature or channel, not {per!r}")
         owners = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
         if any(isinstance(owner, Preprocessing) for owner in owners):
             raise ConfigError(f"method {self.name!r}: the inputs of this model are transformed already: do it once")
-        self.per = per
-        #: Number of features (channels) that do not vary over the training inputs.
-        self.constant = 0
         self._sample: torch.Tensor | None = None
         self._handle = model.register_forward_pre_hook(self._transform)
 
     @abstractmethod
-    def statistics(self, inputs: torch.Tensor, over: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """S and c, float64, of inputs (N, …), with the dimensions ``over`` kept at size 1."""
+    def statistics(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """S and c (1, …) of inputs (N, …), float64."""
 
     def fit(self, inputs: torch.Tensor) -> None:
         """Compute s and c from all training inputs."""
         if inputs.ndim < 2 or not len(inputs) or not inputs.dtype.is_floating_point:
             raise ConfigError(f"method {self.name!r} is fitted to inputs (N, …) of a floating-point type, N > 0")
-        if self.per == "channel" and inputs.ndim < 3:
-            raise ConfigError(
-                f"method {self.name!r}: inputs of shape {tuple(inputs.shape)} have no channels: use per=feature"
-            )
-        over = (0,) if self.per == "feature" else (0, *range(2, inputs.ndim))
-        low, high = inputs.amin(over, keepdim=True), inputs.amax(over, keepdim=True)
+        low, high = inputs.amin(0), inputs.amax(0)
         if not math.isfinite(float(low.min())) or not math.isfinite(float(high.max())):
             raise ConfigError(f"method {self.name!r}: the inputs have NaN or infinite entries")
         like = next(self.model.parameters(), inputs)
-        shift, scale = (found[0].to(like) for found in self.statistics(inputs, over))
-        constant = (low == high)[0] | (scale == 0)
-        self.constant = int(constant.sum())
+        shift, scale = (found[0].to(like) for found in self.statistics(inputs))
+        constant = (low == high) | (scale == 0)
         self.model.register_buffer(SHIFT, shift)
         self.model.register_buffer(SCALE, scale.where(~constant, 1.0))
         self._sample = inputs[:2].detach().clone()
@@ -95,27 +80,10 @@ class Preprocessing(Method):
     def _transform(self, model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         shift, scale = getattr(model, SHIFT, None), getattr(model, SCALE, None)
         if shift is None or scale is None:
-            raise ConfigError(self._unfitted)
+            raise ConfigError(f"method {self.name!r} does not know the training inputs yet: call fit first")
         if not args or not isinstance(args[0], torch.Tensor):
             raise ConfigError(f"method {self.name!r} transforms the first positional argument, which is no tensor here")
         return ((args[0] - shift) / scale, *args[1:])
-
-    @property
-    def _unfitted(self) -> str:
-        return f"method {self.name!r} does not know the training inputs yet: call fit first"
-
-    def change_of_variables(self) -> CentringScaling:
-        """P of [b; w] = P [b'; w'] for a dense layer with bias that sees the flattened inputs."""
-        shift, scale = self._of_features()
-        return CentringScaling(shift, scale, name=f"{self.name} of the inputs")
-
-    def _of_features(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """S and c of every entry of the flattened inputs, float64."""
-        if self._sample is None:
-            raise ConfigError(self._unfitted)
-        shape, both = self._sample.shape[1:], (getattr(self.model, SHIFT), getattr(self.model, SCALE))
-        shift, scale = (found.to(torch.float64).expand(shape).flatten() for found in both)
-        return shift, scale
 
     @cached_property
     def first_layer(self) -> str | None:
@@ -146,7 +114,7 @@ class Preprocessing(Method):
         """P⁻¹ for the layer that sees the inputs: its Hessian as if they had not been transformed."""
         if layer != self.first_layer or dense_layers(self.model)[layer].bias is None:
             return {}
-        shift, scale = self._of_features()
+        shift, scale = (getattr(self.model, name).to(torch.float64).flatten() for name in (SHIFT, SCALE))
         name = f"plain, without {self.name}"
         # P⁻¹ = [[1, sᵀ], [0, diag(c)]]
         return {name: CentringScaling(-shift / scale, 1 / scale, name=name)}
@@ -163,7 +131,7 @@ class Standardization(Preprocessing):
 
     Parameters
     ----------
-    model, per
+    model
         See `Preprocessing`.
 
     Raises
@@ -176,13 +144,13 @@ class Standardization(Preprocessing):
     summary = "inputs of mean 0 and deviation 1 over the training set"
     source = "LeCun, Bottou, Orr, Müller, Efficient BackProp, 1998, sec. 4.3"
 
-    def statistics(self, inputs: torch.Tensor, over: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    def statistics(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """μ and σ, in two passes."""
-        size = math.prod(inputs.shape[i] for i in over)
         parts = inputs.split(CHUNK)
-        mean = torch.cat([part.to(torch.float64).sum(over, keepdim=True) for part in parts]).sum(0, keepdim=True) / size
-        squares = [(part.to(torch.float64) - mean).square().sum(over, keepdim=True) for part in parts]
-        return mean, (torch.cat(squares).sum(0, keepdim=True) / size).sqrt()
+        sums = [part.to(torch.float64).sum(0, keepdim=True) for part in parts]
+        mean = torch.cat(sums).sum(0, keepdim=True) / len(inputs)
+        squares = [(part.to(torch.float64) - mean).square().sum(0, keepdim=True) for part in parts]
+        return mean, (torch.cat(squares).sum(0, keepdim=True) / len(inputs)).sqrt()
 
 
 @register
@@ -191,7 +159,7 @@ class MinMax(Preprocessing):
 
     Parameters
     ----------
-    model, per
+    model
         See `Preprocessing`.
 
     Raises
@@ -204,7 +172,6 @@ class MinMax(Preprocessing):
     summary = "inputs scaled to [0, 1] over the training set"
     source = "-"
 
-    def statistics(self, inputs: torch.Tensor, over: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Minimum and range."""
-        low = inputs.amin(over, keepdim=True).to(torch.float64)
-        return low, inputs.amax(over, keepdim=True).to(torch.float64) - low
+    def statistics(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        low = inputs.amin(0, keepdim=True).to(torch.float64)
+        return low, inputs.amax(0, keepdim=True).to(torch.float64) - low

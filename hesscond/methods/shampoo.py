@@ -16,7 +16,6 @@ from torch import nn
 from hesscond.hessians import ParameterMap
 from hesscond.methods.learned import Learned, State, counted, refuse_unless, sides
 from hesscond.methods.registry import register
-from hesscond.spectra import rank
 
 
 @register
@@ -35,9 +34,6 @@ class Shampoo(Learned):
     power
         ``quarter``: p = 1/4. ``half``: p = 1/2, of the average with weights of sum 1 and with the factor √tr L, so that
         M² is the inverse of L ⊗ R/tr L, an approximation of E[vec G vec Gᵀ].
-    inverse
-        ``damped``: with ε. ``pseudo``: ε = 0, and directions below the cutoff of `hesscond.rank`, which cannot be told
-        from zero, are left out.
     epsilon
         ε.
     beta
@@ -61,7 +57,6 @@ class Shampoo(Learned):
         model: nn.Module,
         *,
         power: Literal["quarter", "half"] = "quarter",
-        inverse: Literal["damped", "pseudo"] = "damped",
         epsilon: float = 1e-3,
         beta: float = 1.0,
         update_every: int = 10,
@@ -69,8 +64,7 @@ class Shampoo(Learned):
         super().__init__(model)
         allowed = 0 < epsilon < math.inf and 0 <= beta <= 1 and update_every >= 1
         refuse_unless(allowed, self.name, "epsilon > 0, 0 ≤ beta ≤ 1 and update_every ≥ 1", epsilon, beta, update_every)
-        self.power, self.inverse, self.epsilon, self.beta = power, inverse, epsilon, beta
-        self.update_every = update_every
+        self.power, self.epsilon, self.beta, self.update_every = power, epsilon, beta, update_every
 
     def begun(self, g: torch.Tensor) -> State:
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
@@ -99,10 +93,7 @@ class Shampoo(Learned):
             scale = float(A.trace() + self.epsilon * len(A)) ** 0.5 if k == 0 and ndim == 2 else 1.0
         p = {"quarter": 0.25, "half": 0.5}[self.power] * (2 if ndim == 1 else 1)
         values, Q = torch.linalg.eigh(A)
-        if self.inverse == "pseudo":
-            inverse = torch.where(values > rank(A).cutoff, values, math.inf).pow(-p)
-        else:
-            inverse = (values.clamp_min(0) + self.epsilon).pow(-p)
+        inverse = (values.clamp_min(0) + self.epsilon).pow(-p)
         return (Q * (scale * inverse).sqrt()) @ Q.T
 
     def read(self, state: State) -> ParameterMap | None:

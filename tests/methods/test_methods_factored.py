@@ -16,7 +16,6 @@ from tests.methods.contract import MethodContract
 class TestVariants(MethodContract):
     specs = (
         "shampoo:power=half,beta=0.9,epsilon=1e-2",
-        "shampoo:inverse=pseudo,update_every=1",
         "soap:update_every=2",
         "muon:momentum=0",
         "psgd:momentum=0",
@@ -64,19 +63,6 @@ def test_shampoo(p):
         assert np.allclose(np.linalg.inv(M @ M), np.kron(L, R) / np.trace(L))
     assert np.allclose(found, left @ Gs[-1] @ right, rtol=1e-10)
     assert np.allclose(M, np.kron(left, right), rtol=1e-9, atol=1e-10)
-
-
-def test_the_pseudo_inverse_of_shampoo_leaves_out_what_rank_does():
-    rng = np.random.default_rng(1)
-    basis = rng.standard_normal((2, 6))
-    Gs = [rng.standard_normal((4, 2)) @ basis for _ in range(3)]
-    found, M, _ = taught("shampoo:inverse=pseudo,update_every=1", Gs)
-    R = sum(G.T @ G for G in Gs)
-    assert int(hesscond.rank(R)) == 2
-    assert np.linalg.matrix_rank(M) == 8
-    values, Q = np.linalg.eigh(R)
-    right = (Q[:, -2:] * values[-2:] ** -0.25) @ Q[:, -2:].T
-    assert np.allclose(found, inverse_root(sum(G @ G.T for G in Gs), 0.25) @ Gs[-1] @ right, rtol=1e-8)
 
 
 def test_soap_is_adam_in_the_eigenvectors():
