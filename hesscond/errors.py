@@ -17,7 +17,6 @@ GONE: dict[str, str] = {
     "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",
     "BaselineError": "there are no baseline files, and assert_condition_number raises ConditionNumberError",
     "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",
-    "--all": "table summary --format csv has all columns",
     "blocks_figure": 'hesscond.report.heatmap_figure(runs, by="kind", quantity="kappa")',
     "comparison_figure": "hesscond.report.equal_loss_figure",
     "layers_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="kappa_own")',

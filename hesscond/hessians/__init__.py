@@ -4,26 +4,33 @@ Each is kept as its factor S^½Ĥ where there is one, and measured in plain or o
 networks are products: `HessianOperator`, `GGNOperator`.
 """
 
-from hesscond.hessians.blocks import role
-from hesscond.hessians.coordinates import (
-    BlockHessian,
-    Chart,
-    Coordinates,
-    DensePreconditioner,
-    HessianScaling,
-    Kronecker,
-    LinearCoordinates,
-    Preconditioner,
-    Scaling,
-    UnitScaling,
-)
-from hesscond.hessians.hessian_scalings import Jacobi, OptimalDiagonal, OptimalKronecker
-from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.hessians.null_directions import NullDirections, network_null_directions
-from hesscond.hessians.parameter_maps import ParameterMap
-from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner
-from hesscond.hessians.reparametrized import Reparametrized
-from hesscond.hessians.tangent import SphereTangentOperator
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.hessians.blocks import role
+    from hesscond.hessians.coordinates import (
+        BlockHessian,
+        Chart,
+        Coordinates,
+        DensePreconditioner,
+        HessianScaling,
+        Kronecker,
+        LinearCoordinates,
+        Preconditioner,
+        Scaling,
+        UnitScaling,
+    )
+    from hesscond.hessians.hessian_scalings import Jacobi, OptimalDiagonal, OptimalKronecker
+    from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+    from hesscond.hessians.null_directions import NullDirections, network_null_directions
+    from hesscond.hessians.parameter_maps import ParameterMap
+    from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner
+    from hesscond.hessians.reparametrized import Reparametrized
+    from hesscond.hessians.tangent import SphereTangentOperator
+else:
+    __getattr__, __dir__ = attach(__name__)
 
 __all__ = [
     "BlockHessian",

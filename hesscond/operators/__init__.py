@@ -3,24 +3,31 @@
 Nothing here knows of networks or of spectra. A new operator is one class with one product.
 """
 
-from hesscond.operators.adapters import as_operator
-from hesscond.operators.estimates import Estimate, diagonal, trace
-from hesscond.operators.operator import (
-    ApproximateInverse,
-    Congruence,
-    Deflated,
-    Dense,
-    Diagonal,
-    DiagonalInverse,
-    Gram,
-    LinearOperator,
-    Matrix,
-    Shifted,
-    Sum,
-    SymmetricOperator,
-    ritz_range,
-)
-from hesscond.operators.subspace import DirectSum, Span, Subspace
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.operators.adapters import as_operator
+    from hesscond.operators.estimates import Estimate, diagonal, trace
+    from hesscond.operators.operator import (
+        ApproximateInverse,
+        Congruence,
+        Deflated,
+        Dense,
+        Diagonal,
+        DiagonalInverse,
+        Gram,
+        LinearOperator,
+        Matrix,
+        Shifted,
+        Sum,
+        SymmetricOperator,
+        ritz_range,
+    )
+    from hesscond.operators.subspace import DirectSum, Span, Subspace
+else:
+    __getattr__, __dir__ = attach(__name__)
 
 __all__ = [
     "ApproximateInverse",
