@@ -49,7 +49,7 @@ ORDER += ["export", "schedules", "watching", "integrations", "commands", "cli"]
 #: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
 FORBIDDEN = {
     "runs": set(ORDER) - {"errors", "lazy", "runs"},
-    "operators": set(ORDER) - {"errors", "operators"},
+    "operators": set(ORDER) - {"errors", "lazy", "operators"},
     "spectra": {"capture"},
     "scaling": {"capture"},
     "models": set(ORDER) - {"errors", "models"},
