@@ -527,28 +527,6 @@ def test_what_takes_too_many_products_is_left_out_or_refused(monkeypatch):
     assert list(result) == ["middle", "head"]
 
 
-def test_blocks_share_one_graph(monkeypatch):
-    made_ones = []
-    from hesscond.hessians.network_operator import NetworkOperator
-
-    before = NetworkOperator._read
-    monkeypatch.setattr(NetworkOperator, "_read", lambda self: made_ones.append(self) or before(self))
-    result = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, "*", "unit")
-    _ = [layer.kappa for layer in result.values()]
-    assert len(made_ones) == 1
-
-
-def test_a_probe_of_blocks_leaves_the_model_as_it_was():
-    model, loss_fn, batch = made("batchnorm-train")
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    random = torch.get_rng_state()
-    _ = [layer.kappa for layer in hesscond.probe(model, loss_fn, batch, "*").values()]
-    assert model.training
-    assert all(p.grad is None for p in model.parameters())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("name", "block", "expected"),
     [

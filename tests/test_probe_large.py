@@ -16,6 +16,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import Adam
 from hesscond.models import build
 from hesscond.spectra import bounded_condition
+from tests.truth import double_backward
 
 
 def network(kind: str, seed: int) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -34,12 +35,7 @@ def network(kind: str, seed: int) -> tuple[nn.Module, nn.Module, tuple[torch.Ten
 def truth(kind, seed):
     """The eigenvalues (n,) of the Hessian of a network in float64, by double backward."""
     model, loss_fn, (inputs, targets) = network(kind, seed)
-    model = model.double()
-    parameters = list(model.parameters())
-    loss = loss_fn(model(inputs.double()), targets)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
-    columns = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
-    H = torch.stack([torch.cat([part.flatten() for part in column]) for column in columns])
+    H = double_backward(loss_fn(model.double()(inputs.double()), targets), model.parameters())
     return torch.linalg.eigvalsh((H + H.T) / 2)
 
 

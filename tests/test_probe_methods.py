@@ -15,7 +15,7 @@ from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
 from tests.cases import eligible_layers
 from tests.methods.contract import dense_unit_hessian, untracked
-from tests.truth import layer_truth, unit_truth
+from tests.truth import double_backward, layer_truth, unit_truth
 
 SPECS = [
     *(method.name for method in registered()),
@@ -95,25 +95,13 @@ def rebuilding(spec):
     return build, data[0] if data else None
 
 
-def network_hessian(model, loss_fn, data):
-    """Dense, of the loss in all parameters, in their order in the model: double backward, row by row."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(loss_fn(model(data[0]), data[1]), parameters, create_graph=True)
-    flat = torch.cat([g.flatten() for g in gradients])
-    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in flat]
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-
-
 def parameter_truth(model, loss_fn, data, layer):
     """The Hessian in the parameters of a layer, bias first, and the parameters' names."""
     module = model.get_submodule(layer)
     names = sorted((name for name, _ in module.named_parameters()), key=lambda name: not name.endswith("bias"))
     own = dict(module.named_parameters())
     parameters = [own[name] for name in names]
-    gradients = torch.autograd.grad(loss_fn(model(data[0]), data[1]), parameters, create_graph=True)
-    flat = torch.cat([g.flatten() for g in gradients])
-    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in flat]
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]), parameters
+    return double_backward(loss_fn(model(data[0]), data[1]), parameters), parameters
 
 
 def on_sphere(H, g, w, bias, *, centred):
@@ -279,7 +267,8 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
         return
     if any(isinstance(c, LinearCoordinates) for c in own.values()):
         return  # as at the layers, and in the tests of the methods
-    truth = network_hessian(built, loss_fn, data)
+    trained = [p for p in built.parameters() if p.requires_grad]
+    truth = double_backward(loss_fn(built(data[0]), data[1]), trained)
     penalized = [c.strength for c in own.values() if isinstance(c, Penalized)]
     if penalized:
         truth = truth + 2 * penalized[0] * torch.eye(len(truth)).to(truth)

@@ -20,7 +20,7 @@ from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
 from tests.cases import Case, case, small, split
 from tests.fuzzing import Sheared
-from tests.truth import layer_truth
+from tests.truth import double_backward, layer_truth
 
 
 def with_curvature(change):
@@ -215,21 +215,7 @@ def farthest(mutant, result, model, loss_fn, batch):
 
 def network_truth(model, loss_fn, batch):
     """Dense Hessian in all parameters, in their order."""
-    parameters = dict(model.named_parameters())
-
-    def loss(*values):
-        return loss_fn(
-            torch.func.functional_call(model, dict(zip(parameters, values, strict=True)), (batch[0],)), batch[1]
-        )
-
-    blocks = torch.autograd.functional.hessian(loss, tuple(parameters.values()))
-    sizes = [p.numel() for p in parameters.values()]
-    return torch.cat(
-        [
-            torch.cat([b.reshape(n, m) for b, m in zip(row, sizes, strict=True)], 1)
-            for row, n in zip(blocks, sizes, strict=True)
-        ]
-    )
+    return double_backward(loss_fn(model(batch[0]), batch[1]), model.parameters())
 
 
 @pytest.mark.share(2)

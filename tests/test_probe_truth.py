@@ -123,11 +123,6 @@ def test_facts_of_the_cases(example):
             assert torch.linalg.eigvalsh(whole)[0] >= -1e-13 * whole.norm()
 
 
-def test_there_are_cases_enough_and_no_two_of_the_same_name():
-    assert len(CASES) >= 45
-    assert len({c.name for c in CASES}) == len(CASES)
-
-
 # ---------------------------------------------------------------------------------------------------------- engine
 
 

@@ -15,6 +15,7 @@ import hesscond
 from hesscond import GGNOperator, HessianOperator
 from hesscond.capture.weighting import SUM, Rule, Weights, mass_of
 from hesscond.errors import ConfigError
+from tests.truth import double_backward
 
 WORDS = 6
 LAYERS = ("hidden", "out")
@@ -103,9 +104,7 @@ def hessian(network, total, count, batches):
     """By double backward, of Σ total / Σ count over all batches in one evaluation."""
     tensors = [dict(network.named_parameters())[name] for name in PARAMETERS]
     loss = sum(total(batch) for batch in batches) / sum(count(batch) for batch in batches)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors, create_graph=True)])
-    rows = [torch.autograd.grad(g, tensors, retain_graph=True) for g in gradient]
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    return double_backward(loss, tensors)
 
 
 def is_close(found, truth):

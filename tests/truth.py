@@ -58,6 +58,14 @@ def reverse_over_reverse(function, start):
     return torch.stack(derivatives).detach()
 
 
+def double_backward(loss, tensors):
+    """(n, n) Hessian of a scalar in these tensors, flattened one after another, row by row."""
+    tensors = list(tensors)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors, create_graph=True)])
+    rows = [torch.autograd.grad(g, tensors, retain_graph=True, materialize_grads=True) for g in gradient]
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+
+
 class Problem:
     """The loss as a function of one layer's parameters, (units, n̂) as ``theta``, in float64, on copies."""
 

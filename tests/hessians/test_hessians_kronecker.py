@@ -6,13 +6,12 @@ from torch import nn
 
 from hesscond.capture import Geometry, capture
 from hesscond.errors import MatrixError
-from hesscond.hessians.kronecker import KroneckerFactors, KroneckerInverse, Terms, signed_sums
-from hesscond.hessians.network_inverse import BlockInverse, network_inverse
+from hesscond.hessians.kronecker import KroneckerFactors, KroneckerInverse, Terms
+from hesscond.hessians.network_inverse import network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_directions import network_null_directions
 from hesscond.hessians.parameters import covered, layout_of, placements
-from hesscond.operators import DiagonalInverse
-from hesscond.operators.subspace import CoordinateSpan, KroneckerComplement
+from hesscond.operators.subspace import KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero
 from tests import cases
 from tests.truth import case_truth, layer_truth
@@ -118,15 +117,6 @@ def test_the_diagonal_in_the_eigenbasis_is_that_of_the_hessian(name):
         found = basis.diagonal[group].flatten()
         assert (found - expected).abs().max() <= 1e-13 * expected.max()
     assert positions > 1 or "tokens" not in name
-
-
-def test_random_signs_have_the_right_mean():
-    B = random(40, 500, 3, 2)
-    sums = signed_sums(B, 10)
-    assert sums.shape == (10, 500, 3, 2)
-    assert relative(sums.square().sum((0, 1)), B.square().sum((0, 1))) < 0.1
-    assert signed_sums(B, 40) is B
-    assert torch.equal(sums, signed_sums(B, 10))
 
 
 def test_the_inverse_is_bounded_and_refuses_what_is_no_eigenvalue():
@@ -274,14 +264,3 @@ def test_a_loss_of_unknown_curvature_still_gives_an_inverse():
     solved = network_inverse(operator).solve(torch.eye(operator.order, dtype=torch.float64))
     assert torch.isfinite(solved).all()
     assert torch.linalg.eigvalsh((solved + solved.T) / 2).min() > -1e-12 * solved.norm()
-
-
-def test_blocks_are_solved_where_they_are_and_nothing_else_is():
-    first, second = torch.tensor([4, 0]), torch.tensor([2])
-    diagonal = torch.tensor([2.0, 4.0], dtype=torch.float64)
-    blocks = [(first, DiagonalInverse(diagonal)), (second, DiagonalInverse(diagonal[:1]))]
-    V = torch.ones(5, 1, dtype=torch.float64)
-    assert BlockInverse(5, blocks).solve(V)[:, 0].tolist() == [0.25, 0.0, 0.5, 0.0, 0.5]
-    assert BlockInverse(5, blocks).solve(V, 1.0)[:, 0].tolist() == [1 / 3, 0.0, 1.0, 0.0, 1.0]
-    null = CoordinateSpan(5, torch.tensor([2]))
-    assert BlockInverse(5, blocks, null_space=null).solve(V)[:, 0].tolist() == [0.25, 0.0, 0.0, 0.0, 0.5]

@@ -28,6 +28,10 @@ SOME = [
     "repeated-relu", "train-batchnorm", "train-batchnorm-conv", "info-nce", "tokens-mean", "attention-by-hand",
     "conv2d-two-layers", "conv2d-groups", "conv3d-circular-stride", "transposed3d-groups",
 ]  # fmt: skip
+EVERY = [
+    *(pytest.param(name, marks=pytest.mark.share(2)) for name in SOME),
+    *(pytest.param(name, marks=[pytest.mark.slow, pytest.mark.share(4)]) for name in sorted(set(ALL) - set(SOME))),
+]
 #: Networks whose null space is known in full.
 COMPLETE = {
     "relu-ce", "relu-mse", "relu-nonconvex", "tanh-ce", "many-samples", "gated", "gaussian-heads", "train-dropout",
@@ -72,25 +76,13 @@ def check(H, directions):
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
-def check_layers(case):
-    model, loss, batch = case.make()
-    for name, H in case_truth(case)[0].items():
-        if name not in case.flat:
-            operator = HessianOperator(model, loss, batch, layers=[name])
-            assert check(H, network_null_directions(operator)) <= nullity(H)
-
-
-@pytest.mark.share(2)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", EVERY)
 def test_layers_claim_nothing_that_is_not_null(name):
-    check_layers(ALL[name])
-
-
-@pytest.mark.share(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
-def test_layers_claim_nothing_that_is_not_null_in_all_cases(name):
-    check_layers(ALL[name])
+    model, loss, batch = ALL[name].make()
+    for layer, H in case_truth(ALL[name])[0].items():
+        if layer not in ALL[name].flat:
+            operator = HessianOperator(model, loss, batch, layers=[layer])
+            assert check(H, network_null_directions(operator)) <= nullity(H)
 
 
 def planted(samples=300, seed=3):
@@ -188,20 +180,11 @@ def check_network(case, Operator):
     return check(H, directions), H, directions
 
 
-@pytest.mark.share(2)
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", EVERY)
 def test_networks_claim_nothing_that_is_not_null(name):
     found, H, _ = check_network(ALL[name], HessianOperator)
     assert found <= nullity(H)
     assert name not in COMPLETE or found == nullity(H)
-
-
-@pytest.mark.share(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(ALL) - set(SOME)))
-def test_networks_claim_nothing_that_is_not_null_in_all_cases(name):
-    found, H, _ = check_network(ALL[name], HessianOperator)
-    assert found <= nullity(H)
 
 
 @pytest.mark.parametrize("name", ["relu-ce", "leaky-ce-sum", "tanh-ce", "conv2d-two-layers", "eval-batchnorm",

@@ -118,19 +118,6 @@ def test_merged_statistics_are_those_of_all_samples(first, second, seed):
     assert torch.equal(merged.low, h.min(0).values)
 
 
-def test_centring_keeps_the_digits_of_features_with_large_means():
-    """h = 1e6 + noise of 1e-3: forming SĤ first and subtracting the mean after loses nine digits."""
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(30, 4, generator=generator, dtype=torch.float64)
-    h = 1e6 + 2.0**-10 * noise
-    exact = h - 1e6
-    rows = torch.cat([torch.ones(30, 1, dtype=torch.float64), h], 1)
-    P = from_statistics(FeatureStatistics.of(h))
-    centred = (exact - exact.mean(0)) / exact.std(0, unbiased=False)
-    assert torch.allclose(P.right_multiply(rows)[:, 1:], centred, atol=1e-6)
-    assert torch.allclose(P.matrix(5)[1:, 1:], torch.diag(1 / P.sigma), rtol=1e-12)
-
-
 @pytest.mark.parametrize("dead", [0, 1])
 @pytest.mark.parametrize("classes", [2, 3, 7])
 def test_the_shift_of_all_logits_is_known_to_be_null_in_streams_of_whole_layers(classes, dead):

@@ -151,14 +151,6 @@ def test_the_smallest_eigenvalue_of_features_six_decades_apart():
         assert float((residual.abs() / values.abs().sqrt()).max()) < 1e-6
 
 
-@pytest.mark.slow
-def test_sixty_random_units():
-    """None resolved and wrong; what is not resolved is so because its units are saturated."""
-    assert sum(outcome(Unscaled.random(seed)) for seed in range(40)) >= 38
-    for seed in range(20):
-        outcome(Unscaled.random(seed, raw=True))
-
-
 def test_random_layers():
     assert sum(outcome(Unscaled.random(seed, decades=3, hidden=3), "layer") for seed in range(12)) >= 10
 

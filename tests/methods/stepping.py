@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from hesscond.methods.optimizers import AtWork
+from tests.truth import double_backward
 
 
 def network(dtype=torch.float64, norm=False):
@@ -97,10 +98,7 @@ def columns_of_M(model, optimizer, size=1e-3, freeze=None):
 def dense_hessian(model, x, y, names=None):
     """∇²L in the named parameters, flattened one after another, by double backward."""
     chosen = [p for name, p in model.named_parameters() if names is None or name in names]
-    loss = nn.functional.cross_entropy(model(x), y)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, chosen, create_graph=True)])
-    rows = [torch.autograd.grad(g, chosen, retain_graph=True) for g in gradient]
-    return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    return double_backward(nn.functional.cross_entropy(model(x), y), chosen)
 
 
 def kappa(M, H, rank):

@@ -17,6 +17,7 @@ from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
 from hesscond.study.structure import check_structure, probed_layers
+from tests.truth import double_backward
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +49,11 @@ def text():
     return load_data(plan_for(None).study.data)
 
 
-def double_backward(model, batch, parameters):
+def block_hessian(model, batch, parameters):
     """(n, n) Hessian in these parameters, one after another."""
-    model = model.double()
-    output = model(batch[0])
+    output = model.double()(batch[0])
     loss = torch.nn.functional.cross_entropy(output.flatten(0, -2), batch[1].flatten())
-    tensors = [model.get_parameter(name) for name in parameters]
-    slope = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors, create_graph=True)])
-    rows = [torch.autograd.grad(entry, tensors, retain_graph=True, materialize_grads=True) for entry in slope]
-    return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+    return double_backward(loss, [model.get_parameter(name) for name in parameters])
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +72,7 @@ def test_rows_equal_the_hessian_by_double_backward(logged, text):
     seen = set()
     for layer, rows in probe.groupby("layer", sort=False):
         block = Catalogue(build_model(plan, text)).block(layer)
-        H = double_backward(build_model(plan, text), batch, block.parameters)
+        H = block_hessian(build_model(plan, text), batch, block.parameters)
         index, start = {}, 0
         for piece in block.pieces:
             count = piece.shape[1] * piece.width

@@ -190,24 +190,6 @@ def test_on_the_command_line(tmp_path, pictures, call_cli):
     assert refused.err.startswith("error: image-folder is not for download: put your pictures into train/CLASS/*")
 
 
-@pytest.mark.slow
-def test_a_sweep(tmp_path, pictures, call_cli, monkeypatch):
-    folder, written = pictures
-    path = study_file(tmp_path, folder)
-    result = call_cli(
-        "sweep", path, "-m", "vanilla", "--seed", "0:2", "--jobs", 2, "--threads", 1, "--out", tmp_path / "s"
-    )
-    assert result.code == 0, result.err
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for stored in sorted(path for path in (tmp_path / "s").iterdir() if (path / "run.sqlite").exists()):
-        config = open_run(stored).config
-        plan = RunPlan(load_study(path), "vanilla", config["run"]["seed"], 0.05, tmp_path / "memory" / stored.name, CPU)
-        run(plan, in_memory(plan.study, written))
-        assert_same(stored, plan.folder)
-    torch.set_num_threads(threads)
-
-
 def test_augmentation_of_earlier_studies_is_drawn_as_before():
     """The generator of the run's augmentation does not depend on which augmentations there are."""
     from hesscond.study.datasets import Augmentation

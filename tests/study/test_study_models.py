@@ -148,16 +148,6 @@ def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path
     assert row["kappa_preconditioned"] == pytest.approx(float(found["conv2"].kappa[0]), rel=1e-5)
 
 
-def test_batch_statistics_behind_a_layer_are_not_cut_into_parts(tmp_path, monkeypatch):
-    path = written(tmp_path / "study", "resnet20", probe={"layers": ["conv1"], "every": 0})
-    monkeypatch.setattr(probing_module, "CHUNK", 4)
-    with pytest.raises(RunError, match=r"behind layer 'conv1' the batch is normalized.*train_samples = 4"):
-        trained(path, tmp_path / "run")
-    # the output layer is behind all of them
-    trained(written(tmp_path / "other", "resnet20", probe={"every": 0}), tmp_path / "output")
-    assert open_run(tmp_path / "output").table("probe")["samples"].tolist() == [10, 10, 10, 10]
-
-
 def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(probing_module, "MEMORY", 1000)
     original = probing_module.capture
@@ -205,15 +195,6 @@ def test_a_batch_is_probed_with_the_dropout_it_is_trained_with(tmp_path):
         trained(path, tmp_path / f"run-{precision}")
         found[precision] = open_run(tmp_path / f"run-{precision}").table("probe")["lambda_max"]
     np.testing.assert_allclose(found["as-trained"], found["float64"], rtol=1e-4)
-
-
-def test_a_network_that_diverges_is_recorded(tmp_path):
-    path = written(tmp_path / "study", "cnn5", training={"iterations": 30})
-    study = load_study(path)
-    plan = RunPlan(study, "vanilla", 0, 1e20, tmp_path / "run", torch.device("cpu"))
-    with pytest.raises(hesscond.errors.DivergedError):
-        run(plan, load_data(study.data))
-    assert open_run(tmp_path / "run").status == "diverged"
 
 
 def test_a_study_of_nerfs_two_networks(tmp_path):

@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hesscond.commands.progress import kappa_text, progress_bar
+from hesscond.commands.progress import progress_bar
 from hesscond.study import Progress
 
 ROW = {
@@ -64,11 +64,3 @@ def test_silence_where_nobody_watches():
     with progress_bar(Console(file=written, force_terminal=False), "x") as show:
         assert show is None
     assert written.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("value", "resolved", "text"),
-    [(None, True, "–"), (float("nan"), True, "–"), (123456.0, True, "1.23e+05"), (1e9, False, "unresolved")],
-)
-def test_kappa_text(value, resolved, text):
-    assert kappa_text(value, resolved) == text

@@ -155,12 +155,6 @@ def test_versions_of_one_method_are_told_apart(figure):
         twice.variant("bnp")
 
 
-def test_a_method_that_two_entries_run_is_not_guessed():
-    """BN and GN are both plain SGD, in networks of their own."""
-    with pytest.raises(ConfigError, match="several versions of 'vanilla': choose from 'BN', 'GN'"):
-        load_study("bnp-figure-7").variant("vanilla")
-
-
 def test_the_command_line_goes_before_the_method(figure, tmp_path):
     study = load_study(f"{figure()}/left")
     (plan,) = plan_runs(study, ["bnp"], [0], tmp_path / "out", CPU, Overrides(batch_size=20, learning_rate=0.3))

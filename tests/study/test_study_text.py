@@ -107,9 +107,7 @@ def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
         ({"data": {"augmentation": ["flip"]}}, "'flip' cannot change tokens, .*: there are none"),
         ({"training": {"loss": "binary_cross_entropy"}}, "'text' has tokens: use 'cross_entropy'"),
         ({"model": {"name": "mlp"}}, r"model 'mlp' needs inputs that are numbers, .* or a model from gpt"),
-        ({"training": {"loss": "mse"}}, "'text' has tokens: use 'cross_entropy'"),
         ({"probe": {"layers": ["block2.*"]}}, r"no layer or parameter of the model matches 'block2.\*'"),
-        ({"probe": {"layers": ["*[q]"]}}, r"no layer or parameter of the model matches '\*\[q\]'"),
         (
             {"data": {"name": "digits"}},
             r"model 'gpt' needs tokens \(context,\), but the inputs of this data set have the shape \(1, 8, 8\)",

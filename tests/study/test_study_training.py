@@ -12,7 +12,6 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.data import load
@@ -174,20 +173,6 @@ def probe_table(stored):
     return stored.table("probe")
 
 
-@pytest.mark.parametrize("method", ["vanilla", "bnp"])
-def test_a_probe_of_the_output_layer_takes_no_forward_pass(tmp_path, digits, method):
-    plan = plan_for(tmp_path / "run", method, probe={"precision": "as-trained", "layers": ["fc3"], "every": 1})
-    training = Training(plan, digits, RunLog(plan.folder, plan.config(digits)), None)
-    passes = []
-    training.model.register_forward_hook(lambda *_: passes.append(1))
-    # of the first iteration of an epoch the capture is compared with the model, which takes passes
-    for iteration in (1, 2, 3):
-        _, probes = training.step(iteration, training.inputs[:60], training.targets[:60])
-        assert [len(rows) for rows in training.rows_of([(iteration, 0, one) for one in probes])] == [1]
-    training.log.close("finished")
-    assert len(passes) == 3
-
-
 # --- the logged numbers ----------------------------------------------------------------------------------------------
 
 
@@ -341,19 +326,6 @@ def test_train_rows_equal_an_unstreamed_computation(tmp_path, digits, monkeypatc
         assert row["dead"] == (sigma == 0).sum()
 
 
-def test_inner_layers_are_measured_too(tmp_path, digits):
-    probe = {"layers": ["fc1", "fc3"], "units": [3, 7], "precision": "float64"}
-    plan = plan_for(tmp_path / "run", iterations=1, probe=probe)
-    run(plan, digits)
-    rows = open_run(plan.folder).table("probe").query("data == 'batch'")
-    assert list(zip(rows["layer"], rows["unit"], strict=True)) == [("fc1", 3), ("fc1", 7), ("fc3", 3), ("fc3", 7)]
-    batch = next(batches(digits, 0, 1))
-    result = hesscond.probe(build_model(plan, digits), nn.CrossEntropyLoss(), batch, ["fc1", "fc3"], units=[3, 7])
-    frame = result.to_frame()
-    np.testing.assert_allclose(rows["kappa"], frame["kappa"], rtol=1e-6)
-    assert rows["n_params"].tolist() == [65, 65, 101, 101]
-
-
 def test_evaluations_equal_a_plain_pass_over_the_test_set(tmp_path, digits):
     plan = plan_for(tmp_path / "run", iterations=30, probe={"every": 0, "train_every_epochs": 0})
     model = trained(plan, digits).model
@@ -484,30 +456,6 @@ def test_short_iterations_take_one_thread(tmp_path, digits, hidden, expected):
         torch.set_num_threads(before)
     assert seen == [expected] * 2
     assert open_run(plan.folder).facts["threads"] == str(expected)
-
-
-def test_multiplications_are_those_that_torch_counts():
-    images = torch.zeros(2, 3, 12, 12)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, groups=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten())
-    model.append(nn.Linear(8 * 64, 5))
-    with FlopCounterMode(display=False) as counter:
-        model(images)
-    assert 2 * probing_module.multiplications(model, images) == counter.get_total_flops()
-
-
-def test_probes_wait_for_each_other(tmp_path, digits, monkeypatch):
-    sizes, rows = [], probing_module.Prober.rows
-
-    def counted(self, probes):
-        sizes.append(len(probes))
-        return rows(self, probes)
-
-    monkeypatch.setattr(probing_module.Prober, "rows", counted)
-    monkeypatch.setattr("hesscond.runs.log.COMMIT_INTERVAL", 1e9)
-    run(plan_for(tmp_path / "run", "bnp", iterations=100, training={"batch_size": 10}), digits)
-    # the first of an epoch is compared with the model at once
-    assert sorted(size for size in sizes if size)[-3:] == [runner_module.WAITING] * 3
-    assert sum(sizes) == 100
 
 
 @pytest.mark.share(2)

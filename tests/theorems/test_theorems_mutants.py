@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hesscond.theorems.base import decided
 from hesscond.theorems.bnp_algorithms import (
     BNPAlgorithm2,
     BNPAlgorithm3,
@@ -41,6 +42,7 @@ from hesscond.theorems.curvature_structure import (
     WidthCopies,
 )
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
+from hesscond.theorems.matrices import kappa
 from hesscond.theorems.matrix_preconditioners import (
     KfacLinear,
     MuonRowBlocks,
@@ -58,7 +60,12 @@ from hesscond.theorems.preconditioning import (
 )
 from hesscond.theorems.rates import Decay, predicted
 from hesscond.theorems.van_der_sluis import VanDerSluis
-from hesscond.theorems.weight_conditioning import QuadraticDescent
+from hesscond.theorems.weight_conditioning import (
+    QuadraticDescent,
+    WeightConditioningProposition1,
+    WeightConditioningTheorem1,
+    WeightConditioningTheorem2,
+)
 from tests.theorems.verdicts import check_broken
 
 
@@ -113,6 +120,36 @@ def by_variance(self, H):
     moved = BNPTheorem4.centre(self, H)
     moved[:, 1:] /= H.var(0) ** 2
     return moved
+
+
+def by_row(W):
+    return W / np.linalg.norm(W, axis=1)[:, None]
+
+
+def centred_elsewhere(self, H):
+    return BNPTheorem4.centre(self, H) + np.hstack([np.zeros((len(H), 1)), np.ones_like(H) * 50 * H.std(0)])
+
+
+def reversed_scaling(self, A, scaled):
+    """κ of another scaling by κ of the equilibrated matrix."""
+    return decided(*(kappa(scaled) / kappa(by_row(A))))
+
+
+def improved_by_inverse(self, W):
+    bounds = kappa(W) / kappa(by_row(W))
+    return [decided(*bounds), decided(*bounds, len(W) ** 0.5), *WeightConditioningProposition1.check(self, W)[2:]]
+
+
+def graded_again(self, W):
+    A = by_row(W)
+    scaled = A / np.linalg.norm(A, axis=0) * np.geomspace(1, 1e-6, W.shape[1])
+    bounds = kappa(scaled) / kappa(W)
+    return [*WeightConditioningProposition1.check(self, W)[:4], decided(*bounds, W.size**0.5)]
+
+
+def norms_with_epsilon(self, weight, dim):
+    W = weight[:, 1:]
+    return torch.cat([weight[:, :1], W / (W.norm(dim=dim, keepdim=True) + 0.1)], 1)
 
 
 def bottom_only(self, alpha, kappa):
@@ -208,6 +245,9 @@ QUICK = [
     (QuadraticDescent, "factors", lambda s, eta, sigma: 1 - eta * sigma / 2, ["per direction", "preconditioned"], 3),
     (QuadraticDescent, "longest", lambda s, sigma: 2.5 / sigma.max(), ["step size"], 20),
     (QuadraticDescent, "longest", lambda s, sigma: 1 / sigma.max(), ["step size"], 20),
+    (WeightConditioningTheorem1, "compare", reversed_scaling, ["two rows"], 10),
+    (WeightConditioningProposition1, "check", improved_by_inverse, ["within √m"], 60),
+    (WeightConditioningProposition1, "check", graded_again, ["row-column within √(mn)"], 40),
 ]
 SLOW = [
     (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
@@ -250,6 +290,8 @@ SLOW = [
         20,
     ),
     (BNPTheorem4, "normalize", by_variance, ["scaling"], 40),
+    (BNPTheorem4, "centre", centred_elsewhere, ["centring", "strict"], 25),
+    (WeightConditioningTheorem2, "weights", norms_with_epsilon, ["scale identity", "nullity"], 10),
     (VanDerSluis, "scaled", lambda s, A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
     (VanDerSluis, "scaled", lambda s, A: A, ["rows"], 20),
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
