@@ -180,9 +180,9 @@ def median(cells: pd.DataFrame, name: str) -> tuple[float, float]:
 
 
 def gains(cells: pd.DataFrame, moment: int, level: str) -> str:
-    """κ in the plain and in the own coordinates at a moment."""
+    """κ in the plain and in the own coordinates at a moment; one number where they agree."""
     own = cells[(cells["iteration"] == moment) & (cells["level"] == level)]
-    return f"{shown(*median(own, 'kappa'))} → {shown(*median(own, 'kappa_own'))}" if len(own) else "–"
+    return " → ".join(dict.fromkeys(shown(*median(own, name)) for name in ("kappa", "kappa_own"))) if len(own) else "–"
 
 
 def spread(row: dict[str, Any]) -> str:
@@ -196,7 +196,7 @@ def share(row: dict[str, Any], kind: str) -> str:
     """The share of the possible gain, between its bounds."""
     low, high = (row.get(f"share_{kind}_{end}", math.nan) for end in ("lower", "upper"))
     if math.isnan(low):
-        return "not computed"
+        return "–"
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} … {high:.2f}"
 
 
@@ -204,14 +204,14 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
     """The table of one network."""
     columns = ["rate", "loss", "time", *(f"κ layers, {name}" for name in MOMENTS), "κ network, end", "λη/2"]
     columns += ["of diagonal", "of Kronecker"]
-    lines = ["| method | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    rows, missing = {}, of_network(network, MAIN + FURTHER)[1]
     for row in compared[compared["network"] == network].to_dict("records"):
         if isinstance(row["refusal"], str):
-            lines.append(f"| `{row['method']}` | {row['refusal']}" + " |" * len(columns))
+            missing = {row["method"]: row["refusal"]} | missing
             continue
         own = cells[(cells["network"] == network) & (cells["method"] == row["method"])]
         sharp = own.loc[own["level"] == "network"].groupby("iteration")["sharpness"].median().dropna()
-        values = [
+        rows[row["method"]] = [
             f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
             spread(row),
             "–" if math.isnan(row["time"]) else f"{row['time']:.2f}",
@@ -220,12 +220,14 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
             ", ".join(f"{value:.2g}" for value in sharp) or "–",
             *(share(row, kind) for kind in ("diagonal", "kronecker")),
         ]
-        lines.append(f"| `{row['method']}` | " + " | ".join(values) + " |")
-    lines += [
-        f"| `{name}` | {reason}" + " |" * len(columns)
-        for name, reason in of_network(network, MAIN + FURTHER)[1].items()
-    ]
-    return "\n".join(lines)
+    frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    frame = frame.loc[:, (frame != "–").any()]
+    lines = ["| method | " + " | ".join(frame.columns) + " |", "|---" * (1 + len(frame.columns)) + "|"]
+    lines += [f"| `{method}` | " + " | ".join(values) + " |" for method, *values in frame.itertuples()]
+    reasons: dict[str, list[str]] = {}
+    for method, reason in missing.items():
+        reasons.setdefault(reason.removeprefix(f"{method}: "), []).append(f"`{method}`")
+    return "\n".join([*lines, "", *(f"- {', '.join(names)}: {reason}" for reason, names in reasons.items())]).rstrip()
 
 
 def resolved(cells: pd.DataFrame) -> str:
