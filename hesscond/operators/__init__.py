@@ -9,7 +9,7 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.operators.adapters import as_operator
-    from hesscond.operators.estimates import Estimate, diagonal, trace
+    from hesscond.operators.estimates import Estimate, trace
     from hesscond.operators.operator import (
         ApproximateInverse,
         Congruence,
@@ -47,7 +47,6 @@ __all__ = [
     "Sum",
     "SymmetricOperator",
     "as_operator",
-    "diagonal",
     "ritz_range",
     "trace",
 ]
