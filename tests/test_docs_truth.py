@@ -119,5 +119,5 @@ def test_the_network_and_its_operator(session):
     assert abs(trace.value - float(truth.trace())) <= 5 * trace.error + 1e-12
     extremes = torch.cat([values[:2], values[-2:]])
     torch.testing.assert_close(top.eigenvalues.sort().values, extremes, rtol=1e-8, atol=1e-12)
-    share = hesscond.density(H).expectation(lambda x: x < 0)
+    share = hesscond.density(H).negative
     assert abs(share.value - network.negative / len(values)) <= share.error + 1e-12

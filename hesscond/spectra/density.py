@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,9 +44,6 @@ BLUR = 10.0
 SMALLEST = float(np.finfo(float).tiny)
 
 METHODS = ("auto", "lanczos", "dense")
-
-#: A function jumps where it still changes by this share of its size after this number of halvings of an interval.
-JUMP, HALVINGS = 1e-9, 60
 
 #: Where recurrences do not resolve the spectrum a Gaussian is this share of the distance of the nodes wide, which
 #: leaves 1 % of their discreteness.
@@ -229,18 +226,6 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """Bounds (m,) of the average of the probes' distribution functions at some points, which hold for any spectrum.
-
-    ``error`` (m,) is the standard error of that average, from the spread of both bounds over the probes.
-    """
-
-    lower: torch.Tensor
-    upper: torch.Tensor
-    error: torch.Tensor
-
-
-@dataclass(frozen=True)
 class Share:
     """Share of the eigenvalues in an interval; the number of eigenvalues is ``order`` n times it.
 
@@ -406,73 +391,17 @@ class Density(Shown):
             return torch.full_like(samples[0], math.inf)
         return samples.std(0) / math.sqrt(self.probes)
 
-    def expectation(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Estimate[float]:
-        """Mean of a function over the eigenvalues, tr f(A) / n.
-
-        It is exact up to sampling if f is a polynomial of degree less than twice the steps. Nodes within twice ``blur``
-        of zero are taken as zero. Where f jumps, the quadrature only bounds the share of the eigenvalues beyond (see
-        `bounds`): the midpoint is used, and half the width of the bounds is added to the error.
-
-        Parameters
-        ----------
-        function
-            Function of float64 values of any shape that returns values of the same shape.
-        """
-        nodes = self.nodes.where(self.nodes.abs() > 2 * self.blur, 0.0)
-        values = function(nodes).to(torch.float64)
-        samples, open_ = (self.weights * values).sum(1), 0.0
-        for place, height in self._jumps(function, nodes):
-            # the measure right of a step is bounded, not sampled: all probes may have a node on the same side of it
-            lower, upper = self.below(torch.tensor([place], dtype=torch.float64))
-            right = (self.weights * (nodes >= place)).sum(1)
-            samples = samples + height * (1 - self.null_weight - (lower + upper)[:, 0] / 2 - right)
-            open_ += abs(height) * float((upper - lower).mean()) / 2
-        null = 0.0
-        if self.null:
-            null = self.null_weight * float(function(torch.zeros(1, dtype=torch.float64))[0])
-        error = float(self.error_of(samples)) + open_
-        return Estimate(float(samples.mean()) + null, error, self.probes, self.products)
-
-    def _jumps(
-        self, function: Callable[[torch.Tensor], torch.Tensor], nodes: torch.Tensor
-    ) -> Iterator[tuple[float, float]]:
-        """Yield places and heights of a function's jumps among the nodes; near zero, from where nodes count as zero."""
-
-        def at(places: torch.Tensor) -> torch.Tensor:
-            return function(places).to(torch.float64)
-
-        near = 2 * self.blur
-        grid = torch.cat([nodes.flatten(), nodes.new_tensor([-2 * near, -near, near, 2 * near])]).unique()
-        left, right = grid[:-1], grid[1:]
-        # not across zero, where both ends of its neighbourhood are compared with zero itself
-        kept = (right <= -near) | (left >= near)
-        left, right = left[kept], right[kept]
-        size = at(grid).abs()
-        least = JUMP * float(size[size.isfinite()].max()) if bool(size.isfinite().any()) else math.inf
-        for _ in range(HALVINGS):
-            middle = (left + right) / 2
-            there = at(middle)
-            first = (there - at(left)).abs() >= (at(right) - there).abs()
-            left, right = left.where(first, middle), middle.where(first, right)
-        heights = at(right) - at(left)
-        ends = at(nodes.new_tensor([-near, 0.0, near]))
-        for place, height in (
-            *zip(right.tolist(), heights.tolist(), strict=True),
-            (-near, float(ends[1] - ends[0])),
-            (near, float(ends[2] - ends[1])),
-        ):
-            if least < abs(height) < math.inf:
-                yield place, height
-
     def trace(self) -> Estimate[float]:
         """Trace tr A, n times the mean of the eigenvalues."""
-        mean = self.expectation(lambda values: values)
-        return Estimate(self.order * mean.value, self.order * mean.error, mean.probes, mean.products)
+        means = (self.weights * self.nodes).sum(1)
+        error = self.order * float(self.error_of(means))
+        return Estimate(self.order * float(means.mean()), error, self.probes, self.products)
 
     def below(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Bounds (p, m) of each probe's measure: lower for (−∞, x), upper for (−∞, x], without the null space.
 
-        ``x`` has shape (m,). Nodes are known only up to ``blur``, so that the lower bound is taken this much further
+        They come from Gauss–Radau quadrature and hold whatever the spectrum is (Chebyshev, Markov and Stieltjes). ``x``
+        has shape (m,). Nodes are known only up to ``blur``, so that the lower bound is taken this much further
         left, and the upper bound this much further right.
         """
         at = x.numpy()
@@ -486,25 +415,6 @@ class Density(Shown):
         if self.psd:
             lower, upper = (torch.where(x >= 0, side, 0.0) for side in (lower, upper))
         return lower * (1 - self.null_weight), upper * (1 - self.null_weight)
-
-    def bounds(self, x: float | Sequence[float] | torch.Tensor) -> Bounds:
-        """Rigorous bounds of the probes' distribution functions at x, by Gauss–Radau quadrature, averaged.
-
-        Each probe's spectral measure lies within its bounds whatever the spectrum is (Chebyshev, Markov and Stieltjes);
-        the error of averaging over a few probes is given separately, as the standard error.
-
-        Raises
-        ------
-        ConfigError
-            NaN.
-        """
-        at = torch.as_tensor(x, dtype=torch.float64, device="cpu").reshape(-1)
-        if bool(at.isnan().any()):
-            raise ConfigError("the distribution function is not defined at NaN")
-        lower, upper = self.below(at)
-        null = (at >= 0).to(torch.float64) * self.null_weight
-        error = torch.maximum(self.error_of(lower), self.error_of(upper))
-        return Bounds(lower.mean(0) + null, (upper.mean(0) + null).clamp_max(1.0), error)
 
     def share(self, low: float, high: float) -> Share:
         """Share of the eigenvalues in [low, high], up to twice ``blur`` beyond, with the known null space.
