@@ -144,7 +144,7 @@ class BNPTheorem4(NormalizedInputs):
         """Inputs of mean zero in small integers, so that Ĥ = ĤU; three features: of two, Ĝ is the best scaling."""
         for half in integer_matrices(seed, 3, 3):
             H = np.vstack([half, -half])
-            if not kappa(normalized(H)).lower > CLEAR * kappa(extended(H)).upper:
+            if not kappa(normalized(H)).exceeds(kappa(extended(H))):
                 continue
             plain, variances = rational(H, 0), [Fraction(int(v), len(H)) for v in (H**2).sum(0)]
             # κ(Ĝ)² is that of the pencil (ĤᵀĤ, D⁻²), which is rational where D is not
@@ -186,7 +186,7 @@ class PRECTheorem4(NormalizedInputs):
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Three samples of three features; κ⁺² is that of the Gram matrix of the rows."""
         for H in integer_matrices(seed, 3, 3):
-            if not kappa(centred(H)).lower > CLEAR * kappa(extended(H)).upper:
+            if not kappa(centred(H)).exceeds(kappa(extended(H))):
                 continue
             rows = [exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0)]
             low, high = exact.kappa_squared(rows[0])[0], exact.kappa_squared(rows[1])[1]
@@ -251,7 +251,7 @@ class PRECInputScaling(Statement):
             spans = H.max(0) - H.min(0)
             if not spans.all() or np.linalg.matrix_rank(extended(H)) < 3:
                 continue
-            if not kappa(extended(self.minmax(H))).lower > CLEAR * kappa(extended(H)).upper:
+            if not kappa(extended(self.minmax(H))).exceeds(kappa(extended(H))):
                 continue
             ends = list(zip(H.min(0).tolist(), spans.tolist(), strict=True))
             rows = [[(h - least, span) for h, (least, span) in zip(row, ends, strict=True)] for row in H.tolist()]
@@ -534,11 +534,9 @@ class BNPGain(LayerStatement):
         nothing = Outcome("not-applicable", reason="S is not among what is seen of a layer")
         if not (seen.kappa.resolved and seen.kappa_preconditioned.resolved):
             return [nothing, nothing, Outcome("unresolved", reason="a condition number is unresolved")]
-        lower, upper = (
-            seen.kappa.lower / seen.kappa_preconditioned.upper,
-            seen.kappa.upper / seen.kappa_preconditioned.lower,
-        )
-        return [nothing, nothing, self.about((lower**0.5, upper**0.5), seen.kappa_D)]
+        before, after = seen.kappa, seen.kappa_preconditioned
+        root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
+        return [nothing, nothing, self.about(root, seen.kappa_D)]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""
@@ -546,7 +544,7 @@ class BNPGain(LayerStatement):
             H = np.column_stack([LARGE * A[:, 0], LARGE * A[:, 0] + A[:, 1], A[:, 2]])
             if (H.min(0) == H.max(0)).any() or np.linalg.matrix_rank(extended(H)) < 4:
                 continue
-            moved = [[Fraction(1), *(Fraction(int(h)) - m for h, m in zip(row, means(H), strict=True))] for row in H]
+            moved = rational(H, 1)
             squares = [Fraction(1), *(sum((row[j] ** 2 for row in moved), Fraction(0)) / len(H) for j in (1, 2, 3))]
             after = exact.kappa_squared(exact.gram(moved), metric=squares)[0]
             before = exact.kappa_squared(exact.gram(extended(H).astype(int).tolist()))[1]
@@ -556,8 +554,3 @@ class BNPGain(LayerStatement):
                 text = f"gain ≤ {float(before / after):.6f} < κ(D)²/40 = {D / ABOUT:.6f}, S = I"
                 yield Counterexample(self.claims[2].name, H.tolist(), text, float(factor))
                 return
-
-
-def means(H: np.ndarray) -> list[Fraction]:
-    """Means of the columns of an integer matrix."""
-    return [Fraction(int(column.sum()), len(H)) for column in H.T]

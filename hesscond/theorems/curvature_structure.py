@@ -30,7 +30,7 @@ from hesscond.theorems.matrices import kappa, random_matrix, random_size
 from hesscond.theorems.matrix_preconditioners import interval
 from hesscond.theorems.networks import ROUND_OFF, cross_entropy, hessian_kappa
 from hesscond.theorems.rates import not_applicable
-from hesscond.theorems.weight_conditioning import FORMED, PRODUCTS, sees_common_change
+from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 
 #: Draws of a start, and the standard errors that a share of them may be off.
 DRAWS, ERRORS = 2000, 7.0
@@ -334,7 +334,13 @@ class GaussNewtonLinear(Statement):
         sizes = rng.integers(1, 6, int(rng.integers(2, 6))).tolist()
         network = self.drawn(rng, sizes, float(rng.choice([0.0, 1.0, 10.0 ** rng.uniform(-1, 1)])))
         white = self.drawn(rng, rng.integers(1, 6, 3).tolist(), 0.0, white=True)
-        return [self.bounded(network), self.attained(white)]
+        outcomes = []
+        for own, claim in ((network, self.bounded), (white, self.attained)):
+            most, least = self.ends(own)
+            certain = least > 1e-8 * most
+            singular = Outcome("not-applicable", reason="Γ is not certainly positive definite")
+            outcomes.append(claim(own, most, least) if certain else singular)
+        return outcomes
 
     def drawn(
         self, rng: np.random.Generator, sizes: Sequence[int], beta: float, *, white: bool = False
@@ -362,24 +368,16 @@ class GaussNewtonLinear(Statement):
         least = [smallest(above) * smallest(below.T) for above, below in network.products()]
         return float(np.square(most).sum()), float(np.square(least).sum())
 
-    def bounded(self, network: LinearLayers) -> Outcome:
+    def bounded(self, network: LinearLayers, most: float, least: float) -> Outcome:
         """κ over the bound."""
-        most, least = self.ends(network)
-        if least <= 1e-8 * most:
-            return Outcome("not-applicable", reason="Γ is not certainly positive definite")
-        bound = kappa(network.inputs).lower ** 2 * most / least
-        return decided(*self.kappa(network), bound * SLACK)
+        return decided(*self.kappa(network), kappa(network.inputs).lower ** 2 * most / least * SLACK)
 
-    def attained(self, network: LinearLayers) -> Outcome:
+    def attained(self, network: LinearLayers, most: float, least: float) -> Outcome:
         """κ against the bound."""
-        most, least = self.ends(network)
-        if least <= 1e-8 * most:
-            return Outcome("not-applicable", reason="Γ is not certainly positive definite")
-        low, high = self.kappa(network)
-        return equal(np.array([low, high]), np.array([most / least] * 2), allowed=10 * ALLOWED * most / least)
+        expected = np.array([most / least] * 2)
+        return equal(np.array(self.kappa(network)), expected, allowed=10 * ALLOWED * most / least)
 
 
-Unit = Callable[[Tensor, Tensor], Tensor]
 #: What hidden units compute of their pre-activation.
 UNITS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -537,11 +535,8 @@ class SoftmaxRowBlocks(LayerStatement):
             return not_applicable(
                 len(self.claims), "no softmax of the layer's outputs: a change of all rows alike is seen"
             )
-        if H.order > FORMED or H.order * seen.samples > PRODUCTS:
-            reason = (
-                f"{H.order} weights, {seen.samples} samples: H is formed up to {FORMED} and {PRODUCTS} of both together"
-            )
-            return [Outcome("unresolved", reason=reason)] * len(self.claims)
+        if (undecided := too_large(H, seen.samples)) is not None:
+            return [undecided] * len(self.claims)
         C, n = seen.weight.shape
         rows = np.arange(C * n).reshape(C, n)
         if H.order > C * n:

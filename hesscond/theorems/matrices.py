@@ -48,6 +48,10 @@ class Kappa:
         """Bounds of the quotient of two."""
         return self.lower / other.upper, self.upper / other.lower
 
+    def exceeds(self, other: Kappa) -> bool:
+        """Whether it is larger by so much that it is worth certifying."""
+        return self.lower > CLEAR * other.upper
+
 
 def kappa(A: np.ndarray) -> Kappa:
     """κ⁺ of a matrix (m, n), from its singular values and their certified bounds."""

@@ -61,16 +61,20 @@ def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
     return column_equilibrated(equilibrated(A))
 
 
+def row_weights(A: np.ndarray) -> list[Fraction]:
+    """E² of an integer matrix whose rows are not zero."""
+    return [Fraction(1, int(row @ row)) for row in A]
+
+
 def column_squares(A: np.ndarray) -> list[Fraction]:
     """Squared norms of the columns of EA, for an integer A whose rows are not zero."""
-    norms = [Fraction(1, int(row @ row)) for row in A]
-    return [sum((int(a) ** 2 * n for a, n in zip(column, norms, strict=True)), Fraction(0)) for column in A.T]
+    weights = row_weights(A)
+    return [sum((int(a) ** 2 * w for a, w in zip(column, weights, strict=True)), Fraction(0)) for column in A.T]
 
 
 def row_column_kappa(A: np.ndarray) -> tuple[Fraction, Fraction]:
     """Bounds of κ(EAF)² of an integer matrix: that of the pencil (AᵀE²A, F⁻²)."""
-    squares = [Fraction(1, int(n)) for n in (A**2).sum(1)]
-    return exact.kappa_squared(exact.gram(A.tolist(), squares), metric=column_squares(A))
+    return exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)), metric=column_squares(A))
 
 
 @register
@@ -152,11 +156,9 @@ class WeightConditioningTheorem1(LayerStatement):
         """Counterexample for row equilibration, and its transpose for column equilibration."""
         for A in integer_matrices(seed, 3, 3):
             weights = whole(optimal_diagonal_scaling(A.astype(float), side="row").row)
-            own, other = kappa(equilibrated(A)), kappa(np.sqrt(weights)[:, None] * A)
-            if not own.lower > CLEAR * other.upper:
+            if not kappa(equilibrated(A)).exceeds(kappa(np.sqrt(weights)[:, None] * A)):
                 continue
-            squares = [Fraction(1, int(n)) for n in (A**2).sum(1)]
-            low = exact.kappa_squared(exact.gram(A.tolist(), squares))[0]
+            low = exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)))[0]
             high = exact.kappa_squared(exact.gram(A.tolist(), fractions(weights)))[1]
             if low > high:
                 bounds = f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥"
@@ -172,8 +174,7 @@ class WeightConditioningTheorem1(LayerStatement):
         for A in integer_matrices(seed, 3, 3):
             best = optimal_diagonal_scaling(A.astype(float), side="both")
             P, Q = whole(best.row), whole(best.column)
-            other = kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))
-            if not kappa(row_column_equilibrated(A)).lower > CLEAR * other.upper:
+            if not kappa(row_column_equilibrated(A)).exceeds(kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))):
                 continue
             low = row_column_kappa(A)[0]
             squares = [1 / weight for weight in fractions(Q)]
@@ -250,12 +251,12 @@ class WeightConditioningProposition1(LayerStatement):
         wanted = {"improves": equilibrated, "row-column": row_column_equilibrated}
         for A in integer_matrices(seed, 3, 3):
             for name, equilibrate in list(wanted.items()):
-                if not kappa(equilibrate(A)).lower > CLEAR * kappa(A.astype(float)).upper:
+                if not kappa(equilibrate(A)).exceeds(kappa(A.astype(float))):
                     continue
                 if name == "row-column":
                     low = row_column_kappa(A)[0]
                 else:
-                    low = exact.kappa_squared(exact.gram(A.tolist(), [Fraction(1, int(n)) for n in (A**2).sum(1)]))[0]
+                    low = exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)))[0]
                 high = exact.kappa_squared(exact.gram(A.tolist()))[1]
                 if low <= high:
                     continue
@@ -600,12 +601,15 @@ def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
         return Outcome("not-applicable", reason="H is singular: fewer samples than weights of a unit")
     if not sees_common_change(H, seen.weight.shape):
         return Outcome("not-applicable", reason="H is singular: no loss sees what changes all units alike")
-    if H.order > FORMED or H.order * seen.samples > PRODUCTS:
-        reason = (
-            f"{H.order} weights, {seen.samples} samples: H is formed up to {FORMED} and {PRODUCTS} of both together"
-        )
-        return Outcome("unresolved", reason=reason)
-    return None
+    return too_large(H, seen.samples)
+
+
+def too_large(H: HessianOperator, samples: int) -> Outcome | None:
+    """Outcome where a layer's Hessian is not formed, which takes too long; None: it is formed."""
+    if H.order <= FORMED and H.order * samples <= PRODUCTS:
+        return None
+    limits = f"H is formed up to {FORMED} and {PRODUCTS} of both together"
+    return Outcome("unresolved", reason=f"{H.order} weights, {samples} samples: {limits}")
 
 
 def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
