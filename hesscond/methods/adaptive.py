@@ -51,7 +51,7 @@ class Adaptive(ByParameter):
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the optimizer other than the learning rate."""
+        """Keyword arguments of the optimizer other than the learning rate; with ``momentum`` if it may have one."""
 
     def start_on(self, optimizer: Optimizer) -> None:
         """Register the hooks on an optimizer that make it start as the method's options say."""
@@ -67,8 +67,10 @@ class Adaptive(ByParameter):
         weight_decay: float = 0.0,
     ) -> Optimizer:
         """Optimizer of torch for this method, whatever ``kind`` is; weight decay is torch's or the method's option."""
-        refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         own = self.arguments()
+        if "momentum" in own:
+            own["momentum"], momentum = momentum, 0.0
+        refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         if weight_decay and "weight_decay" in own:
             raise ConfigError(
                 f"method {self.name!r} has a weight decay of its own: give --method "
@@ -212,23 +214,10 @@ class RMSProp(Adaptive):
     ) -> None:
         super().__init__(model, epsilon=epsilon)
         check_decay(self.name, "alpha", alpha)
-        self.alpha, self.start, self._momentum = alpha, start, 0.0
+        self.alpha, self.start = alpha, start
 
     def arguments(self) -> dict[str, Any]:
-        return {"alpha": self.alpha, "eps": self.epsilon, "momentum": self._momentum}
-
-    def optimizer(
-        self,
-        lr: float,
-        *,
-        kind: OptimizerName = "sgd",
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-    ) -> Optimizer:
-        """Optimizer of torch, which accepts a momentum."""
-        self._momentum = momentum
-        return super().optimizer(lr, nesterov=nesterov, weight_decay=weight_decay)
+        return {"alpha": self.alpha, "eps": self.epsilon, "momentum": 0.0}
 
     def start_on(self, optimizer: Optimizer) -> None:
         if self.start != "zero":

@@ -7,6 +7,7 @@ Algorithm 1.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -182,25 +183,22 @@ class BatchRenormalization(Normalization):
             raise ConfigError(f"batchrenorm needs r_max of 1 at least and d_max of 0 at least, not {r_max} and {d_max}")
         if min(start, r_end, d_end) < 0:
             raise ConfigError(f"batchrenorm counts batches from 0: not {min(start, r_end, d_end)}")
-        self.clip, self.debias, self.second_average = clip, debias, second_average
-        self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
-        self.momentum = checked_momentum(momentum)
+        if not clip:
+            r_max, d_max, start, r_end, d_end = math.inf, math.inf, 0, 0, 0
+        self.options: dict[str, Any] = {
+            "r_max": r_max,
+            "d_max": d_max,
+            "start": start,
+            "r_end": r_end,
+            "d_end": d_end,
+            "momentum": checked_momentum(momentum),
+            "debias": debias,
+            "second_average": second_average,
+        }
         super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
 
     def normalization(self, site: Site) -> nn.Module:
-        return BatchRenorm(
-            site.channels,
-            r_max=self.r_max if self.clip else math.inf,
-            d_max=self.d_max if self.clip else math.inf,
-            start=self.start if self.clip else 0,
-            r_end=self.r_end if self.clip else 0,
-            d_end=self.d_end if self.clip else 0,
-            momentum=self.momentum,
-            eps=self.eps,
-            affine=self.affine,
-            debias=self.debias,
-            second_average=self.second_average,
-        )
+        return BatchRenorm(site.channels, eps=self.eps, affine=self.affine, **self.options)
 
     def check_batch(self, samples: int) -> None:
         refuse_single_samples(self.name, samples)

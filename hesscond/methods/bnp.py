@@ -6,7 +6,7 @@ Source: Lange, Helfrich and Ye, *Batch Normalization Preconditioning for Neural 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -14,12 +14,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture import FeatureStatistics, Geometry, Layer, LayerInputs, channel_statistics, entry_statistics
+from hesscond.capture import (
+    FeatureStatistics,
+    Geometry,
+    Layer,
+    LayerInputs,
+    channel_statistics,
+    entry_statistics,
+    inputs_of,
+)
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.preconditioner import by_group, scaling_conditions
 from hesscond.methods.base import Snapshots
-from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed, surveyed
+from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
 from hesscond.methods.registry import register
 
 EPSILON_1 = 1e-2
@@ -27,6 +35,8 @@ EPSILON_2 = 1e-4
 RHO = 0.99
 #: Steps after which the statistics of all training data are computed again.
 REFRESH = 1000
+#: Training inputs in one forward pass over all of them.
+CHUNK = 2000
 #: Largest number of entries of the matrix to which the variances of all layers are padded.
 PADDED = 2**16
 
@@ -293,7 +303,7 @@ class BNP(InputMethod[BNPState]):
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
         collect = entry_statistics if self.exact else channel_statistics
         modules = {name: state.module for name, state in self.layers.items()}
-        found = surveyed(self.model, modules, self._inputs, collect, FeatureStatistics.merged)
+        found = surveyed(self.model, modules, self._inputs, collect)
         for name, statistics in found.items():
             state = self.layers[name]
             # a channel's are there for each entry of its kernel
@@ -379,3 +389,36 @@ class BNP(InputMethod[BNPState]):
         """P = U D from the raw statistics (no ε)."""
         mu, sigma = (part.view(geometry.groups, -1) for part in (statistics.mu, statistics.sigma))
         return [CentringScaling(m, s, geometry.bias, name=RAW) for m, s in zip(mu, sigma, strict=True)]
+
+
+@torch.no_grad()
+def surveyed(
+    model: nn.Module,
+    layers: Mapping[str, Layer],
+    inputs: torch.Tensor,
+    collect: Callable[[LayerInputs], FeatureStatistics],
+) -> dict[str, FeatureStatistics]:
+    """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
+    calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
+
+    def keep(name: str) -> Any:
+        return lambda module, args, output: calls[name].append((args[0], output.shape))
+
+    modes = [(module, module.training) for module in model.modules()]
+    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
+    found: dict[str, FeatureStatistics] = {}
+    try:
+        model.eval()
+        for part in inputs.split(CHUNK):
+            model(part)
+            for name, layer in layers.items():
+                if calls[name]:
+                    own = collect(inputs_of(layer, calls[name]))
+                    found[name] = found[name].merged(own) if name in found else own
+                calls[name].clear()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return found

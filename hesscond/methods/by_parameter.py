@@ -42,7 +42,6 @@ class ByParameter(Method):
         return [ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P of the layer's units."""
         module = chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]

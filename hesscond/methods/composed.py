@@ -88,7 +88,6 @@ class Composed(Method):
             part.observe(loss)
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Sum of the penalties of all parts; None: there is none."""
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
         return torch.stack(found).sum() if found else None
 

@@ -37,7 +37,6 @@ class CurvatureDiagonal(Learned):
         self._estimates: dict[str, torch.Tensor] = {}
 
     def observe(self, loss: torch.Tensor) -> None:
-        """Estimate diag H, if it is due."""
         if self.steps % self.update_every:
             return
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -84,14 +83,13 @@ class CurvatureDiagonal(Learned):
         return state["m"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Averages of every parameter, and the number of steps."""
         found = super().state_dict()
         found[""]["steps"] = torch.tensor(self.steps)
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.steps = int(state[""]["steps"]) if "" in state else 0
+        self.steps = int(state[""]["steps"])
 
 
 @register

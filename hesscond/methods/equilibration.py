@@ -160,7 +160,6 @@ class Equilibration(Reparametrization):
         self.chart = ThroughE(model, self.coordinates_name)
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
-        """E(W) W for a layer."""
         own = Equilibrated(layer, axis=self.axis, frozen=self.frozen, p=self.p)
         if self.axis == "jacobi":
             A = own.rows(layer.weight.detach())
@@ -182,7 +181,6 @@ class Equilibration(Reparametrization):
         return Reparametrized(self.model, own.name) if isinstance(own, LinearCoordinates) else own
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
-        """The three readings of the Hessian of a layer that is equilibrated."""
         if self.parametrization_of(layer) is None:
             return {}
         return {

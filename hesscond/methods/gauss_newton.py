@@ -139,9 +139,6 @@ def joined(parts: list[Products]) -> Rows:
     return Formed(triangular(F[None])[0], units)
 
 
-# -- the layers and their methods --------------------------------------------------------------------------------------
-
-
 # -- M and the method --------------------------------------------------------------------------------------------------
 
 
@@ -326,7 +323,6 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
                     )
 
     def update(self, states: list[GaussNewtonState]) -> None:
-        """Compute M of the layers from the gradients that came back."""
         for state in states:
             gradient = state.module.weight.grad
             assert gradient is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Generic, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers, inputs_of
+from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
 from hesscond.capture.layers import TRANSPOSED, windows
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Preconditioner
@@ -19,11 +19,7 @@ from hesscond.hessians.preconditioner import by_group
 from hesscond.methods.base import Method, no_step
 from hesscond.methods.wrapping import layers_of, place_of
 
-#: Training inputs in one forward pass of a survey.
-CHUNK = 2000
-
 State = TypeVar("State", bound="LayerState")
-Statistics = TypeVar("Statistics")
 
 
 @dataclass
@@ -98,7 +94,6 @@ class WholeState(LayerState):
         return last.reshape(len(gradient), -1, last.shape[-1]).to(torch.float64)
 
     def precondition(self) -> None:
-        """Replace [b, W]'s gradient by M times it."""
         weight, bias = self.module.weight.grad, self.module.bias
         assert weight is not None
         rows = weight.flatten(1)
@@ -247,7 +242,6 @@ class LayerMethod(Method, Generic[State]):
             handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Statistics of every layer, and the number of steps."""
         layers = {
             name: {key: getattr(state, key).clone() for key in self.kept} | {"q_squared": state.q_squared}
             for name, state in self.layers.items()
@@ -317,37 +311,3 @@ def refuse_transposed(method: str, layer: str, kind: str) -> None:
             f"method {method!r} is not defined for transposed convolutions, and layer {layer!r} is a {kind}: name the "
             "other layers (option or argument layers)"
         )
-
-
-@torch.no_grad()
-def surveyed(
-    model: nn.Module,
-    layers: Mapping[str, Layer],
-    inputs: torch.Tensor,
-    statistics: Callable[[LayerInputs], Statistics],
-    merge: Callable[[Statistics, Statistics], Statistics],
-) -> dict[str, Statistics]:
-    """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
-    calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
-
-    def keep(name: str) -> Any:
-        return lambda module, args, output: calls[name].append((args[0], output.shape))
-
-    modes = [(module, module.training) for module in model.modules()]
-    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-    found: dict[str, Statistics] = {}
-    try:
-        model.eval()
-        for part in inputs.split(CHUNK):
-            model(part)
-            for name, layer in layers.items():
-                if calls[name]:
-                    own = statistics(inputs_of(layer, calls[name]))
-                    found[name] = merge(found[name], own) if name in found else own
-                calls[name].clear()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
-    return found

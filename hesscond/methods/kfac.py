@@ -83,7 +83,6 @@ class FisherState(WholeState):
         return ParameterMap(self.v, (self.left, self.right))
 
     def moved(self, gradient: torch.Tensor) -> torch.Tensor:
-        """M times the gradient of [b, W]."""
         return self.map.applied(gradient)
 
 
@@ -167,7 +166,6 @@ class KFAC(LayerMethod[FisherState]):
         self.output.back(z, drawn(z, S, self._likelihood, self.generator)[None], self.layers.values())
 
     def update(self, states: list[FisherState]) -> None:
-        """Update the averages, and the roots where they are due."""
         for state in states:
             assert state.module.weight.grad is not None
             if not bool(torch.isfinite(state.module.weight.grad).all()):
@@ -193,14 +191,11 @@ class KFAC(LayerMethod[FisherState]):
         """Compute what changes at every step; here nothing does."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages, and the random state."""
         return super().state_dict() | {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        # a checkpoint of an earlier version drew nothing
-        if "generator" in state:
-            self.generator.set_state(state["generator"].cpu())
+        self.generator.set_state(state["generator"].cpu())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         state = self.find(layer)
@@ -234,7 +229,6 @@ class EKFAC(KFAC):
     rate = 0.01
 
     def decompose(self, state: FisherState) -> None:
-        """Compute the eigenvectors of A and G."""
         # the layout in memory decides the last digit, and a state that is loaded has this one
         state.right, state.left = (torch.linalg.eigh(S).eigenvectors.contiguous() for S in (state.A, state.G))
         state.eigenbasis_squares(0.0)

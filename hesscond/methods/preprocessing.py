@@ -63,7 +63,6 @@ class Preprocessing(Method):
         """S and c (1, …) of inputs (N, …), float64."""
 
     def fit(self, inputs: torch.Tensor) -> None:
-        """Compute s and c from all training inputs."""
         if inputs.ndim < 2 or not len(inputs) or not inputs.dtype.is_floating_point:
             raise ConfigError(f"method {self.name!r} is fitted to inputs (N, …) of a floating-point type, N > 0")
         low, high = inputs.amin(0), inputs.amax(0)

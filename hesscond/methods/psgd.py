@@ -63,7 +63,6 @@ class PSGD(Learned):
         return {"step": torch.zeros(()), "m": torch.zeros_like(g), "shortened": torch.ones((), dtype=g.dtype)} | kept
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """Average the gradient, and fit Q."""
         step = counted(state)
         state["m"] = torch.lerp(state["m"], g, 1 - self.momentum)
         u = state["m"] / (1 - self.momentum**step)

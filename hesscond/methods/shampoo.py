@@ -71,7 +71,6 @@ class Shampoo(Learned):
         return {"step": torch.zeros(()), "mass": torch.zeros((), dtype=g.dtype)} | kept
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        """Add to the sums, and take the roots where they are due."""
         new = 1.0 if self.beta == 1 else 1 - self.beta
         state["mass"] = self.beta * state["mass"] + new
         for k, S in enumerate(sides(g)):

@@ -79,7 +79,6 @@ class WeightNormalization(Reparametrization):
     refusal: ClassVar[str] = "only zero weights, which have no direction"
 
     def parametrization(self, name: str, layer: Layer) -> Normalized:
-        """W(g, v) for a layer."""
         own = self.kind(layer)
         rows = own.rows(layer.weight.detach())
         # of equal weights the centred ones may be rounding

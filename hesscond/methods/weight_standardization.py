@@ -73,7 +73,6 @@ class WeightStandardization(Reparametrization):
         super().__init__(model, layers=layers)
 
     def parametrization(self, name: str, layer: Layer) -> Standardized:
-        """Ŵ(W) for a layer."""
         own = Standardized(layer, self.epsilon)
         if own.geometry.fan_in == 1:
             raise ConfigError(

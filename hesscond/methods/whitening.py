@@ -64,7 +64,6 @@ class WhiteningState(LayerState):
         self.inverse = (self.root @ self.root.mT).to(self.C.dtype)
 
     def precondition(self) -> None:
-        """G ← G P Pᵀ, in place."""
         G_w, bias = self.module.weight.grad, self.module.bias
         assert G_w is not None
         G_b = None if bias is None else bias.grad

@@ -286,7 +286,6 @@ class BNPPropertyA(LayerStatement):
         return normalized(H)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Features of two kinds."""
         scaled = self.normalize(with_property_a(rng))
         return [optimal_scaling(scaled, kappa(scaled))]
 

@@ -411,7 +411,6 @@ class BNPProposition7(Statement):
         return torch.cat([G_b - (new @ mu)[:, None], new], 1)
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """A dense network and a convolution."""
         hidden = rng.integers(2, 8, rng.integers(1, 4)).tolist()
         sizes = [random_size(rng), *hidden, int(rng.integers(2, 5))]
         network = random_network(rng, sizes, int(rng.integers(10, 60)))

@@ -262,7 +262,6 @@ class Reweighted(nn.Module):
         self.weight = nn.Parameter(weight.detach().clone())
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
-        """The network's output."""
         output: Tensor = functional_call(self.network, {self.place: self.change(self.weight)}, inputs, named)
         return output
 

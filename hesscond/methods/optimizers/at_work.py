@@ -57,7 +57,6 @@ class AtWork(ByParameter):
             raise ConfigError(f"the learning rates of {self.name} are all 0: it takes no steps")
 
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
-        """P, read from the state."""
         if id(parameter) not in self._held:
             return None
         known, optimizer, group = self._held[id(parameter)]
