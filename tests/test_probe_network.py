@@ -270,19 +270,6 @@ def command(folder, *arguments, processes=1):
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_finds(tmp_path):
-    rows = []
-    for processes in (1, 2):
-        done = command(tmp_path, "mine.py:make", "--level", "network", "--json", processes=processes)
-        assert done.returncode == 0, done.stderr
-        rows.append(json.loads(done.stdout)[-1])
-    one, two = rows
-    assert (one["layer"], one["n_params"], one["rank"]) == (two["layer"], two["n_params"], two["rank"])
-    for name in ("lambda_max", "lambda_min", "kappa"):
-        assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
-
-
-@pytest.mark.slow
 def test_processes_need_batches_to_share(tmp_path):
     done = command(tmp_path, "mine.py:one", "--level", "network", processes=2)
     assert done.returncode != 0
@@ -291,16 +278,18 @@ def test_processes_need_batches_to_share(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["unit", "layer"])
-def test_two_processes_find_the_layers_that_one_finds(tmp_path, level):
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_two_processes_find_what_one_finds(tmp_path, level):
     rows = []
     for processes in (1, 2):
         done = command(tmp_path, "mine.py:make", "--level", level, "--json", processes=processes)
         assert done.returncode == 0, done.stderr
         rows.append(json.loads(done.stdout))
     for one, two in zip(*rows, strict=True):
-        assert [one[name] for name in ("layer", "unit", "rank")] == [two[name] for name in ("layer", "unit", "rank")]
-        assert two["kappa"] == pytest.approx(one["kappa"], rel=1e-7)
+        for name in ("layer", "unit", "n_params", "rank"):
+            assert one[name] == two[name]
+        for name in ("lambda_max", "lambda_min", "kappa"):
+            assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU(), nn.Tanh(), nn.ReLU()])

@@ -14,21 +14,10 @@ from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators.subspace import KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero
 from tests import cases
+from tests.hessians.test_hessians_null_directions import ALL, CE, random
 from tests.truth import case_truth, layer_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-
-CE = nn.CrossEntropyLoss()
-ALL = {
-    case.name: case
-    for group in (cases.DENSE, cases.SHARED, cases.COUPLED, cases.SEQUENCES, cases.CONVOLUTIONS)
-    for case in group
-    if case.dtype == torch.float64
-}
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def relative(found, expected):

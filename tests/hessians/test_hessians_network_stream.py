@@ -8,12 +8,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.network_operator import GGNOperator, HessianOperator
+from hesscond.hessians.network_operator import HessianOperator
 from tests.cases import CASES, split
+from tests.hessians.test_hessians_network import OPERATORS, direction, is_close
+from tests.test_probe_stream import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
-OPERATORS = [HessianOperator, GGNOperator]
 #: One of each kind is fast enough to do always.
 KINDS = [
     "leaky-ce-sum", "relu-ce-weighted", "relu-ce-weighted-ignored", "gelu-mse", "dict-output", "recurrent-tanh",
@@ -23,19 +24,6 @@ STREAMS = [
     pytest.param(c, id=c.name, marks=[] if c.name in KINDS else [pytest.mark.slow, pytest.mark.share(4)])
     for c in CASES if c.streams and c.samples > 2
 ]  # fmt: skip
-
-
-def ragged(n):
-    half = max(n // 2, 1)
-    return [size for size in (half, min(1, n - half), n - half - 1) if size > 0]
-
-
-def direction(order, seed=7):
-    return torch.randn(order, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def is_close(found, truth, tolerance=1e-10):
-    assert (found - truth).norm() <= tolerance * truth.norm()
 
 
 def data_set(n=23, seed=0):

@@ -167,22 +167,6 @@ def test_a_momentum_that_the_optimizer_has_not_is_refused(spec):
         parse(spec).create(network("mlp")).optimizer(0.1, momentum=0.9)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "adam:epsilon=0",
-        "adam:beta_1=1",
-        "adam:beta_2=-0.1",
-        "adamw:weight_decay=-1",
-        "rmsprop:alpha=nan",
-        "rmsprop:epsilon=inf",
-    ],
-)
-def test_options_out_of_range_are_refused(spec):
-    with pytest.raises(ConfigError, match="must be"):
-        parse(spec).create(network("mlp"))
-
-
 def test_two_that_precondition_are_refused():
     for text in ("bnp+adam", "adam+rmsprop"):
         with pytest.raises(ConfigError, match="both precondition"):

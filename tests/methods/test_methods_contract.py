@@ -60,6 +60,26 @@ def test_what_cannot_be_meant_is_refused(text, sentence):
         parse(text)
 
 
+OUT_OF_RANGE = {
+    "must be": ["adam:epsilon=0", "adam:beta_1=1", "adamw:weight_decay=-1", "rmsprop:alpha=nan", "rmsprop:epsilon=inf"],
+    "0 ≤ rho < 1": [
+        *("bnp:rho=1", "bnp:epsilon_1=-1", "bnp:refresh=0", "bnp:epsilon_2=nan"),
+        *("whitening:rho=1", "whitening:epsilon=0", "whitening:update_every=0"),
+    ],
+    "strength must be 0 or more": ["l2:strength=-1", "gradient-regularization:strength=nan"],
+    "needs": [
+        *("shampoo:epsilon=0", "soap:beta=1", "muon:steps=0", "psgd:fitting_rate=1", "kfac:damping=0"),
+        *("sophia:gamma=0", "adahessian:power=2", "gauss-newton:damping=0", "gauss-newton:widest=0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(("spec", "sentence"), [(spec, key) for key, specs in OUT_OF_RANGE.items() for spec in specs])
+def test_options_out_of_range_are_refused(spec, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        parse(spec).create(network("mlp"))
+
+
 def test_the_rate_of_several_methods_is_the_smallest():
     parts = ("batchnorm", "weightstandardization")
     assert parse("+".join(parts)).rate == method_class(parts[1]).rate < method_class(parts[0]).rate

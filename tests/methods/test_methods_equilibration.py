@@ -22,6 +22,7 @@ from hesscond.models import build as build_network
 from hesscond.probing import probe
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from tests.methods.contract import MethodContract, build, digits, network
+from tests.truth import double_backward
 
 READINGS = ["through W -> E(W) W", "at the point EW", "E frozen"]
 LAYERS = {
@@ -148,18 +149,12 @@ def test_the_gradient_goes_through_E_or_takes_it_for_a_constant():
 
 
 def dense_layer_hessian(model, name, x, y):
-    """Gradient and torch.func.hessian of the loss in [bias, W] of an equilibrated layer."""
-    layer = model.get_submodule(name)
-    keys = [f"{name}.{key}" for key, _ in layer.named_parameters()]
-    tensors = [p.detach() for p in layer.parameters()]
-
-    def loss(v):
-        parts = v.split([t.numel() for t in tensors])
-        changed = {key: part.view_as(t) for key, part, t in zip(keys, parts, tensors, strict=True)}
-        return F.cross_entropy(functional_call(model, changed, (x,)), y)
-
-    point = torch.cat([t.reshape(-1) for t in tensors])
-    return point, torch.func.grad(loss)(point).detach(), torch.func.hessian(loss)(point).detach()
+    """[bias, W] of an equilibrated layer, the gradient and the Hessian of the loss in them."""
+    parameters = list(model.get_submodule(name).parameters())
+    loss = F.cross_entropy(model(x), y)
+    gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
+    point, slope = (torch.cat([t.detach().flatten() for t in own]) for own in (parameters, gradient))
+    return point, slope, double_backward(loss, parameters)
 
 
 #: By axis: which entries of torch's W (units, inputs) are a group whose scale the loss does not depend on.

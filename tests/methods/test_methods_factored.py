@@ -244,25 +244,6 @@ def test_a_loss_that_was_not_shown_is_missed(spec):
 
 
 @pytest.mark.parametrize(
-    "spec",
-    [
-        "shampoo:epsilon=0",
-        "soap:beta=1",
-        "muon:steps=0",
-        "psgd:fitting_rate=1",
-        "kfac:damping=0",
-        "sophia:gamma=0",
-        "adahessian:power=2",
-        "gauss-newton:damping=0",
-        "gauss-newton:widest=0",
-    ],
-)
-def test_options_out_of_range_are_refused(spec):
-    with pytest.raises(ConfigError, match="needs"):
-        parse(spec).create(nn.Linear(2, 2))
-
-
-@pytest.mark.parametrize(
     ("spec", "layer", "word"),
     [
         ("shampoo", nn.ConvTranspose2d(1, 2, 2), "transposed"),

@@ -276,12 +276,6 @@ def test_in_a_chart_the_penalty_is_not_read():
     assert any("L2" in name for name in method.readings("fc3"))
 
 
-@pytest.mark.parametrize("spec", ["l2:strength=-1", "l2:strength=inf", "gradient-regularization:strength=nan"])
-def test_a_strength_out_of_range_is_refused(spec):
-    with pytest.raises(ConfigError, match="strength must be 0 or more"):
-        parse(spec).create(small())
-
-
 def test_a_space_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="must be one of p, z"):
         parse("l2:space=w")

@@ -17,7 +17,7 @@ from hesscond.methods.sphere import Affine, Noise, SphereChart
 from hesscond.models import MODELS as NETWORKS
 from hesscond.models import build
 from tests.methods.contract import MethodContract, digits, network
-from tests.truth import unit_truth
+from tests.truth import double_backward, unit_truth
 
 CONSTRAINTS = ("sphere", "centred", "both")
 LOSS = nn.CrossEntropyLoss()
@@ -461,12 +461,9 @@ class Truth:
         shapes = {name: p.shape for name, p in named.items()}
         self.point = torch.cat([p.detach().flatten() for p in named.values()])
 
-        def loss(theta):
-            parts = theta.split([shape.numel() for shape in shapes.values()])
-            state = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
-            return LOSS(functional_call(model, state, (batch[0],)), batch[1])
-
-        self.H, self.g = hessian(loss)(self.point), torch.func.grad(loss)(self.point)
+        loss = LOSS(model(batch[0]), batch[1])
+        self.g = torch.cat([g.flatten() for g in torch.autograd.grad(loss, named.values(), retain_graph=True)])
+        self.H = double_backward(loss, named.values())
         numbers = torch.arange(len(self.point)).split([shape.numel() for shape in shapes.values()])
         self.where = {name: n.view(shapes[name]) for name, n in zip(shapes, numbers, strict=True)}
         self.layers = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.operators import Dense, SymmetricOperator
 
@@ -83,3 +86,22 @@ def random_spectrum(n, rng):
         values[0] = 10.0 ** rng.uniform(1, 8)
     scale = 10.0 ** rng.choice([-30, -10, 0, 0, 0, 10, 30])
     return torch.as_tensor(values, dtype=torch.float64).sort(descending=True).values * scale
+
+
+class LiveVectors(TorchDispatchMode):
+    """The most bytes, in storages of at least one vector's, that tensors hold at a time."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.peak, self.alive = size, 0, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.alive.append(weakref.ref(tensor))
+        self.alive = [reference for reference in self.alive if reference() is not None]
+        tensors = [tensor for reference in self.alive if (tensor := reference()) is not None]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        self.peak = max(self.peak, sum(size for size in storages.values() if size >= self.size))
+        return result

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-import weakref
 from types import SimpleNamespace
 
 import mpmath
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Deflated, Dense, Diagonal, Span, SymmetricOperator
 from hesscond.spectra.density import Density, density
 from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
+from tests.spectra.spectra_cases import LiveVectors
 
 N = 3000
 
@@ -427,25 +426,6 @@ def test_blocks_change_nothing_but_the_memory():
         density(Counted(values), probes=5, steps=30, memory=one - 1, method="lanczos")
 
 
-class Watch(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made and live, but for small ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and result.numel() >= 10_000:
-            storage = result.untyped_storage()
-            if storage.data_ptr() not in self.live:
-                self.live[storage.data_ptr()] = storage.nbytes()
-                weakref.finalize(storage, self.live.pop, storage.data_ptr(), None)
-            self.most = max(self.most, sum(self.live.values()))
-        return result
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("null", [False, True])
 def test_the_memory_held_is_what_was_said(null, dtype):
@@ -453,12 +433,12 @@ def test_the_memory_held_is_what_was_said(null, dtype):
     operator = Counted(spectrum("uniform", n))
     space = Span(torch.eye(n, 1, dtype=torch.float64)) if null else None
     starts = list(unit_vectors(n, 4, 0, space))
-    with Watch() as watch:
+    with LiveVectors(4 * n) as live:
         found = recurrences(operator, starts, 4, 20, dtype=dtype, null_space=space)
     assert len(found) == 4
     # beside the vectors of the operator and of the null space, and argument and product in the operator's precision
     own = n * 8 * (2 if dtype == torch.float64 else 2 + 2 * 4)
-    assert watch.most <= 4 * (20 + WORKING) * n * dtype.itemsize + own
+    assert live.peak <= 4 * (20 + WORKING) * n * dtype.itemsize + own
 
 
 def test_the_seed_decides_and_the_global_generator_is_left_alone():

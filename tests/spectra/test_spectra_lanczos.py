@@ -1,19 +1,26 @@
 import logging
 import math
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
 from hesscond.spectra.eigen import Interval, intervals
 from hesscond.spectra.lanczos import lanczos
-from tests.spectra.spectra_cases import Counting, counted, generator, orthogonal, prescribed, random_spectrum, truth
+from tests.spectra.spectra_cases import (
+    Counting,
+    LiveVectors,
+    counted,
+    generator,
+    orthogonal,
+    prescribed,
+    random_spectrum,
+    truth,
+)
 
 EPS = torch.finfo(torch.float64).eps
 WHICH = ["top", "bottom", "both", "magnitude"]
@@ -355,25 +362,6 @@ def test_rounding_is_asked_for_where_the_iteration_depends_on_it():
     result = lanczos(operator, 1, tol=1e-13, max_products=100)
     assert operator.products == result.products + 3
     assert result.lower <= truth(A)[0] <= result.upper
-
-
-class LiveVectors(TorchDispatchMode):
-    """The most bytes, in storages of at least one vector's, that tensors hold at a time."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.peak, self.alive = size, 0, []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.alive.append(weakref.ref(tensor))
-        self.alive = [reference for reference in self.alive if reference() is not None]
-        tensors = [tensor for reference in self.alive if (tensor := reference()) is not None]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-        self.peak = max(self.peak, sum(size for size in storages.values() if size >= self.size))
-        return result
 
 
 @pytest.mark.parametrize("block", [1, 2])

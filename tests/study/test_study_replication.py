@@ -276,18 +276,13 @@ def test_the_runs_of_a_figure(figure, tmp_path):
     assert right.name == "right"
 
 
-def test_an_estimate_times_iterations_and_an_evaluation(figure, tmp_path, digits_data):
+def test_an_estimate_times_iterations_and_an_evaluation(figure, tmp_path, digits):
     plan = plan_replication(replication(f"{figure()}/left"), 1, tmp_path, CPU, Overrides(epochs=40))[0]
-    took = estimate(plan, digits_data)
+    took = estimate(plan, digits)
     assert 0 < took.each < 0.5
-    iterations = 40 * (len(digits_data.train_targets) // 60)
+    iterations = 40 * (len(digits.train_targets) // 60)
     assert took.seconds > took.each * iterations
     assert not plan.folder.exists()
-
-
-@pytest.fixture(scope="module")
-def digits_data():
-    return load("digits")
 
 
 @pytest.mark.slow

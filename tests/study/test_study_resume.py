@@ -15,17 +15,11 @@ import pandas as pd
 import pytest
 import torch
 
-from hesscond.data import load
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs import TABLES, Checkpoints
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 
 ITERATIONS = 60
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits")
 
 
 def plan_for(folder, method="vanilla", *, seed=0, iterations=ITERATIONS, seconds=0.0, statements=(), **others):

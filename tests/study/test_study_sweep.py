@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame
 from hesscond.runs import TABLES, Checkpoints
@@ -31,11 +30,6 @@ from hesscond.study.sweep import ATTEMPTS, Outcome, prepare_sweep, shared_files,
 from hesscond.study.workers import WorkerProcesses
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits")
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
 
 import hesscond
-from hesscond.data import load
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
 from hesscond.methods import BNP, registered
@@ -28,11 +27,6 @@ PER_EPOCH = 1437 // 60
 TABLES = ("training", "evaluation", "probe")
 #: Instance normalization is not defined for dense layers.
 METHODS = [method.name for method in registered() if method.name != "instancenorm"]
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load("digits")
 
 
 def plan_for(folder, method="vanilla", *, seed=0, iterations=30, training=None, probe=None, hidden=None):
