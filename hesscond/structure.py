@@ -48,10 +48,6 @@ class BlockStructure:
         (m, m) ‖H_ab‖_F.
     share
         Σ_a ‖H_aa‖²_F / Σ_ab ‖H_ab‖²_F: share of H on the diagonal of these blocks.
-    share_of_layers
-        Share of H on the diagonal of the layers.
-    within
-        Share of each layer's Hessian on the diagonal of its rows, by layer name; 1 if the layer is one block.
     check
         Comparison of the operator with the double-backward product of the model itself; None: it was not made.
 
@@ -67,8 +63,6 @@ class BlockStructure:
     trace: Estimate[torch.Tensor]
     norms: Estimate[torch.Tensor]
     share: Estimate[float]
-    share_of_layers: Estimate[float]
-    within: Mapping[str, Estimate[float]]
     check: Check | None
 
     def to_frame(self) -> pd.DataFrame:
@@ -156,7 +150,7 @@ def block_structure(
     >>> found = block_structure(model, nn.CrossEntropyLoss(), batch, by="row")
     >>> found.names[:2], found.norms.value.shape, found.norms.products
     (('0[0]', '0[1]'), torch.Size([7, 7]), 39)
-    >>> 0 < found.share.value < found.share_of_layers.value < 1
+    >>> 0 < found.share.value < block_structure(model, nn.CrossEntropyLoss(), batch).share.value < 1
     True
     """
     if by not in PARTITIONS:
@@ -209,8 +203,7 @@ def measured(
     ‖H_ab‖ = ‖H_ba‖ is the mean of both columns' results, or that of the exact one.
     """
     blocks = [index for own in rows.values() for index in own.values()]
-    layers = [number for number, own in enumerate(rows.values()) for _ in own]
-    sizes, layer = list(map(len, blocks)), torch.tensor(layers)
+    sizes = list(map(len, blocks))
     exact = torch.tensor([probes is None or size <= probes for size in sizes])
     owner = torch.arange(len(blocks)).repeat_interleave(torch.tensor(sizes)).to(H.device)
     everything = torch.cat(blocks).to(H.device)
@@ -232,8 +225,7 @@ def measured(
         weight = torch.where(exact == exact[a], 1.0, 2.0 if exact[a] else 0.0).to(torch.float64)
         weight[a] = 1.0
         weights[a] = weight / 2
-        shares = weight[:, None] * norms
-        sums.append((norms[a], shares[layer == layer[a]].sum(0), shares.sum(0)))
+        sums.append((norms[a], (weight[:, None] * norms).sum(0)))
     drawn = 0 if bool(exact.all()) else int(probes or 0)
     counts = drawn, sum(size if known else drawn for size, known in zip(sizes, exact.tolist(), strict=True))
     values = weights * squares
@@ -245,16 +237,11 @@ def measured(
     trace, spread = torch.tensor(traces, dtype=torch.float64).T
     return BlockStructure(
         tuple(name for own in rows.values() for name in own),
-        tuple(list(rows)[number] for number in layers),
+        tuple(layer for layer, own in rows.items() for _ in own),
         tuple(sizes),
         Estimate(trace, spread.sqrt(), *counts),
         Estimate(norms, error, *counts),
-        ratio([(own, whole) for own, _, whole in sums], *counts),
-        ratio([(inside, whole) for _, inside, whole in sums], *counts),
-        {
-            name: ratio([one[:2] for one, at in zip(sums, layers, strict=True) if at == number], *counts)
-            for number, name in enumerate(rows)
-        },
+        ratio(sums, *counts),
         check,
     )
 
