@@ -169,7 +169,6 @@ class ReferenceProducts:
     #: parameters by name: those of the directions, and others for which `reached` is wanted
     parameters: Mapping[str, nn.Parameter]
     dtype: torch.dtype | None
-    lift_casts: bool
     by_products: bool = False  # whether the Hessians are known by products, which contain the rounding of the loss
     keeps_products: bool = False  # whether the products of the first batch are kept, for `noise` and `perturbed`
     #: whether second derivatives are compared with central differences of the gradient, once for each parameter
@@ -181,7 +180,7 @@ class ReferenceProducts:
     def __post_init__(self) -> None:
         self._unique = list({id(p): p for p in self.parameters.values()}.values())
         self._place = {id(p): i for i, p in enumerate(self._unique)}
-        self._snapshot = Snapshot(self.model, self._unique, self.dtype, lift_casts=self.lift_casts)
+        self._snapshot = Snapshot(self.model, self._unique, self.dtype)
         self._first: tuple[Batch, RandomState] | None = None
         self._products: dict[int, torch.Tensor] = {}
         self._central: dict[int, Difference] = {}
@@ -494,12 +493,10 @@ class ReferenceProducts:
                 leaf.data.copy_(value)
 
 
-def check_operator(H: HessianOperator, *, uncertain: bool = True) -> tuple[Check, float, Precision | None]:
-    """Check of an operator along one direction, its uncertainty (0 if not wanted), and the precision of the model."""
-    reference, (direction,) = reference_of(H, [H], keeps_products=uncertain and H.dtype != torch.float64)
-    uncertainty = (
-        max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass) if uncertain else 0.0
-    )
+def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
+    """Check of an operator along one direction, its uncertainty, and the precision of the model."""
+    reference, (direction,) = reference_of(H, [H], keeps_products=H.dtype != torch.float64)
+    uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
     return reference.verdict(direction, as_block(H), H.total_mass), uncertainty, reference.precision
 
 
@@ -530,9 +527,7 @@ def reference_of(
     """Reference products of an operator's model over its data, and one direction for each of its parts."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    reference = ReferenceProducts(
-        problem.model, problem.loss_fn, named, problem.dtype, problem.lift_casts, True, keeps_products
-    )
+    reference = ReferenceProducts(problem.model, problem.loss_fn, named, problem.dtype, True, keeps_products)
     directions = [CheckDirection.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():

@@ -106,7 +106,7 @@ class Differences:
             aside = [10 * factor * step * s * uniform(s, generator) for s in self.sizes]
             point = [p + a for p, a in zip(self.point, aside, strict=True)]
             try:
-                with held.recording():
+                with held:
                     leaves = [p.requires_grad_() for p in point]
                     loss = self.loss_at(leaves)
                 first = gradients([loss], leaves, None, create_graph=True)
@@ -210,11 +210,6 @@ class Held(TorchFunctionMode):
         super().__init__()
         self._values: list[Any] = []
         self._place: int | None = None
-
-    def recording(self) -> Held:
-        """Return the context in which values are recorded."""
-        self._place = None
-        return self
 
     def replaying(self) -> Held:
         """Return the context in which recorded values replace the computed ones."""

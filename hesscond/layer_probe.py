@@ -258,7 +258,7 @@ class LayerProbe(Measurement):
         """Measure blocks whose common operator failed: without the failing blocks together, or else one by one."""
         parts = {name: [self.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
         batches = [self.data] if is_batch(self.data) else self.data
-        failing = reasons(self.model, self.loss_fn, batches, parts, self.dtype, lift_casts=self.lift_casts)
+        failing = reasons(self.model, self.loss_fn, batches, parts, self.dtype)
         for name, reason in failing.items():
             self.skipped[name] = f"no second derivatives: {reason}"
             if self._named(name):
@@ -340,7 +340,6 @@ class LayerProbe(Measurement):
             in_parameters=in_parameters,
             # a direction in a whole layer covers all its units
             slopes=self.check and self.level == "unit",
-            lift_casts=self.lift_casts,
             progress=self.progress,
         )
 
@@ -380,7 +379,7 @@ class LayerProbe(Measurement):
         """Reference products in the layers' parameters, which also record what else the loss depends on."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad and p.is_floating_point()}
         named |= dict(pair for name, layer in layers.items() for pair in parameters_of(self.model, name, layer))
-        return ReferenceProducts(self.model, self.loss_fn, named, self.dtype, self.lift_casts)
+        return ReferenceProducts(self.model, self.loss_fn, named, self.dtype)
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""

@@ -41,7 +41,6 @@ class Measurement(ABC):
     reduction: str | None
     weight: BatchWeight | None
     check: bool
-    lift_casts: bool
     team: Team | None  # processes that measure together
     products: int | None  # largest number of products with a whole network; None: no limit
     progress: ProgressRecord = field(default_factory=ProgressRecord)
@@ -98,6 +97,5 @@ class Measurement(ABC):
             dtype=self.dtype,
             reduction=self.reduction,
             weight=self.weight,
-            lift_casts=self.lift_casts,
         )
         return BlockSource(make, self.memory, captured)

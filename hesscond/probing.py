@@ -46,7 +46,6 @@ def probe(
     weight: BatchWeight | None = None,
     group: ProcessGroup | None = None,
     check: bool = True,
-    lift_casts: bool = True,
     products: int | None = None,
     progress: Callable[[ProbeProgress], None] | None = None,
 ) -> ProbeResult:
@@ -100,8 +99,9 @@ def probe(
     units
         Units of each layer; None: all.
     dtype
-        Precision of the forward pass, whatever that of the model is; None: the precision of the model. Spectra are
-        always computed in float64.
+        Precision of the forward pass, whatever that of the model is; None: the precision of the model. In float64, what
+        the model casts to float32 stays in float64; operations that round to fewer digits all the same are reported
+        (``result.precision``), and widen κ's intervals. Spectra are always computed in float64.
     rtol
         Relative width of κ's interval that is good enough; 1e-6 is faster.
     memory
@@ -124,9 +124,6 @@ def probe(
         keeps an intermediate, the layer is in ``skipped``, or refused if it was named. If the product is round-off, κ
         is unresolved, or H is zero (``kappa.is_zero``). The check takes up to three gradients per layer, and three for
         all layers together.
-    lift_casts
-        Whether tensors that the model casts to float32 stay in float64, if that is ``dtype``. Operations that round to
-        fewer digits all the same are reported (``result.precision``), and widen κ's intervals.
     products
         At level ``"network"``: number of products with the Hessian, of about one and a half gradients each, that λ_max
         and κ may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`)
@@ -216,7 +213,6 @@ def probe(
         reduction,
         weight,
         check,
-        lift_casts,
         team,
         products,
         ProgressRecord(progress),

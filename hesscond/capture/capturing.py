@@ -63,7 +63,6 @@ def capture(
     optional: bool | None = None,
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
-    lift_casts: bool = True,
     progress: ProgressRecord | None = None,
 ) -> Captures:
     """Capture Ĥ and S of layers on a batch. The model is left as it was: mode, grads, buffers, RNG state.
@@ -101,8 +100,6 @@ def capture(
         Layers to differentiate in their parameters in any case.
     slopes
         Whether to compute the gradients of the loss from the captures.
-    lift_casts
-        Whether tensors that the model casts to float32 stay in float64, if that is ``dtype``.
     progress
         Record of the derivatives planned and taken.
 
@@ -123,7 +120,7 @@ def capture(
     optional = layers is None if optional is None else optional
     own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
     in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
-    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional, lift_casts=lift_casts)
+    run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
     forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
@@ -151,7 +148,7 @@ def capture(
         parts = {name: list(chosen[name].parameters()) for name in unbounded}
         # if the search fails, the original error is raised
         with suppress(Exception):
-            for name, reason in reasons(model, loss_fn, [batch], parts, dtype, lift_casts=lift_casts).items():
+            for name, reason in reasons(model, loss_fn, [batch], parts, dtype).items():
                 result.failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
     if result.failed and not optional:
         name, error = next(iter(result.failed.items()))

@@ -75,7 +75,6 @@ def evaluate(
     dtype: torch.dtype | None,
     watch: WeightWatch,
     copy: bool = False,
-    lift_casts: bool = True,
     counted: Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
@@ -96,7 +95,7 @@ def evaluate(
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(operations(counted))
-        watch.lifts = lift_casts and dtype == torch.float64
+        watch.lifts = dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         stack.enter_context(watch)
         both = ModelAndLoss(model, loss_fn, dtype)

@@ -76,7 +76,6 @@ def run_forward(
     optional: bool,
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
-    lift_casts: bool = True,
 ) -> ForwardPass:
     """Run the model on copies of its parameters and buffers, adding a zero perturbation to every output of ``layers``.
 
@@ -97,7 +96,7 @@ def run_forward(
             make_differentiable(tensors, copies)
         state = {key: copies[id(t)] for key, t in tensors.items()}
         with hooks.attached():
-            found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch, lift_casts=lift_casts)
+            found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
         return found, hooks, parameters
 
     found, hooks, parameters = retried(evaluated)

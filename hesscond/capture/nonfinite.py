@@ -32,12 +32,10 @@ def reasons(
     batches: Iterable[Batch],
     parts: Mapping[str, Sequence[nn.Parameter]],
     dtype: torch.dtype | None,
-    *,
-    lift_casts: bool,
 ) -> dict[str, str]:
     """Reasons, by name, why second derivatives in parameters of a model are not finite (`NonFinite.reasons`)."""
     every = {id(p): p for own in parts.values() for p in own}
-    snapshot = Snapshot(model, list(every.values()), dtype, lift_casts=lift_casts)
+    snapshot = Snapshot(model, list(every.values()), dtype)
     place = dict(zip(every, snapshot.leaves, strict=True))
     leaves = {name: [place[id(p)] for p in own] for name, own in parts.items()}
     found: dict[str, str] = {}

@@ -53,11 +53,10 @@ class Problem:
         memory: float | str | None,
         reduction: str | None,
         weight: BatchWeight | None,
-        lift_casts: bool,
     ) -> None:
         memory = bytes_of(memory)
-        self.model, self.loss_fn, self.dtype, self.lift_casts = model, loss_fn, dtype, lift_casts
-        self.snapshot = Snapshot(model, parameters, dtype, lift_casts=lift_casts)
+        self.model, self.loss_fn, self.dtype = model, loss_fn, dtype
+        self.snapshot = Snapshot(model, parameters, dtype)
         self.memory = MEMORY if memory is None else int(memory)
         # the loss of a single batch is the loss of the data set
         self.single = is_batch(data)

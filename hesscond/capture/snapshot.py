@@ -36,18 +36,11 @@ class Snapshot:
     """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
 
     ``leaves`` are differentiable copies of ``parameters``, in their order. All tensors are cast to ``dtype`` (None: no
-    cast); with ``lift_casts``, tensors that the model casts to float32 stay in float64, if that is ``dtype``.
+    cast); in float64, what the model casts to float32 stays in float64.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Sequence[nn.Parameter],
-        dtype: torch.dtype | None,
-        *,
-        lift_casts: bool = True,
-    ) -> None:
-        self.model, self.dtype, self.lift_casts = model, dtype, lift_casts
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
+        self.model, self.dtype = model, dtype
         tensors = tensors_by_module(model)
         copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
@@ -92,7 +85,7 @@ class Snapshot:
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
         watch = WeightWatch(self._owners)
-        with self._mode():
+        with in_modes(self.model, self._training):
             found = evaluate(
                 self.model,
                 loss_fn,
@@ -101,7 +94,6 @@ class Snapshot:
                 dtype=self.dtype,
                 watch=watch,
                 copy=True,
-                lift_casts=self.lift_casts,
                 counted=counted,
             )
         for number in watch.used_outside:
@@ -111,20 +103,20 @@ class Snapshot:
             )
         return found
 
-    @contextmanager
-    def _mode(self) -> Iterator[None]:
-        """Context in which the model is in the mode of the snapshot."""
-        modules = list(self.model.modules())
-        before = [module.training for module in modules]
-        for module, training in zip(modules, self._training, strict=True):
-            module.training = training
-        try:
-            yield
-        finally:
-            for module, training in zip(modules, before, strict=True):
-                module.training = training
-
     @property
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of the model, as used in its evaluations."""
         return [self._state[key] for key in self._owners.values()]
+
+
+@contextmanager
+def in_modes(model: nn.Module, modes: Sequence[bool]) -> Iterator[None]:
+    """Context in which each module is in a training mode (True) or in evaluation mode; `train` may be overridden."""
+    before = {module: module.training for module in model.modules()}
+    for module, training in zip(before, modes, strict=True):
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

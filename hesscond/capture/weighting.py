@@ -26,7 +26,7 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.snapshot import Snapshot
+from hesscond.capture.snapshot import Snapshot, in_modes
 from hesscond.capture.untouched import untouched
 from hesscond.capture.wrappers import plainly
 from hesscond.errors import ConfigError
@@ -438,16 +438,9 @@ class Weights:
     @cached_property
     def _still(self) -> Snapshot:
         """Snapshot of the model on the CPU, in evaluation mode, in which samples do not influence each other."""
-        modules = list(self.model.modules())
-        modes = [module.training for module in modules]
-        try:
-            for module in modules:
-                module.training = False
-            on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_by_module(self.model).values())
+        on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_by_module(self.model).values())
+        with in_modes(self.model, [False for _ in self.model.modules()]):
             return Snapshot(self.model if on_cpu else deepcopy(self.model).cpu(), [], self.dtype)
-        finally:
-            for module, training in zip(modules, modes, strict=True):
-                module.training = training
 
 
 def check_weighting(reduction: str | None, weight: object) -> None:

@@ -99,9 +99,6 @@ def probe(
     ] = None,
     device: Device = "auto",
     memory: Annotated[str | None, typer.Option(help="Limit of the memory, as 2GB.")] = None,
-    lift_casts: Annotated[
-        bool, typer.Option(help="Keep in float64 what the model casts to float32 (LLaMA's normalization).")
-    ] = True,
     seed: Annotated[int, typer.Option(help="Seed of the random generators before FUNCTION is called.")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows, one per Hessian, as a list of objects.")
@@ -125,7 +122,6 @@ def probe(
         dtype=forward_precision(dtype),
         rtol=rtol,
         memory=None if memory is None else parse_size(memory),
-        lift_casts=lift_casts,
         products=products,
     )
     if not 0 <= seed <= LARGEST:
@@ -224,7 +220,7 @@ class Watched:
 
 
 #: Arguments that `hesscond.probe` takes as they are.
-FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "lift_casts", "products")
+FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "products")
 
 
 @dataclass(frozen=True)
@@ -238,7 +234,6 @@ class Request:
     dtype: torch.dtype | None
     rtol: float
     memory: int | None
-    lift_casts: bool = True
     products: int | None = None
 
     def __post_init__(self) -> None:

@@ -75,15 +75,13 @@ class NetworkOperator(SymmetricOperator):
     parameters
         Names of parameters to differentiate in; None, without layers: all that require a gradient.
     dtype
-        Precision of all computations, whatever that of the model is; None: the precision of the model.
+        Precision of all computations, whatever the model has or casts to float32; None: the precision of the model.
     memory
         Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
         needed in any case.
         A product takes as much again as the parameters for every vector.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: inferred.
-    lift_casts
-        Whether what the model casts to float32 stays in float64, if that is ``dtype``.
     weight
         For a stream, the weight of a batch: a function of its inputs and target, or one number for each batch.
     watch
@@ -124,7 +122,6 @@ class NetworkOperator(SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | str | None = None,
         reduction: str | None = None,
-        lift_casts: bool = True,
         weight: BatchWeight | None = None,
         watch: bool = True,
     ) -> None:
@@ -146,7 +143,6 @@ class NetworkOperator(SymmetricOperator):
             memory=memory,
             reduction=reduction,
             weight=weight,
-            lift_casts=lift_casts,
         )
         leaves = self.problem.snapshot.leaves
         if len({leaf.device for leaf in leaves}) > 1:

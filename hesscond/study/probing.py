@@ -375,7 +375,6 @@ class Prober:
             reduction=None,
             weight=weights,
             check=True,
-            lift_casts=True,
             team=None,
             products=self.config.products if level == "network" else None,
         ).result()
@@ -469,7 +468,7 @@ class Prober:
             with weight_as_parameter(self.model, place, layer) as named:
                 layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
                 direction = CheckDirection.of(block, layout, whole, unit, dtype=dtype)
-                reference = ReferenceProducts(self.model, self.loss_fn, dict(named), dtype, lift_casts=True)
+                reference = ReferenceProducts(self.model, self.loss_fn, dict(named), dtype)
                 # whether the model's second derivatives are those of its gradient is a question of its code
                 reference.differentiates = place not in self._differentiated
                 self._differentiated.add(place)

@@ -1,6 +1,7 @@
 """Casts to float32 are lifted, and where a model computes in fewer digits the result says so."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -100,11 +101,20 @@ def distance(H, expected):
     return float((H - expected).norm() / expected.norm())
 
 
+@contextmanager
+def casts_kept():
+    """Context in which models cast to float32 as they say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WeightWatch, "in_float64", lambda self, func, args, kwargs: func(*args, **kwargs))
+        yield
+
+
 def test_a_llama_is_measured_all_in_float64():
     model, expected = llama(), true_hessian(llama(torch.float64).double(), loss, BATCH)
     assert distance(hesscond.HessianOperator(model, loss, BATCH).to_dense(), expected) < 1e-13
     # which the casts would prevent
-    assert distance(hesscond.HessianOperator(model, loss, BATCH, lift_casts=False).to_dense(), expected) > 1e-8
+    with casts_kept():
+        assert distance(hesscond.HessianOperator(model, loss, BATCH).to_dense(), expected) > 1e-8
     # and it decides what is resolved
     whole = hesscond.probe(model, loss, BATCH, level="network")["network"].kappa
     values = torch.linalg.eigvalsh(expected).abs().sort().values
@@ -117,20 +127,23 @@ def test_a_llama_is_measured_all_in_float64():
 def test_captures_are_lifted_too(whole):
     found = capture(llama(), loss, BATCH, ["1.gate"], whole=whole)["1.gate"]
     expected = capture(llama(torch.float64), loss, BATCH, ["1.gate"], whole=whole)["1.gate"]
-    kept = capture(llama(), loss, BATCH, ["1.gate"], whole=whole, lift_casts=False)["1.gate"]
+    with casts_kept():
+        kept = capture(llama(), loss, BATCH, ["1.gate"], whole=whole)["1.gate"]
     assert distance(found.H_hat, expected.H_hat) < 1e-14
     assert distance(kept.H_hat, expected.H_hat) > 1e-9
 
 
-def counted(model, loss_fn, batch, dtype=torch.float64, **options):
+def counted(model, loss_fn, batch, dtype=torch.float64):
     found = Operations(dtype)
-    Snapshot(model, list(model.parameters()), dtype, **options).evaluate(loss_fn, batch, counted=found)
+    Snapshot(model, list(model.parameters()), dtype).evaluate(loss_fn, batch, counted=found)
     return found.precision()
 
 
 def test_the_precision_is_said():
     model = llama()
-    lifted, kept = counted(model, loss, BATCH), counted(model, loss, BATCH, lift_casts=False)
+    lifted = counted(model, loss, BATCH)
+    with casts_kept():
+        kept = counted(model, loss, BATCH)
     # 3 norms, 2 casts of the rotary part, mask, softmax
     assert str(lifted) == "float64 (7 casts to float32 lifted)"
     assert lifted.narrowest is None
@@ -147,7 +160,8 @@ def test_the_precision_is_said():
 
 def rounded_in(name, model):
     found = Operations(torch.float64)
-    Snapshot(model, list(model.parameters()), torch.float64, lift_casts=False).evaluate(loss, BATCH, counted=found)
+    with casts_kept():
+        Snapshot(model, list(model.parameters()), torch.float64).evaluate(loss, BATCH, counted=found)
     return found.places[torch.float32, name]
 
 
@@ -214,7 +228,8 @@ def test_every_way_to_write_a_cast(cast):
     reference.cast = wide.get(cast, lambda x: x)
     expected = true_hessian(reference, F.cross_entropy, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-13
-    found = hesscond.HessianOperator(model, F.cross_entropy, (x, y), lift_casts=False).to_dense()
+    with casts_kept():
+        found = hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense()
     assert distance(found, expected) > 1e-9
     assert str(counted(model, F.cross_entropy, (x, y))).startswith("float64 (")
 
