@@ -16,29 +16,24 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def test_table_of_units():
-    result = hesscond.probe(*case("relu-ce").make())
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_table(level):
+    result = hesscond.probe(*case("relu-ce").make(), level=level)
     frame = result.to_frame()
     assert list(frame.columns) == COLUMNS
-    assert frame["layer"].tolist() == ["0"] * 6 + ["2"] * 4 + ["4"] * 3
-    assert frame["unit"].tolist() == [*range(6), *range(4), *range(3)]
-    assert frame["n_params"].tolist() == [6] * 6 + [7] * 4 + [5] * 3
+    if level == "unit":
+        assert frame["layer"].tolist() == ["0"] * 6 + ["2"] * 4 + ["4"] * 3
+        assert frame["unit"].tolist() == [*range(6), *range(4), *range(3)]
+        assert frame["n_params"].tolist() == [6] * 6 + [7] * 4 + [5] * 3
+    else:
+        assert frame["layer"].tolist() == ["0", "2", "4"]
+        assert frame["unit"].isna().all()
+        assert frame["unit"].iloc[0] is pd.NA
+        assert frame["n_params"].tolist() == [36, 28, 15]
     assert (frame["rank"] + frame["nullity"] == frame["n_params"]).all()
     assert (frame["kappa_lower"] <= frame["kappa"]).all()
     assert (frame["kappa"] <= frame["kappa_upper"]).all()
-    assert frame["kappa"].tolist() == [float(k) for layer in result.values() for k in layer.kappa]
-
-
-def test_table_of_layers():
-    result = hesscond.probe(*case("relu-ce").make(), level="layer")
-    frame = result.to_frame()
-    assert list(frame.columns) == COLUMNS
-    assert frame["layer"].tolist() == ["0", "2", "4"]
-    assert frame["unit"].isna().all()
-    assert frame["unit"].iloc[0] is pd.NA
-    assert frame["n_params"].tolist() == [36, 28, 15]
-    assert (frame["rank"] + frame["nullity"] == frame["n_params"]).all()
-    assert frame["kappa"].tolist() == [float(layer.kappa) for layer in result.values()]
+    assert frame["kappa"].tolist() == [float(k) for layer in result.values() for k in layer.conditions]
 
 
 @pytest.mark.parametrize(("name", "layer", "units"), [

@@ -1,6 +1,5 @@
 """Level "network": one block of all parameters, against dense second derivatives."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, network_null_directions
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.null_directions import combined
@@ -82,15 +81,6 @@ def test_remaining_coordinates_lose_nothing(name):
     assert (inside @ truth @ inside - truth).norm() <= 1e-10 * truth.norm()
     null = combined(found)
     assert H.order - Z.shape[1] + (0 if left is None else left.dimension) == (0 if null is None else null.dimension)
-
-
-def test_a_stream_is_the_whole_batch():
-    model, loss_fn = mlp(6, 5, 3), nn.CrossEntropyLoss()
-    batch = classes(25, 6, 3)
-    one = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK].kappa
-    many = hesscond.probe(model, loss_fn, split(batch, [3, 15, 7]), level="network")[NETWORK].kappa
-    assert (one.rank, one.negative) == (many.rank, many.negative)
-    assert many.value == pytest.approx(one.value, rel=1e-8)
 
 
 FROZEN = ("0.weight", "0.bias", "0.weight 0.bias", "2.bias")
@@ -222,13 +212,6 @@ def test_too_few_products_are_unresolved():
     assert 1 <= kappa.lower <= block.condition_number().value
 
 
-def test_a_dense_matrix_that_does_not_fit_is_refused():
-    block = hesscond.probe(*convex(), level="network")[NETWORK].block(None)
-    small = NetworkHessian(block.operator, lambda: ((), SolverHints()), dataclasses.replace(block.limits, memory=1000))
-    with pytest.raises(CaptureError, match=r"48 parameters takes .* GB"):
-        small.matrix()
-
-
 def test_bad_requests():
     model, loss_fn, batch = mlp(4, 3, 2), nn.CrossEntropyLoss(), classes(12, 4, 2)
     with pytest.raises(ConfigError, match="unknown level 'net'"):
@@ -354,30 +337,3 @@ def test_data_that_can_be_read_once_are_enough():
     )
     assert once.kappa == plain.kappa
     assert [str(own) for own in once.null_directions] == [str(own) for own in plain.null_directions]
-
-
-def test_what_is_known_beforehand_is_that_of_the_model_that_was_probed():
-    model, batch = mlp(6, 8, 3), classes(80, 6, 3)
-    with torch.no_grad():
-        model[0].bias[2] = -100.0
-    result, again = (hesscond.probe(model, nn.CrossEntropyLoss(), batch, level="network")[NETWORK] for _ in range(2))
-    expected = result.kappa
-    with torch.no_grad():
-        model[0].bias[2] = 0.0
-    assert again.kappa == expected
-    assert [own.dimension for own in again.null_directions] == [own.dimension for own in result.null_directions]
-
-
-def test_graphs_and_solvers_share_the_memory():
-    model, loss_fn, data = mlp(6, 8, 3), nn.CrossEntropyLoss(), split(classes(400, 6, 3), [100] * 4)
-    free = HessianOperator(model, loss_fn, data)
-    assert free.retained == (4, 4)
-    memory = int(1.5 * free.held)
-    result = hesscond.probe(model, loss_fn, data, level="network", memory=memory)[NETWORK]
-    assert "4 of 4" not in result.route
-    held = HessianOperator(model, loss_fn, data, memory=memory / 2).held
-    assert held <= memory / 2
-    assert result._block.limits.memory == memory - held
-    # with nothing left over the solvers still have half
-    result = hesscond.probe(model, loss_fn, data, level="network", memory=1000)[NETWORK]
-    assert result._block.limits.memory == 500

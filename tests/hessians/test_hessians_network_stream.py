@@ -1,16 +1,15 @@
 """Operators over streams of batches: ragged, shuffled, too large to keep; and the model that is left untouched."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError
 from hesscond.hessians.network_operator import HessianOperator
 from tests.cases import CASES, split
 from tests.hessians.test_hessians_network import OPERATORS, direction, is_close
+from tests.test_probe_invariances import equal, snapshot
 from tests.test_probe_stream import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -56,33 +55,6 @@ def test_ragged_batches_are_the_whole(example, kind):
     is_close(parts @ v, whole @ v)
     is_close(parts.gradient, whole.gradient)
     assert parts.loss == pytest.approx(whole.loss, rel=1e-12)
-
-
-def test_batches_that_do_not_count_and_hidden_weights():
-    loss_fn = nn.CrossEntropyLoss(ignore_index=2)
-    model, (x, y) = network(), data_set()
-    y[4:7] = 2
-    for sizes in ([4, 3, 16], [3, 1, 19]):
-        H = HessianOperator(model, loss_fn, split((x, y), sizes))
-        is_close(H.to_dense(), HessianOperator(model, loss_fn, (x, y)).to_dense())
-    assert H.retained == (3, 3)
-    with pytest.raises(ConfigError, match="no target in the stream counts"):
-        HessianOperator(model, loss_fn, [(x[4:6], y[4:6]), (x[6:7], y[6:7])])
-    with pytest.raises(ConfigError, match="neither the mean nor the sum"):
-        HessianOperator(model, lambda o, t: nn.functional.cross_entropy(o, t) ** 2, split((x, y), [11, 12]))
-
-
-def test_the_reduction_can_be_given():
-    model, batch = network(), data_set()
-
-    def squared(output, target):
-        return nn.functional.cross_entropy(output, target) ** 2
-
-    parts = split(batch, [11, 12])
-    for reduction, weights in (("mean", [11 / 23, 12 / 23]), ("sum", [1, 1])):
-        H = HessianOperator(model, squared, parts, reduction=reduction)
-        own = [w * HessianOperator(model, squared, p).to_dense() for w, p in zip(weights, parts, strict=True)]
-        is_close(H.to_dense(), own[0] + own[1])
 
 
 # -------------------------------------------------------------------------------------------- loaders and the memory
@@ -223,45 +195,23 @@ class Spy(nn.Module):
         return x.mul_(1 + 0.1 * torch.rand_like(x)) + self.calls
 
 
-def snapshot(model, batch):
-    return (
-        copy.deepcopy(model.state_dict()),
-        [module.training for module in model.modules()],
-        [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
-        [p.requires_grad for p in model.parameters()],
-        torch.get_rng_state(),
-        [t.clone() for t in batch],
-    )
-
-
-def unchanged(one, other):
-    assert list(one[0]) == list(other[0])
-    assert all(torch.equal(a, b) for a, b in zip(one[0].values(), other[0].values(), strict=True))
-    assert one[1] == other[1]
-    for a, b in zip(one[2], other[2], strict=True):
-        assert (a is None) == (b is None)
-        assert a is None or torch.equal(a, b)
-    assert one[3:5] == other[3:5]
-    assert torch.equal(one[5], other[5])
-    assert all(torch.equal(a, b) for a, b in zip(one[6], other[6], strict=True))
-
-
 @pytest.mark.parametrize("kind", OPERATORS)
 @pytest.mark.parametrize("stream", [False, True], ids=["batch", "stream"])
 def test_the_model_and_the_data_are_left_untouched(kind, stream):
     torch.manual_seed(0)
-    model = nn.Sequential(Spy(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), mlp_head())
+    model = nn.Sequential(
+        Spy(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(6, 3)
+    )
     model.double()
     model[2].eval()
     model[1].weight.grad = torch.ones_like(model[1].weight)
     batch = data_set()
-    before = snapshot(model, batch)
+    before = snapshot(model, *batch)
     data = split(batch, [12, 11]) if stream else batch
     A = kind(model, nn.CrossEntropyLoss(), data, reduction="mean", memory=1 if stream else None)
     v = direction(A.order)
     first = A @ v
-    unchanged(before, snapshot(model, batch))
+    assert equal(before, snapshot(model, *batch))
     # nor does the operator change with the model afterwards
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -269,25 +219,6 @@ def test_the_model_and_the_data_are_left_untouched(kind, stream):
     model.eval()
     assert torch.equal(A @ v, first)
     assert not model.training
-
-
-def mlp_head():
-    return nn.Linear(6, 3)
-
-
-@pytest.mark.parametrize("kind", OPERATORS)
-def test_batch_normalization_uses_the_statistics_of_the_batch(kind):
-    model, loss_fn, batch = network(nn.BatchNorm1d(4)), nn.CrossEntropyLoss(), data_set()
-    v = direction(sum(p.numel() for p in model.parameters()))
-    first = kind(model, loss_fn, batch) @ v
-    with torch.no_grad():
-        model[1].running_mean += 10
-        model[1].running_var *= 100
-    assert torch.equal(kind(model, loss_fn, batch) @ v, first)
-    assert int(model[1].num_batches_tracked) == 0
-    # in evaluation mode they count
-    model.eval()
-    assert (kind(model, loss_fn, batch) @ v - first).norm() > 1e-3 * first.norm()
 
 
 def test_dropout_is_drawn_once_from_the_random_state_at_construction():

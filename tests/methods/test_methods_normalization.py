@@ -1,6 +1,5 @@
 """Where normalizations of activations go, what they compute, and what they refuse."""
 
-import copy
 from functools import partial
 
 import numpy as np
@@ -16,8 +15,7 @@ from hesscond.methods.four_things import GhostNorm
 from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
-from hesscond.probing import probe
-from tests.methods.contract import NETWORKS, MethodContract, digits, network, trained
+from tests.methods.contract import NETWORKS, MethodContract, digits, network
 
 NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.
@@ -487,25 +485,6 @@ def test_layer_normalization_of_a_convolution_is_over_channels_and_positions():
 # -- probes and refusals ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("name", NAMES[:3])
-def test_probes_leave_running_statistics_alone(name, level, training):
-    model = MLP(64, [6, 5], 3, activation="relu", generator=torch.Generator().manual_seed(0)).double()
-    method = parse(name).create(model)
-    x = digits()[0].flatten(1)
-    model(x[:40])
-    model.train(training)
-    before = copy.deepcopy(model.state_dict())
-    assert any("running" in key for key in before)
-    labels = torch.arange(20) % 3
-    for dtype in (None, torch.float64):
-        result = probe(model, nn.CrossEntropyLoss(), (x[40:60], labels), ["fc2.layer"], level, method, dtype=dtype)
-        assert result["network" if level == "network" else "fc2.layer"].kappa is not None
-    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    assert model.training == training
-
-
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_a_single_sample_has_no_statistics(name):
     model = network("mlp")
@@ -515,17 +494,6 @@ def test_a_single_sample_has_no_statistics(name):
         method.check_batch(1)
     with pytest.raises(ValueError, match=r"[Ee]xpected more than 1 value|more than one value"):
         model(digits()[0][:1])
-
-
-@pytest.mark.share(4)
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("spec", ["{}", "adam+{}", "{}+adam"])
-def test_four_things_train_by_adam_on_single_samples(spec, batch, kind):
-    spec = spec.format("four-things-batchnorm:ghost=1,groups=2")
-    _, method, before, after = trained(spec, kind, batch=batch, steps=300, lr=0.003, optimizer="adam")
-    assert type(method.optimizer(0.003, kind="adam")) is torch.optim.Adam
-    assert after < 0.8 * before
 
 
 def test_groups_of_channels_have_statistics_of_a_single_sample():

@@ -116,19 +116,6 @@ def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
     assert set(stored.table("probe")["layer"]) == {"fc"}
 
 
-@pytest.mark.share(3)
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["bnp", "sphere", "equilibration", "adam", "batchnorm", "layernorm"])
-def test_methods_on_a_convolution(tmp_path, method):
-    path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2", "fc1"], "every": 1})
-    trained(path, tmp_path / "run", method)
-    stored = open_run(tmp_path / "run")
-    rows = stored.table("probe")
-    assert set(rows["layer"]) == {"conv2", "fc1"}
-    assert (rows["kappa_own_lower"] >= 1).all()
-    assert (rows["kappa_preconditioned"] >= 1).all()
-
-
 def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path):
     """κ(D) and κ in the BNP coordinates against the statistics of the inputs' channels in plain torch."""
     path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2"]})

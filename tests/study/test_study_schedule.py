@@ -1,5 +1,6 @@
 """Schedules against torch's own, and in every method's optimizer."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 from pydantic import ValidationError
 from torch.optim import lr_scheduler
 
-from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.runs import RunLog
 from hesscond.study import RunPlan, load_study, open_run, run
@@ -110,20 +110,29 @@ STUDY = {
 }
 
 
+def planned(folder, method="vanilla", rate=0.01, training=None, **sections):
+    """A run of the study with changes."""
+    content = STUDY | sections | ({"training": {"iterations": 3, "batch_size": 60} | training} if training else {})
+    (folder / "study.toml").write_text(tomli_w.dumps(content), encoding="utf-8")
+    return RunPlan(load_study(folder / "study.toml"), method, 0, rate, folder / method, torch.device("cpu"))
+
+
+def training_of(plan, data):
+    log = RunLog(plan.folder, plan.config(data))
+    training = Training(plan, data, log, None)
+    log.close("finished")
+    return training
+
+
 @pytest.mark.parametrize(
     "method", ["vanilla", "sphere", "bnp", "adam", "rmsprop", "adagrad", "equilibration+batchnorm"]
 )
-def test_every_method_s_optimizer_follows(tmp_path, method):
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY), encoding="utf-8")
-    study, data = load_study(tmp_path / "study.toml"), load("digits")
-    plan = RunPlan(study, method, 0, 0.01, tmp_path / "run", torch.device("cpu"))
-    log = RunLog(plan.folder, plan.config(data))
-    training = Training(plan, data, log, None)
+def test_every_method_s_optimizer_follows(tmp_path, digits, method):
+    training = training_of(planned(tmp_path, method), digits)
     rates = []
     for k in range(8):
         rates.append([group["lr"] for group in training.optimizer.param_groups])
         training.step(k, training.inputs[:60], training.targets[:60])
-    log.close("finished")
     expected = [1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2]
     for found, factor in zip(rates, expected, strict=True):
         assert found == [pytest.approx(0.01 * factor)] * len(found)
@@ -135,11 +144,9 @@ def test_every_method_s_optimizer_follows(tmp_path, method):
     assert bool(held) is (method == "sphere")
 
 
-def test_the_log_has_the_rate_of_every_step(tmp_path):
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY), encoding="utf-8")
-    study, data = load_study(tmp_path / "study.toml"), load("digits")
-    plan = RunPlan(study, "vanilla", 0, 0.01, tmp_path / "run", torch.device("cpu"))
-    run(plan, data)
+def test_the_log_has_the_rate_of_every_step(tmp_path, digits):
+    plan = planned(tmp_path)
+    run(plan, digits)
     expected = [0.01 * factor for factor in (1 / 3, 2 / 3, 1, 1, 0.8, 0.6, 0.4, 0.2)]
     assert open_run(plan.folder).table("training")["lr"].tolist() == pytest.approx(expected)
 
@@ -157,43 +164,27 @@ def test_the_log_has_the_rate_of_every_step(tmp_path):
     ],
     ids=str,
 )
-def test_optimizers_are_those_of_torch(tmp_path, options, peer):
-    training = {"iterations": 3, "batch_size": 60} | options
-    (tmp_path / "study.toml").write_text(
-        tomli_w.dumps(STUDY | {"training": training, "schedule": {}}), encoding="utf-8"
-    )
-    data = load("digits")
-    plan = RunPlan(load_study(tmp_path / "study.toml"), "vanilla", 0, 0.1, tmp_path / "run", torch.device("cpu"))
-    log = RunLog(plan.folder, plan.config(data))
-    own = Training(plan, data, log, None)
-    log.close("finished")
-    twin = Training(plan, data, RunLog(tmp_path / "other", plan.config(data)), None)
+def test_optimizers_are_those_of_torch(tmp_path, digits, options, peer):
+    plan = planned(tmp_path, rate=0.1, training=options, schedule={})
+    own, twin = (training_of(replace(plan, folder=tmp_path / name), digits) for name in ("own", "twin"))
     optimizer = peer(twin.model.parameters(), lr=0.1)
     for k in range(3):
         own.step(k, own.inputs[:60], own.targets[:60])
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(twin.model(own.inputs[:60]), own.targets[:60]).backward()
         optimizer.step()
-    twin.log.close("finished")
     for one, other in zip(own.model.parameters(), twin.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
-def test_a_method_that_is_an_optimizer_keeps_it(tmp_path):
-    training = {"iterations": 3, "batch_size": 60, "optimizer": "adam"}
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY | {"training": training}), encoding="utf-8")
-    study = load_study(tmp_path / "study.toml")
+def test_a_method_that_is_an_optimizer_keeps_it(tmp_path, digits):
     for method, expected in [("rmsprop", torch.optim.RMSprop), ("l2+rmsprop", torch.optim.RMSprop)]:
-        plan = RunPlan(study, method, 0, 0.1, tmp_path / method, torch.device("cpu"))
-        log = RunLog(plan.folder, plan.config(load("digits")))
-        assert type(Training(plan, load("digits"), log, None).optimizer) is expected
-        log.close("finished")
+        plan = planned(tmp_path, method, training={"optimizer": "adam"})
+        assert type(training_of(plan, digits).optimizer) is expected
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
-def test_a_momentum_is_of_sgd(tmp_path, optimizer):
-    training = {"iterations": 3, "batch_size": 60, "optimizer": optimizer, "momentum": 0.9}
-    (tmp_path / "study.toml").write_text(tomli_w.dumps(STUDY | {"training": training}), encoding="utf-8")
-    plan = RunPlan(load_study(tmp_path / "study.toml"), "bnp", 0, 0.1, tmp_path / "run", torch.device("cpu"))
+def test_a_momentum_is_of_sgd(tmp_path, digits, optimizer):
+    plan = planned(tmp_path, "bnp", training={"optimizer": optimizer, "momentum": 0.9})
     with pytest.raises(ConfigError, match=f"optimizer '{optimizer}' has no momentum of its own: set momentum to 0"):
-        check_plan(plan, load("digits"))
+        check_plan(plan, digits)

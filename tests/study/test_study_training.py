@@ -1,8 +1,6 @@
 """Training and probing of a study against plain torch and numpy."""
 
-import io
 import math
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -535,13 +533,6 @@ def test_coordinates_that_later_steps_change_in_place_are_those_of_their_step(tm
         tables.append(open_run(plan.folder).table("probe"))
     pd.testing.assert_frame_equal(*tables, check_exact=True)
     assert tables[0]["kappa_own"].nunique() > 20
-
-
-def test_nothing_is_printed(tmp_path, digits):
-    written = io.StringIO()
-    with redirect_stdout(written), redirect_stderr(written):
-        run(plan_for(tmp_path / "run", iterations=2), digits)
-    assert written.getvalue() == ""
 
 
 # --- ends that are not happy, and doing it again ---------------------------------------------------------------------
