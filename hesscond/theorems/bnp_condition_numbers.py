@@ -65,14 +65,6 @@ class NormalizedInputs(LayerStatement):
 
     trials = 60
 
-    def centre(self, H: np.ndarray) -> np.ndarray:
-        """ĤU."""
-        return centred(H)
-
-    def normalize(self, H: np.ndarray) -> np.ndarray:
-        """ĤUD."""
-        return normalized(H)
-
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """Inputs (N, n): more samples than features three times out of four."""
         width = random_size(rng, 60)
@@ -116,7 +108,7 @@ class BNPTheorem4(NormalizedInputs):
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         H = self.draw(rng)
-        return self.check(extended(H), self.centre(H), self.normalize(H), H.mean(0))
+        return self.check(extended(H), centred(H), normalized(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
@@ -178,7 +170,7 @@ class PRECTheorem4(NormalizedInputs):
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         H = self.draw(rng)
         before = extended(H)
-        return centring(kappa(before), kappa(self.centre(H)), before.shape[1])
+        return centring(kappa(before), kappa(centred(H)), before.shape[1])
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
@@ -281,12 +273,8 @@ class BNPPropertyA(LayerStatement):
     claims = (Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
     trials = 100
 
-    def normalize(self, H: np.ndarray) -> np.ndarray:
-        """ĤUD."""
-        return normalized(H)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        scaled = self.normalize(with_property_a(rng))
+        scaled = normalized(with_property_a(rng))
         return [optimal_scaling(scaled, kappa(scaled))]
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
@@ -500,17 +488,13 @@ class BNPGain(LayerStatement):
     by_unit = True
     inputs = False
 
-    def normalize(self, H: np.ndarray) -> np.ndarray:
-        """Ĝ = ĤUD."""
-        return normalized(H)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """More samples than features three times out of four."""
         n = random_size(rng, 40)
         N = n + 1 + random_size(rng, 60) if rng.random() < 0.75 else int(rng.integers(2, n + 2))
         H = features(rng, N, n)
         root = 10.0 ** rng.uniform(-1, 1, N)
-        before, after = kappa(root[:, None] * centred(H)), kappa(root[:, None] * self.normalize(H))
+        before, after = kappa(root[:, None] * centred(H)), kappa(root[:, None] * normalized(H))
         optimum = optimal_diagonal_scaling(centred(H), side="column")
         allowed = (n + 1) ** 0.5 * spread(root)
         sigma = np.concatenate([np.ones(1), H.std(0)])

@@ -94,13 +94,9 @@ class BNPProposition2(LayerStatement):
         others = len(self.claims) - 1
         return [same_unit(seen), *[Outcome("not-applicable", reason="what follows the unit is not looked at")] * others]
 
-    def curvature(self, network: Network, layer: int, unit: int) -> Tensor:
-        """Diagonal of S (N,)."""
-        return network.curvature(layer, unit)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         network, layer, unit = drawn_unit(rng)
-        H_hat, S = network.features(layer), self.curvature(network, layer, unit)
+        H_hat, S = network.features(layer), network.curvature(layer, unit)
         same = equal(
             product(H_hat, S).numpy(),
             network.unit_hessian(layer, unit).numpy(),
@@ -262,15 +258,11 @@ class BNPProposition9(LayerStatement):
         """ĤᵀSĤ as the probe has it, against double backward through the network."""
         return [same_unit(seen), Outcome("not-applicable", reason="the diagonal of S is not kept apart")]
 
-    def blocks(self, layer: ConvolutionLayer, channel: int) -> Tensor:
-        """S: (N, rs, rs)."""
-        return layer.curvature(channel)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         layer = random_convolution(rng)
         layer = replace(layer, inputs=bordered(layer.inputs, layer.kernel))
         channel = int(rng.integers(len(layer.weight)))
-        H_hat, S = layer.patches(), self.blocks(layer, channel)
+        H_hat, S = layer.patches(), layer.curvature(channel)
         found = layer.unit_hessian(channel).numpy()
         scale = blockwise(H_hat.abs(), S.abs()).max().item()
         diagonal = torch.diag_embed(S.diagonal(dim1=1, dim2=2))
@@ -492,10 +484,6 @@ class BNPMerging(Statement):
     )
     trials = 100
 
-    def merge(self, weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-        """[b̂, Ŵ]."""
-        return affine_merged(weight, gamma, beta)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A random network with γ and β before every layer."""
         sizes = [random_size(rng, 20), *rng.integers(2, 8, rng.integers(1, 3)).tolist(), int(rng.integers(2, 5))]
@@ -506,7 +494,7 @@ class BNPMerging(Statement):
         own = leaves([*network.weights, *gammas, *betas])
         depth = len(widths)
         weights, gamma, beta = own[:depth], own[depth : 2 * depth], own[2 * depth :]
-        merged_weights = leaves([self.merge(*layer) for layer in zip(weights, gamma, beta, strict=True)])
+        merged_weights = leaves([affine_merged(*layer) for layer in zip(weights, gamma, beta, strict=True)])
         output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
         if nearly_constant(statistics):
             return [Outcome("not-applicable", reason="a feature is nearly constant")] * 2

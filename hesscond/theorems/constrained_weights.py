@@ -86,10 +86,6 @@ class ProjectedStep(Statement):
     )
     elsewhere = "speaks of a step from any weights, whatever the network"
 
-    def step(self, w: np.ndarray, gradient: np.ndarray, alpha: float, c: float) -> np.ndarray:
-        """w⁺ of eq. (11)."""
-        return projected_step(w, gradient, alpha, c)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A random feasible point and gradient."""
         n, c, alpha = 1 + random_size(rng), float(10.0 ** rng.uniform(-1, 1)), float(10.0 ** rng.uniform(-2, 1))
@@ -97,12 +93,12 @@ class ProjectedStep(Statement):
         w = feasible(anywhere, c)
         gradient = random_matrix(rng, 1, n)[0]
         off = w + rng.choice([-1.0, 1.0]) * rng.uniform(0.1, 1.0)
-        found = self.step(w, gradient, alpha, c)
+        found = projected_step(w, gradient, alpha, c)
         return [
             nearest(rng, found, w - alpha * gradient, c),
             *(equal(decayed(w, gradient, alpha, radius), found) for radius in (c**0.5, 1.0)),
             nearest(rng, found / c**0.5, w - alpha * gradient, c),
-            nearest(rng, self.step(off, gradient, alpha, c), off - alpha * gradient, c),
+            nearest(rng, projected_step(off, gradient, alpha, c), off - alpha * gradient, c),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:

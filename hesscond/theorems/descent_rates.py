@@ -18,7 +18,6 @@ from hesscond.theorems.networks import ROUND_OFF, Network, flat_loss, hessian_ka
 from hesscond.theorems.rates import (
     FAR,
     GROWN,
-    Decay,
     Function,
     Iteration,
     Minimum,
@@ -65,10 +64,6 @@ ANY_STEP = (
 class StepSizes(Statement):
     """The rate of gradient descent, at the best step size and at any other."""
 
-    def decay(self, alpha: float, kappa: ConditionNumber) -> Decay:
-        """Decay that is claimed for the step size α."""
-        return decay_of_step(alpha, kappa)
-
     def any_step(
         self, rng: np.random.Generator, descent: Callable[[float], Iteration], kappa: ConditionNumber, range_: Tensor
     ) -> list[Outcome]:
@@ -84,10 +79,10 @@ class StepSizes(Statement):
         # the steps that are measured stay where the iteration is linear
         growing = measured(far, top, far.radius(top) / GROWN)
         return [
-            bounded(anywhere, kappa, self.decay(short, kappa)),
-            attained(slow, kappa, self.decay(short, kappa)),
+            bounded(anywhere, kappa, decay_of_step(short, kappa)),
+            attained(slow, kappa, decay_of_step(short, kappa)),
             no_faster(slow, kappa),
-            attained(growing, kappa, self.decay(long, kappa)),
+            attained(growing, kappa, decay_of_step(long, kappa)),
         ]
 
 
@@ -233,14 +228,6 @@ class BNPTheorem1(StepSizes):
     )
     trials = 30
 
-    def directions(self, network: Network) -> Tensor:
-        """Tangents (d, units) of D_tθ."""
-        return scaling_directions(network)
-
-    def step_size(self, kappa: ConditionNumber) -> float:
-        """α."""
-        return best_step(kappa)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A network with one or two hidden layers, at a minimum near those weights that its targets are made with."""
         hidden = rng.integers(2, 4, rng.choice([1, 2], p=[0.8, 0.2])).tolist()
@@ -259,7 +246,7 @@ class BNPTheorem1(StepSizes):
         theta, kink = network.parameters, distance_to_kink(network)
         if kink <= NEAR * float(theta.norm()):
             return not_applicable(len(self.claims), "the minimum is too near a kink")
-        kappa, directions = hessian_kappa(H), self.directions(network)
+        kappa, directions = hessian_kappa(H), scaling_directions(network)
         if kappa.negative or not kappa.resolved:
             return not_applicable(len(self.claims), "the point is no minimum, or its nullity is unresolved")
         # orthonormal, and no more of them than are independent
@@ -279,7 +266,7 @@ class BNPTheorem1(StepSizes):
             plain = torch.eye(len(theta), dtype=theta.dtype)
             return Iteration(lambda own: own - alpha * gradient(loss, own), theta, plain, reach)
 
-        iteration = descent(self.step_size(kappa))
+        iteration = descent(best_step(kappa))
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
         radius = iteration.radius(vectors[:, 0])
         return [

@@ -119,13 +119,9 @@ class ShampooPowerStep(Statement):
     trials = 200
     elsewhere = "speaks of gradients of single batches"
 
-    def factors(self, G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """L and R."""
-        return kronecker_factors(G)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         G = random_gradients(rng)
-        H, (L, R) = covariance(G), self.factors(G)
+        H, (L, R) = covariance(G), kronecker_factors(G)
         m, n = G.shape[1:]
         M = rearranged(H, m, n)
         step = np.concatenate([M @ np.eye(n).ravel(), M.T @ np.eye(m).ravel()])

@@ -32,10 +32,6 @@ class VanDerSluis(LayerStatement):
     )
     trials = 60
 
-    def scaled(self, A: np.ndarray) -> np.ndarray:
-        """Scaled matrix that is claimed to be nearly optimal."""
-        return equilibrated(A)
-
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         A = random_matrix(rng, random_size(rng), random_size(rng))
         return [self.side(A), self.side(A.T)]
@@ -50,7 +46,7 @@ class VanDerSluis(LayerStatement):
 
     def side(self, A: np.ndarray) -> Outcome:
         """The claim for the rows of A."""
-        return nearly_optimal(kappa(self.scaled(A)), A)
+        return nearly_optimal(kappa(equilibrated(A)), A)
 
 
 def nearly_optimal(found: Kappa, A: np.ndarray, rows: int | None = None) -> Outcome:
