@@ -16,50 +16,41 @@ from hesscond.errors import ConfigError, MatrixError
 
 logger = logging.getLogger("hesscond")
 
+#: Vectors besides the basis: a product in two precisions, the next row, and two more.
+WORKING = 5
+
 
 @dataclass(frozen=True)
 class Plan:
     """Number of vectors of length n that are held."""
 
     rows: int
-    #: most vectors at a time: the rows, a block of products in two precisions, the next block, and two more
+    #: most vectors at a time: the rows, and those in `WORKING`
     vectors: int
 
 
-def plan(
-    order: int,
-    wanted: int,
-    *,
-    block: int,
-    basis: int | None,
-    memory: int | None,
-    dtype: torch.dtype,
-) -> Plan:
+def plan(order: int, wanted: int, *, basis: int | None, memory: int | None, dtype: torch.dtype) -> Plan:
     """Plan of a basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged."""
-    working = 3 * block + 2
-    least = min(order, wanted + 3 * block)
+    least = min(order, wanted + 3)
     size = order * dtype.itemsize
-    rows = min(order, (max(2 * wanted + 3 * block + 4, 32) if basis is None else basis) + 5 - working)
+    rows = min(order, max(2 * wanted + 7, 32) if basis is None else basis)
     if rows < least:
-        raise ConfigError(
-            f"a basis of {basis} is too small for {wanted} eigenvalues in blocks of {block}: "
-            f"at least {least + working - 5} are needed"
-        )
+        raise ConfigError(f"a basis of {basis} is too small for {wanted} eigenvalues: at least {least} are needed")
     if memory is not None:
-        rows = min(rows, memory // size - working)
+        rows = min(rows, memory // size - WORKING)
     if rows < least:
         raise MatrixError(
             f"{memory} bytes hold {(memory or 0) // size} vectors of length {order} but the least basis needs "
-            f"{least + working}: give memory={(least + working) * size} or ask for fewer eigenvalues"
+            f"{least + WORKING}: give memory={(least + WORKING) * size} or ask for fewer eigenvalues"
         )
     logger.info(
         "Lanczos: at most %d vectors of length %d, %.3g MB, %d of them the basis",
-        rows + working,
+        rows + WORKING,
         order,
-        (rows + working) * size / 1e6,
+        (rows + WORKING) * size / 1e6,
         rows,
     )
-    return Plan(rows, rows + working)
+    return Plan(rows, rows + WORKING)
 
 
 class Basis:
@@ -131,52 +122,31 @@ class Basis:
 
 
 def orthonormalize_(
-    basis: Basis, block: torch.Tensor, floor: float, fresh: torch.Generator, passes: Sequence[tuple[int, int]]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """Orthonormalize ``block`` (p, n) in place against rows of the basis and within itself.
+    basis: Basis, row: torch.Tensor, floor: float, fresh: torch.Generator, passes: Sequence[tuple[int, int]]
+) -> tuple[torch.Tensor, float, torch.Tensor]:
+    """Orthonormalize ``row`` (1, n) in place against rows of the basis.
 
-    The block becomes C V + L W with orthonormal W (w, n), w = p or what is left of the space. Rows that depend on
-    the others, with remainders up to ``floor``, are replaced by random directions, which come last and have zero
-    columns in L; ``passes`` are ranges of rows to project off, once more after cancellation. Returned are C (p, size)
-    and L (p, w), float64 on the host, W, and the number of rows that are no replacements.
+    The row becomes C V + s W with W of norm 1; ``passes`` are ranges of rows to project off, once more after
+    cancellation. A row that depends on the others, with s up to ``floor``, is replaced by a random direction, with s =
+    0. Returned are C (1, size), float64 on the host, s, and W (1, n), or (0, n) if the basis spans the whole space.
     """
-    C = block.new_zeros(len(block), basis.size)
+    C = row.new_zeros(1, basis.size)
     share = C
     for start, stop in passes:
-        share = basis.project_(block, start, stop)
+        share = basis.project_(row, start, stop)
         C[:, start:stop] += share
-    sizes = torch.linalg.vector_norm(block, dim=1)
-    # compared with the norms before the last pass, by Pythagoras
-    if bool((3 * sizes**2 < share.square().sum(1)).any()):
-        C[:, start:stop] += basis.project_(block, start, stop)
-        sizes = torch.linalg.vector_norm(block, dim=1)
-    room = min(len(block), basis.order - basis.size)
-    L = torch.zeros(len(block), room, dtype=torch.float64)
-    genuine = 0
-    for i in range(len(block)):
-        row, done = block[i : i + 1], block[:genuine]
-        before = after = size = float(sizes[i])
-        if genuine:
-            for _ in range(2):
-                inner = row @ done.T
-                row.addmm_(inner, done, alpha=-1)
-                L[i, :genuine] += inner[0].double().cpu()
-            after = size = float(torch.linalg.vector_norm(row))
-        if not after > floor or genuine == room:
-            continue
-        if after < before / 2:  # the cancellation brought rounding in the directions of the basis back
-            basis.project_(row)
-            row.addmm_(row @ done.T, done, alpha=-1)
-            size = float(torch.linalg.vector_norm(row))
-        L[i, genuine] = after
-        torch.div(row[0], size, out=block[genuine])
-        genuine += 1
-    for i in range(genuine, room):
-        row, done = block[i : i + 1], block[:i]
-        torch.randn(row.shape, generator=fresh, dtype=row.dtype, device=row.device, out=row)
-        for _ in range(3):
-            row.div_(torch.linalg.vector_norm(row))
-            basis.project_(row)
-            row.addmm_(row @ done.T, done, alpha=-1)
+    size = torch.linalg.vector_norm(row, dim=1)
+    # compared with the norm before the last pass, by Pythagoras
+    if bool(3 * size**2 < share.square().sum(1)):
+        C[:, start:stop] += basis.project_(row, start, stop)
+        size = torch.linalg.vector_norm(row, dim=1)
+    C, remainder = C.double().cpu(), float(size)
+    if basis.size == basis.order:
+        return C, 0.0, row[:0]
+    if remainder > floor:
+        return C, remainder, row.div_(remainder)
+    torch.randn(row.shape, generator=fresh, dtype=row.dtype, device=row.device, out=row)
+    for _ in range(3):
         row.div_(torch.linalg.vector_norm(row))
-    return C.double().cpu(), L, block[:room], genuine
+        basis.project_(row)
+    return C, 0.0, row.div_(torch.linalg.vector_norm(row))

@@ -166,13 +166,13 @@ def iterated(
     A restart keeps the Ritz vectors of the largest and of the smallest |θ|.
     """
     room = None if memory is None else int(memory) - A.order * A.dtype.itemsize
-    layout = plan(A.order, 1, block=1, basis=max(steps, 4), memory=room, dtype=A.dtype)
+    layout = plan(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
     fresh = torch.Generator(A.device).manual_seed(seed)
     # besides its rows and the next one, the search holds the scale, and a product before and after scaling
     few = min(max(steps // FLAT, 2), layout.vectors + 1 - LEAST_VECTORS // 2)
     start, taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
     storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
-    process = Krylov(A, storage, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
+    process = Krylov(A, storage, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
     process.start(start)
     flattest: Flattest = math.inf, None
     for _ in range(steps - taken):
@@ -310,10 +310,10 @@ def flat_start(
         return None, 1
     D = D.min().div(D)
     basis = Basis(Plan(steps, steps), A.order, steps, dtype=A.dtype, device=A.device)
-    process = Krylov(Rescaled(A, D), basis, block=1, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
+    process = Krylov(Rescaled(A, D), basis, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
     process.seed(z.mul_(D)[None])
     del z
-    # the last row is that of the next block
+    # the last row is the next one
     while process.size < steps - 1 and not process.complete:
         process.expand()
     count = process.size

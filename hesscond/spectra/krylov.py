@@ -1,6 +1,6 @@
-"""Block Krylov process of a symmetric operator that can be restarted with any of its Ritz vectors.
+"""Krylov process of a symmetric operator that can be restarted with any of its Ritz vectors.
 
-Between two steps A Vᵀ = Vᵀ T + Wᵀ B + (rounding) with orthonormal rows V (j, n) and W (p, n): a Krylov-Schur
+Between two steps A Vᵀ = Vᵀ T + Wᵀ B + (rounding) with orthonormal rows V (j, n) and W (1, n): a Krylov-Schur
 decomposition (Stewart 2001), which for symmetric A is thick-restart Lanczos (Wu and Simon 2000, SIAM J. Matrix Anal.
 Appl. 22). T is what Gram-Schmidt measured, VAVᵀ, so that the Ritz values are those of span V even where the rows
 are not of one Krylov space: after a restart from the residual of a Ritz vector, or from a random vector.
@@ -25,7 +25,7 @@ MIXED = 1e-4
 
 
 class Krylov:
-    """Krylov process on rows V (j, n) and the next block W (p, n).
+    """Krylov process on rows V (j, n) and the next row W (1, n).
 
     All numbers are those of 2^−exponent A, with the exponent of the first nonzero product. With a random unit vector
     v, ‖A‖₂ exceeds ‖Av‖∞ by a factor of about n at most, and no square over- or underflows, not even in float32. The
@@ -37,20 +37,19 @@ class Krylov:
         operator: SymmetricOperator,
         basis: Basis,
         *,
-        block: int,
         dtype: torch.dtype,
         rounding: float | None,
         fresh: torch.Generator,
     ) -> None:
-        self.operator, self.basis, self.width, self.dtype, self.fresh = operator, basis, block, dtype, fresh
+        self.operator, self.basis, self.dtype, self.fresh = operator, basis, dtype, fresh
         self._measures = rounding is None
         least = ROUNDING * max(torch.finfo(own).eps for own in (dtype, operator.dtype))
         #: relative rounding of the operator's products, once `measure` has estimated it
         self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
         self.T = torch.zeros(0, 0, dtype=torch.float64)  # (j, j) VAVᵀ, float64 on the host
-        #: (p, j) WAVᵀ; after `seed` zero but for the rows whose residuals the block was
+        #: (1, j) WAVᵀ; after `seed` zero but for the row whose residual was given
         self.B = torch.zeros(0, 0, dtype=torch.float64)
-        #: (p, n) W; no rows when V spans the whole space
+        #: (1, n) W; no row when V spans the whole space
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
         self.fixed, self.invariant, self.norm, self.products = 0, False, 0.0, 0
         self.exponent: int | None = None  # exponent of the scale
@@ -71,12 +70,12 @@ class Krylov:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for the next block."""
+        """Whether there is no room for the next row."""
         return self.size + len(self.next) > self.basis.capacity
 
     def random(self) -> torch.Tensor:
-        """Independent normal entries (p, n) of a new block."""
-        shape = (self.width, self.operator.order)
+        """Row (1, n) of independent normal entries."""
+        shape = (1, self.operator.order)
         return torch.randn(shape, generator=self.fresh, dtype=self.dtype, device=self.operator.device)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
@@ -107,7 +106,7 @@ class Krylov:
         If ``given`` (1, n), continue from its sum with `MIXED` times a random vector, whose components are smaller by
         this factor.
         """
-        vector, share = self.random()[:1], 1.0
+        vector, share = self.random(), 1.0
         if given is not None:
             vector.div_(torch.linalg.vector_norm(vector) / MIXED).add_(given / torch.linalg.vector_norm(given))
             share = MIXED / float(torch.linalg.vector_norm(vector))
@@ -140,30 +139,29 @@ class Krylov:
             if math.isfinite(place) and not (self.operator.psd and place < 0)
         )
 
-    def seed(self, block: torch.Tensor, pairs: list[int] | None = None) -> None:
-        """Continue from ``block`` (p, n), overwritten, in place of the next block.
+    def seed(self, row: torch.Tensor, index: int | None = None) -> None:
+        """Continue from ``row`` (1, n), overwritten, in place of the next row.
 
-        ``pairs``: the rows of V whose residuals the rows of the block are.
+        ``index``: the row of V whose residual it is.
         """
-        largest = float(torch.linalg.vector_norm(block, dim=1).max())
-        floor = ROUNDING * torch.finfo(self.dtype).eps * largest
-        _, L, self.next = self._orthonormalized(block, floor, [(0, self.size)] * 2)
+        floor = ROUNDING * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(row, dim=1))
+        _, remainder, self.next = self._orthonormalized(row, floor, [(0, self.size)] * 2)
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
-        if pairs:
-            self.B[:, pairs] = L.T[:, : len(pairs)]
+        if index is not None:
+            self.B[:, index] = remainder
         self.fixed, self.roots = self.size, None
 
     def expand(self) -> None:
-        """Append the next block to the rows, and multiply it."""
-        start, width = self.size, len(self.next)
+        """Append the next row to the rows, and multiply it."""
+        start = self.size
         self.basis.append(self.next)
         self.next = self.next[:0].clone()  # the rows hold it now
-        product = self.multiply(self.basis.rows(start, start + width))
+        product = self.multiply(self.basis.rows(start, self.size))
         # a product has components in its two predecessors, and in others only rounding; after a restart in all
-        local = self.size - 2 * self.width
+        local = self.size - 2
         passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
         floor = self.rounding * self.norm
-        C, L, self.next = self._orthonormalized(product, floor, passes)
+        C, remainder, self.next = self._orthonormalized(product, floor, passes)
         T = torch.zeros(self.size, self.size, dtype=torch.float64)
         T[:start, :start] = self.T
         T[start:] = C
@@ -171,20 +169,20 @@ class Krylov:
         T[start:, start:] = (C[:, start:] + C[:, start:].T) / 2
         self.T = T
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
-        self.B[:, start:] = L.T
+        self.B[:, start] = remainder
         if self.roots is not None and not self.ended:
             # the remainder is known up to rounding
-            self.log_norm += math.log(max(float(L.sum()), floor) or 1.0)
+            self.log_norm += math.log(max(remainder, floor) or 1.0)
             if self.invariant or not len(self.next):
                 self.ended = True
                 self.roots = torch.cat([self.roots, torch.linalg.eigvalsh(self.T[self.first :, self.first :])])
 
     def _orthonormalized(
-        self, block: torch.Tensor, floor: float, passes: list[tuple[int, int]]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        C, L, W, genuine = orthonormalize_(self.basis, block, floor, self.fresh, passes)
-        self.invariant = genuine == 0
-        return C, L, W
+        self, row: torch.Tensor, floor: float, passes: list[tuple[int, int]]
+    ) -> tuple[torch.Tensor, float, torch.Tensor]:
+        C, remainder, W = orthonormalize_(self.basis, row, floor, self.fresh, passes)
+        self.invariant = remainder == 0
+        return C, remainder, W
 
     def estimates(self, Y: torch.Tensor) -> torch.Tensor:
         """Norms ‖B y‖ for the columns of Y (j, c): the residual norms if the rows are of one Krylov space."""
@@ -205,11 +203,11 @@ class Krylov:
         self.basis.size = len(values)
         self.T, self.B = torch.diag(values), self.B[:, : len(values)]
 
-    def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
-        """Multiply the first ``count`` rows u, and discard the next block: `seed` must follow.
+    def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, int] | None]:
+        """Multiply the first ``count`` rows u, and discard the next row: `seed` must follow.
 
-        Returned are θ = uᵀAu and ‖Au − θu‖ (count,), float64, and the first residuals (c, n) above ``target`` and
-        rounding, at most a block of them, with their row indices.
+        Returned are θ = uᵀAu and ‖Au − θu‖ (count,), float64, and the first residual (1, n) above ``target`` and
+        rounding with the index of its row, if there is one.
 
         The first product also shows the rounding of products, if it is unknown: u = Vᵀy is a combination of vectors
         that were multiplied, so that Au = VᵀTy + WᵀBy without it.
@@ -217,24 +215,23 @@ class Krylov:
         values, norms = torch.empty(2, count, dtype=torch.float64)
         expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
         self.next = self.next[:0].clone()
-        left, pairs = self.next.new_empty(self.width, self.operator.order), list[int]()
-        for start in range(0, count, self.width):
-            rows = self.basis.rows(start, min(start + self.width, count))
-            residuals = self.multiply(rows)
-            for index, (u, r) in enumerate(zip(rows, residuals, strict=True), start):
-                theta = torch.dot(u, r)
-                r.sub_(theta * u)
-                norm = torch.linalg.vector_norm(r)
-                values[index], norms[index] = theta, norm
-                if expected is not None:
-                    noise = float(torch.linalg.vector_norm(expected.sub_(r)))
-                    self.rounding = max(self.rounding, MARGIN * noise / (self.norm or 1.0))
-                    target = max(target, self.rounding * self.norm)
-                    expected, self._measures = None, False
-                if norm > target and len(pairs) < self.width:
-                    left[len(pairs)] = r
-                    pairs.append(index)
-        return values, norms, left[: len(pairs)], pairs
+        left: tuple[torch.Tensor, int] | None = None
+        for index in range(count):
+            rows = self.basis.rows(index, index + 1)
+            residual = self.multiply(rows)
+            u, r = rows[0], residual[0]
+            theta = torch.dot(u, r)
+            r.sub_(theta * u)
+            norm = torch.linalg.vector_norm(r)
+            values[index], norms[index] = theta, norm
+            if expected is not None:
+                noise = float(torch.linalg.vector_norm(expected.sub_(r)))
+                self.rounding = max(self.rounding, MARGIN * noise / (self.norm or 1.0))
+                target = max(target, self.rounding * self.norm)
+                expected, self._measures = None, False
+            if left is None and norm > target:
+                left = residual, index
+        return values, norms, left
 
 
 def closest(places: Callable[[float], Interval], unit: float, holds: Callable[[Interval], bool]) -> Interval:

@@ -39,7 +39,6 @@ def lanczos(
     which: str = "top",
     *,
     tol: float = 1e-8,
-    block: int = 1,
     basis: int | None = None,
     memory: float | str | None = None,
     dtype: torch.dtype | None = None,
@@ -49,7 +48,7 @@ def lanczos(
 ) -> EigenResult:
     """Eigenvalues at the ends of the spectrum of a symmetric operator A (n, n) with their eigenvectors.
 
-    Thick-restart block Lanczos with full reorthogonalization. Vectors stay on the operator's device; only the projected
+    Thick-restart Lanczos with full reorthogonalization. Vectors stay on the operator's device; only the projected
     problem, of the size of the basis, is solved on the host, in float64. All thresholds are relative to the largest |θ|
     seen: c·A has c times the eigenvalues of A, whatever c.
 
@@ -63,8 +62,6 @@ def lanczos(
         "top" or "bottom" (the algebraically largest or smallest), "both" (k of each), "magnitude" (largest |λ|).
     tol
         Residual norms asked for, relative to the largest |θ| seen.
-    block
-        Vectors a step: 1 needs the fewest products, the multiplicity of clustered eigenvalues finds all copies at once.
     basis
         Number of vectors of length n that may be held, plus 5 more; by default 32, or 2·(wanted) + 7 if that is more.
     memory
@@ -100,8 +97,8 @@ def lanczos(
 
     *Except with the probability* ``missed`` *over random vectors*, nothing further out was missed. The eigenvector of
     the outermost eigenvalue λ has a component of known size in a random start v, which bounds λ by the Ritz values and
-    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end,
-    with ``block=1``, is iterated on until this bound is ``tol`` away, or for as many products again and 20 more;
+    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end
+    is iterated on until this bound is ``tol`` away, or for as many products again and 20 more;
     its interval extends to the bound. Otherwise, since a Krylov space of one vector has one copy of a multiple
     eigenvalue, the values found are locked and a process is started on their complement, until it bounds all others
     half way to the values found (or by 10 ``tol`` beyond its own outermost value), or finds a wanted one, with which
@@ -115,35 +112,30 @@ def lanczos(
     (True, [1000.0, 999.0, 2.0, 1.0])
     """
     A = as_operator(operator)
-    if block < 1:
-        raise ConfigError(f"block={block} does not fit: give 1 or more")
-    wanted, block = Wanted(which, k, A.order), min(block, A.order)
+    wanted = Wanted(which, k, A.order)
     dtype = A.dtype if dtype is None else dtype
     memory = bytes_of(memory)
     fits = memory is None or 8 * 6 * A.order**2 <= memory
     small = max_products is None and A.order <= FORMED and fits
     if max_products is None:
-        max_products = max(A.order, 2 * wanted.count + block) if small else min(10 * A.order + 1000, 100_000)
-    if max_products < 2 * wanted.count + block:
+        max_products = max(A.order, 2 * wanted.count + 1) if small else min(10 * A.order + 1000, 100_000)
+    if max_products < 2 * wanted.count + 1:
         raise ConfigError(
             f"max_products={max_products} is too few for {wanted.count} eigenvalues: "
-            f"at least {2 * wanted.count + block} are needed"
+            f"at least {2 * wanted.count + 1} are needed"
         )
 
     def compute() -> EigenResult:
         room = None if memory is None else int(memory)
-        layout = plan(A.order, wanted.count, block=block, basis=basis, memory=room, dtype=dtype)
+        layout = plan(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
         # a tolerance far above it does not depend on it
         usual = MARGIN * ROUNDING * max(torch.finfo(own).eps for own in (dtype, A.dtype))
         rounding = None if A.measures_rounding and tol > usual else A.rounding
-        process = Krylov(A, storage, block=block, dtype=dtype, rounding=rounding, fresh=fresh)
+        process = Krylov(A, storage, dtype=dtype, rounding=rounding, fresh=fresh)
         run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products)
-        if block == 1:
-            process.start()
-        else:
-            process.seed(process.random())
+        process.start()
         found = run.finish()
         return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
 
@@ -246,16 +238,16 @@ class Run:
         rest, best, attempts = None, math.inf, 0
         while self.stopped is None:
             self.iterate()
-            left, pairs = self.measure()
+            left = self.measure()
             if self.stopped is not None:
                 break
-            if pairs and not self.process.complete:
+            if left is not None and not self.process.complete:
                 # the estimates were optimistic: go on from the true residuals
                 worst = float(self.residuals.max())
                 attempts = 0 if worst < best / 2 else attempts + 1
                 best = min(best, worst)
                 if attempts < ATTEMPTS:
-                    self.process.seed(left, pairs)
+                    self.process.seed(*left)
                 else:
                     self.stopped = (
                         f"residuals stay at {worst / self.norm:.1e} of the norm, products are noisier than the "
@@ -317,17 +309,17 @@ class Run:
 
     def spent(self) -> bool:
         """Whether only the products that measure the residuals are left."""
-        needed = self.process.width + self.wanted.count
+        needed = 1 + self.wanted.count
         if self.stopped is None and self.process.products + needed > self.max_products:
             self.stopped = f"stopped after {self.process.products} products: allow more"
         return self.stopped is not None
 
-    def measure(self) -> tuple[torch.Tensor, list[int]]:
-        """Measure the true residuals of the wanted vectors; return those that are too large, and their indices."""
+    def measure(self) -> tuple[torch.Tensor, int] | None:
+        """Measure the true residuals of the wanted vectors; return the first that is too large, and its index."""
         count = min(self.wanted.count, self.process.size)
-        self.values, self.residuals, left, pairs = self.process.measure(count, self.target)
+        self.values, self.residuals, left = self.process.measure(count, self.target)
         self.norm = max(self.norm, float(self.values.abs().max()))
-        return left, pairs
+        return left
 
     # -- searching ----------------------------------------------------------------------------------------------------
 

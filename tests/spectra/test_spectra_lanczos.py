@@ -96,10 +96,9 @@ def test_prescribed_spectrum(name, which):
     assert_right(result, A, k, which, 1e-8)
 
 
-@pytest.mark.parametrize("block", [1, 2, 5])
-def test_blocks_find_multiple_eigenvalues(block):
+def test_multiple_eigenvalues_are_found():
     A, _ = prescribed(SPECTRA["multiple"], 2)
-    result = lanczos(Dense(A), 5, block=block, basis=40)
+    result = lanczos(Dense(A), 5, basis=40)
     assert result.converged
     assert result.eigenvalues.tolist() == pytest.approx([5, 5, 5, 3, 3], abs=1e-12)
 
@@ -143,7 +142,7 @@ def test_zero_and_identity():
     zero = lanczos(Diagonal(torch.zeros(50, dtype=torch.float64)), 3)
     assert zero.converged
     assert zero.eigenvalues.tolist() == zero.lower.tolist() == zero.upper.tolist() == [0, 0, 0]
-    one = lanczos(Diagonal(torch.ones(50, dtype=torch.float64)), 3, "both", block=2)
+    one = lanczos(Diagonal(torch.ones(50, dtype=torch.float64)), 3, "both")
     assert one.converged
     assert one.eigenvalues.tolist() == pytest.approx([1] * 6, abs=1e-14)
 
@@ -156,15 +155,14 @@ def trial(number, max_products):
     rng = np.random.default_rng(number)
     n = int(rng.integers(1, 61))
     A, _ = prescribed(random_spectrum(n, rng), number)
-    which, block = WHICH[rng.integers(4)], int(rng.integers(1, 4))
+    which, spare = WHICH[rng.integers(4)], 6 * int(rng.integers(1, 4))
     k = int(rng.integers(1, min(n, 6) + 1))
     tol = 10.0 ** rng.uniform(-10, -3)
-    basis = min(n, k * (1 + (which == "both"))) + 6 * block + int(rng.integers(0, 25))
+    basis = min(n, k * (1 + (which == "both"))) + spare + int(rng.integers(0, 25))
     result = lanczos(
         Dense(A),
         k,
         which,
-        block=block,
         basis=basis,
         tol=tol,
         missed=1e-6,
@@ -364,12 +362,11 @@ def test_rounding_is_asked_for_where_the_iteration_depends_on_it():
     assert result.lower <= truth(A)[0] <= result.upper
 
 
-@pytest.mark.parametrize("block", [1, 2])
-def test_memory(block, caplog):
+def test_memory(caplog):
     n, basis = 6000, 20
     operator = Diagonal(torch.linspace(0, 1, n, dtype=torch.float64) ** 200)
     with caplog.at_level(logging.INFO, "hesscond"), LiveVectors(n * 4) as live:
-        result = lanczos(operator, 3, basis=basis, block=block, tol=1e-5)
+        result = lanczos(operator, 3, basis=basis, tol=1e-5)
     assert result.products > 2 * basis  # it was restarted
     assert live.peak <= (result.vectors + 1) * n * 8  # one is the operator's
     assert live.peak > basis * n * 8
@@ -407,7 +404,6 @@ def test_products_are_limited(limit):
         ({"k": 11}, MatrixError, "no 11 eigenvalues: k is 1 to 10"),
         ({"k": 0}, MatrixError, "k is 1 to 10"),
         ({"which": "smallest"}, ConfigError, "which='smallest' is not known: choose from top"),
-        ({"block": 0}, ConfigError, "block=0 does not fit"),
         ({"k": 2, "basis": 4}, ConfigError, "at least 5 are needed"),
         ({"max_products": 2}, ConfigError, "at least 3 are needed"),
     ],
