@@ -15,7 +15,7 @@ from hesscond.commands.study import loaded
 from hesscond.commands.sweep import do, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
-from hesscond.report import cells_frame, comparison_frame, comparison_table
+from hesscond.report.sweeps import cells_frame, comparison_frame, comparison_table
 from hesscond.study import RunPlan, load_study
 from hesscond.study.comparison import GRID, Comparison
 from hesscond.study.config import Level, StudyConfig

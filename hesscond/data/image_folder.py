@@ -62,12 +62,7 @@ def load_image_folder(
     for split in SPLITS:
         if not (folder / split).is_dir():
             raise DataNotFoundError(f"{folder} has no folder {split}: it must hold train/CLASS/* and val/CLASS/*.")
-    classes, others = (folders_in(folder / split) for split in SPLITS)
-    if len(classes) != options["classes"]:
-        raise ConfigError(
-            f"{folder / 'train'} has {len(classes)} folders of classes, not {options['classes']}: complete it, or set "
-            f"classes = {len(classes)} in [data]."
-        )
+    classes, others = class_folders(folder / "train", options["classes"]), folders_in(folder / "val")
     if unknown := sorted(set(others) - set(classes)):
         raise CorruptDataError(f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both.")
     files, targets = {}, {}
@@ -87,6 +82,17 @@ def folders_in(place: Path) -> list[str]:
     """Sorted names of the folders in a folder."""
     with os.scandir(place) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def class_folders(place: Path, classes: int) -> list[str]:
+    """Sorted names of the folders of as many classes as the study says."""
+    found = folders_in(place)
+    if len(found) != classes:
+        raise ConfigError(
+            f"{place} has {len(found)} folders of classes, not {classes}: complete it, or set "
+            f"classes = {len(found)} in [data]."
+        )
+    return found
 
 
 def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:

@@ -16,9 +16,9 @@ from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import fingerprint
 from hesscond.data.folders import FolderSource
 from hesscond.data.generated import checked_options
-from hesscond.data.image_folder import DIGITS, folders_in
+from hesscond.data.image_folder import DIGITS, class_folders
 from hesscond.data.preparation import rows_of
-from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+from hesscond.errors import CorruptDataError, DataNotFoundError
 
 NAME = "modelnet40"
 #: ``folder``: a path, or a name below the data directory; ``points`` are sampled on each mesh, from ``seed``.
@@ -47,12 +47,7 @@ def load_modelnet(
     """
     options = checked_options(given, OPTIONS)
     folder = SOURCE.folder(options["folder"], directories)
-    classes = folders_in(folder)
-    if len(classes) != options["classes"]:
-        raise ConfigError(
-            f"{folder} has {len(classes)} folders of classes, not {options['classes']}: complete it, or set "
-            f"classes = {len(classes)} in [data]."
-        )
+    classes = class_folders(folder, options["classes"])
     clouds, targets, names = [], [], []
     for split, samples in zip(SPLITS, (train_samples, test_samples), strict=True):
         files, own = listed(folder, split, classes)

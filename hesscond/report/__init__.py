@@ -29,17 +29,9 @@ if TYPE_CHECKING:
     from hesscond.report.palette import method_colors, method_looks
     from hesscond.report.probed import probe_figure
     from hesscond.report.registry import FIGURES, TABLES
-    from hesscond.report.series import rounded_probes, rounding_note
+    from hesscond.report.series import rounding_note
     from hesscond.report.statements import statement_frame, statement_table
     from hesscond.report.summary import summary_frame, summary_table
-    from hesscond.report.sweeps import (
-        best_frame,
-        best_table,
-        cells_frame,
-        comparison_frame,
-        comparison_table,
-        sweep_frame,
-    )
     from hesscond.report.verdict import verdict_frame, verdict_sentences
     from hesscond.result_tables import layer_frame, layer_table, network_table, notes, unit_table
 else:
@@ -52,12 +44,7 @@ __all__ = [
     "Page",
     "accuracy_axes",
     "bands_figure",
-    "best_frame",
-    "best_table",
     "block_frame",
-    "cells_frame",
-    "comparison_frame",
-    "comparison_table",
     "conditioning_figure",
     "density_figure",
     "equal_loss_figure",
@@ -75,14 +62,12 @@ __all__ = [
     "network_table",
     "notes",
     "probe_figure",
-    "rounded_probes",
     "rounding_note",
     "save_figure",
     "statement_frame",
     "statement_table",
     "summary_frame",
     "summary_table",
-    "sweep_frame",
     "training_figure",
     "unit_table",
     "venue_page",

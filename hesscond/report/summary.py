@@ -202,22 +202,10 @@ QUANTITIES = {"loss": "training_loss_tail_mean", "accuracy": "test_accuracy"}
 
 
 def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
-    """Results of each method over its seeds.
+    """Results over the seeds, a row for each method, learning rate and batch size.
 
-    Parameters
-    ----------
-    runs
-        Runs of one study.
-    layer, unit
-        Unit whose κ is given; the first that was probed by default.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per method, learning rate and batch size: method, learning_rate, batch_size, seeds, diverged,
-        unfinished (they go on, or were interrupted); for those that finished loss, accuracy (from 0 to 1) and kappa_own
-        with ``_mean``, ``_min`` and ``_max``; kappa_own_open: whether the median of a seed is unresolved, so that mean,
-        smallest and largest are lower bounds.
+    unfinished: number of seeds that go on, or were interrupted; loss, accuracy and kappa_own are of those that
+    finished; kappa_own_open: the median of a seed is unresolved, so that mean, smallest and largest are lower bounds.
     """
     import pandas as pd
 

@@ -24,20 +24,10 @@ QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_own": True
 
 
 def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
-    """Results of each run of a sweep.
+    """Results of each run of a sweep, from runs with the values of the sweep's settings and the seconds that they took.
 
-    Parameters
-    ----------
-    runs
-        Runs, each with the values of the sweep's settings by their names, and the seconds that it took.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per run: run (name of its folder), method, batch_size, learning_rate, the settings, seed, status,
-        iterations, loss (`summary_frame`: mean of the last iterations), accuracy (from 0 to 1), and the medians over
-        the probed mini-batches of the first probed unit: kappa and kappa_own (resolved ones only; NaN if
-        there are none), kappa_lower and kappa_own_lower (of the unresolved ones); seconds.
+    kappa and kappa_own are medians of the resolved κ of the first probed unit over the mini-batches (NaN if there are
+    none), ``_lower`` those of the lower bounds of the unresolved ones.
     """
     import pandas as pd
 
@@ -70,23 +60,9 @@ def best_frame(frame: pd.DataFrame, settings: Sequence[str] = ()) -> pd.DataFram
     """The best learning rate of each method × batch size × setting, and the results of its seeds.
 
     The best rate is that with the smallest final training loss, the mean over the seeds; a rate at which a seed
-    diverged is excluded. Only the rates with the most finished or diverged seeds are compared.
-
-    Parameters
-    ----------
-    frame
-        Result of `sweep_frame`.
-    settings
-        Names of its columns that are settings.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per group: method, batch_size, the settings; rates: number of rates tried; diverged: number of those
-        at which a seed diverged; learning_rate (NaN if all are such); edge: ``"lowest"`` or ``"highest"`` if the best
-        of several is at an end of the grid, so that a better one may lie beyond; seeds; and for loss, accuracy, kappa,
-        kappa_own and seconds the mean over the seeds (for κ the geometric mean), ``_min`` and ``_max``;
-        kappa_lower, kappa_own_lower: the smallest of the seeds.
+    diverged is excluded (learning_rate is NaN if all are). Only the rates with the most finished or diverged seeds are
+    compared. edge: ``"lowest"`` or ``"highest"`` if the best of several rates is at an end of the grid. Results are
+    means over the seeds, geometric ones of κ, with ``_min`` and ``_max``; ``_lower``: the smallest bound of the seeds.
     """
     import pandas as pd
 
@@ -152,21 +128,10 @@ OPTIMA = ("diagonal", "kronecker")
 
 
 def cells_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """Every κ that was measured.
+    """Every κ that was measured: a row for each method, seed, probed iteration, block and unit, with columns `CELLS`.
 
-    Parameters
-    ----------
-    compared
-        Results of methods on one study.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per method, seed, probed iteration, block and unit: method, learning_rate, seed, iteration, data, level,
-        layer, unit, n_params; kappa and kappa_own (infinite if unresolved) with ``_lower`` and ``_upper``, resolved and
-        resolved_own; lambda_max, lambda_max_own; lr: that of the iteration; sharpness: lr · lambda_max_own / 2;
-        share_diagonal, share_kronecker with ``_lower`` and ``_upper``: the bounds that `possible` gives; coordinates,
-        solver. Cells are empty where something was not measured.
+    κ is infinite if unresolved. lr: that of the iteration; sharpness: lr · lambda_max_own / 2; share_diagonal and
+    share_kronecker: see `possible`.
     """
     import pandas as pd
 
@@ -223,23 +188,11 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     """Results of each method, a row for each in the order given.
 
-    Parameters
-    ----------
-    compared
-        Results of methods on one study.
-
-    Returns
-    -------
-    pandas.DataFrame
-        method, learning_rate (NaN if none worked), at_edge (of the grid); seeds (number that finished), diverged;
-        collapsed (number of the finished ones that ended with constant outputs); loss: training loss, mean of the last
-        iterations, the median over the seeds, loss_min, loss_max; test_accuracy: the median; time: time of an
-        iteration, relative to vanilla. For each level that was measured, with its name in front, as ``layer_kappa``:
-        kappa and kappa_own, the median over blocks, units, moments and seeds, NaN where unresolved values leave it
-        open, with ``_lower`` and ``_upper``; cells: number of κ in both coordinates, resolved: number of resolved ones;
-        sharpness: the median. share_diagonal and share_kronecker: the median with ``_lower`` and ``_upper``, and
-        shares: number of layers for which they are known. coordinates: name of the method's own coordinates at the last
-        probe; refusal: why the other columns are empty.
+    learning_rate is NaN if none worked, refusal says why the other columns are then empty. loss and test_accuracy are
+    medians over the seeds that finished, collapsed counts those of them with constant outputs at the end; time: of an
+    iteration, relative to vanilla. LEVEL_kappa and LEVEL_kappa_own are medians over blocks, units, moments and seeds,
+    NaN where unresolved values leave them open, with ``_lower`` and ``_upper``; LEVEL_cells: number of κ in both
+    coordinates, LEVEL_resolved: number of resolved ones. shares: number of layers whose share_… is known.
     """
     import pandas as pd
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.report import rounded_probes, rounding_note
-from hesscond.report.series import FLOAT32_LIMIT
+from hesscond.report.series import FLOAT32_LIMIT, rounded_probes, rounding_note
 from hesscond.study import open_run
 
 
