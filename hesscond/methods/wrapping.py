@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -76,10 +76,3 @@ def layers_of(
 def dimensions(layer: Layer) -> int:
     """Number of spatial dimensions of the layer's outputs: 0 for a dense one."""
     return 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)
-
-
-def hooks_of(model: nn.Module) -> Iterator[object]:
-    """All forward hooks and pre-hooks on a model."""
-    for module in model.modules():
-        yield from module._forward_hooks.values()
-        yield from module._forward_pre_hooks.values()

@@ -78,6 +78,11 @@ def decided(lower: float, upper: float, allowed: float = 1.0) -> Outcome:
     return Outcome("unresolved", lower / allowed, "the bounds lie on both sides")
 
 
+def not_applicable(count: int, reason: str) -> list[Outcome]:
+    """Outcome not-applicable for each of ``count`` claims, with the same reason."""
+    return [Outcome("not-applicable", reason=reason)] * count
+
+
 @dataclass(frozen=True)
 class Counterexample:
     """A case in which a claim is false, certified in exact arithmetic.

@@ -26,6 +26,7 @@ from hesscond.theorems.base import (
     Statement,
     discrepancy,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import random_matrix, random_size
@@ -40,7 +41,6 @@ from hesscond.theorems.rates import (
     measured,
     newton,
     normal,
-    not_applicable,
 )
 
 #: Feasible points that must not be nearer.

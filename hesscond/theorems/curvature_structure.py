@@ -24,12 +24,12 @@ from hesscond.theorems.base import (
     Statement,
     decided,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import kappa, random_matrix, random_size
 from hesscond.theorems.matrix_preconditioners import interval
 from hesscond.theorems.networks import ROUND_OFF, cross_entropy, hessian_kappa
-from hesscond.theorems.rates import not_applicable
 from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 
 #: Draws of a start, and the standard errors that a share of them may be off.

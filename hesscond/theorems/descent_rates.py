@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact
-from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, register
+from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, not_applicable, register
 from hesscond.theorems.matrices import CLEAR, integer_matrices
 from hesscond.theorems.networks import ROUND_OFF, Network, flat_loss, hessian_kappa
 from hesscond.theorems.rates import (
@@ -31,7 +31,6 @@ from hesscond.theorems.rates import (
     newton,
     no_faster,
     normal,
-    not_applicable,
     scaling_directions,
     second_order,
     taught,

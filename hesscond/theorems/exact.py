@@ -73,24 +73,22 @@ def eigenvalue(
     return low, high
 
 
-def kappa_squared(
-    M: Rational, *, digits: int = 12, metric: Sequence[Fraction] | None = None
-) -> tuple[Fraction, Fraction]:
+def kappa_squared(M: Rational, *, metric: Sequence[Fraction] | None = None) -> tuple[Fraction, Fraction]:
     """Bounds of λ_max/λ_min of a positive definite M, exactly."""
-    least, most = (eigenvalue(M, i, digits=digits, metric=metric) for i in (0, len(M) - 1))
+    least, most = (eigenvalue(M, i, metric=metric) for i in (0, len(M) - 1))
     if least[0] <= 0:
         raise ValueError("the matrix is not certainly positive definite")
     return most[0] / least[1], most[1] / least[0]
 
 
-def kappa_absolute(M: Rational, *, digits: int = 6) -> tuple[Fraction, Fraction]:
+def kappa_absolute(M: Rational) -> tuple[Fraction, Fraction]:
     """Bounds of |λ|_max/|λ|_min of a symmetric M that is not singular, exactly."""
     negative, last = below(M, Fraction(0)), len(M) - 1
     # the ends of the spectrum, and what lies next to zero
     indices = {0, last, max(negative - 1, 0), min(negative, last)}
     lows, highs = [], []
     for index in sorted(indices):
-        low, high = eigenvalue(M, index, digits=digits)
+        low, high = eigenvalue(M, index, digits=6)
         if low <= 0 <= high:
             raise ValueError("an eigenvalue was not told from zero")
         lows.append(min(abs(low), abs(high)))

@@ -20,10 +20,10 @@ from hesscond.theorems.base import (
     Statement,
     decided,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.networks import CRITERIA, Network, extended, random_network
-from hesscond.theorems.rates import not_applicable
 
 #: Eigenvalues of a Gram matrix below this share of the largest are zeros.
 RANGE = 1e-10

@@ -270,11 +270,6 @@ def measured(iteration: Iteration, direction: Tensor, radius: float) -> Decay | 
     return Decay(min(lower), max(upper))
 
 
-def not_applicable(count: int, reason: str) -> list[Outcome]:
-    """Outcome not-applicable for each of ``count`` claims, with the same reason."""
-    return [Outcome("not-applicable", reason=reason)] * count
-
-
 def decay_of_step(alpha: float, kappa: ConditionNumber) -> Decay:
     """−ln max(|1 − αλ_min|, |1 − αλ_max|): of gradient descent with the step size α, negative above 2/λ_max."""
 

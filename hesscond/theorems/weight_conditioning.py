@@ -28,6 +28,7 @@ from hesscond.theorems.base import (
     decided,
     discrepancy,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import (
@@ -48,7 +49,6 @@ from hesscond.theorems.networks import (
     hessian_kappa,
     random_network,
 )
-from hesscond.theorems.rates import not_applicable
 
 
 def column_equilibrated(A: np.ndarray) -> np.ndarray:
