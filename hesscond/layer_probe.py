@@ -136,7 +136,9 @@ class LayerProbe(Measurement):
             # they read the data one after the other
             self.data = list(self.data)
         found = self._captured(captured) if captured else {}
-        found |= self._in_charts(charts)
+        for name, chart in charts.items():
+            with self.skipping(name, CaptureError):
+                found[name] = self._in_chart(name, chart)
         return found | (self._by_products(plain) if plain else {})
 
     # what blocks are measured in
@@ -161,13 +163,6 @@ class LayerProbe(Measurement):
         return own
 
     # layers in charts
-
-    def _in_charts(self, charts: Mapping[str, Chart]) -> dict[str, LayerResult]:
-        found = {}
-        for name, chart in charts.items():
-            with self.skipping(name, CaptureError):
-                found[name] = self._in_chart(name, chart)
-        return found
 
     def _in_chart(self, name: str, chart: Chart) -> LayerResult:
         """Measure a layer whose Hessian is known by its products in a chart."""
@@ -610,12 +605,9 @@ class LayerCapturing:
                 routes.update({name: own.route for name, own in captures.items()})
                 yield captures, weight
 
-        def total() -> float:
-            return weights.total
-
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
         whole = probe.level == "layer"
-        hessians, statistics = stream(weighed(), probe.memory, total, probe.collect, whole=whole)
+        hessians, statistics = stream(weighed(), probe.memory, lambda: weights.total, probe.collect, whole=whole)
         for (name, unit), block in hessians.items():
             if name not in self.failed:
                 blocks.setdefault(name, {})[unit] = block

@@ -75,14 +75,8 @@ class SecondDerivatives:
         proved_apart: Callable[[Request], bool],
         progress: ProgressRecord,
     ) -> None:
-        self.loss, self.samples, self.budget, self.proved_apart, self.progress = (
-            loss,
-            samples,
-            budget,
-            proved_apart,
-            progress,
-        )
-        self.requests = requests
+        self.loss, self.requests, self.samples, self.budget = loss, requests, samples, budget
+        self.proved_apart, self.progress = proved_apart, progress
         self.separators = Separators(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.cancellation_error = self.cancellation_errors(loss)

@@ -18,6 +18,7 @@ from hesscond.hessians.coordinates import (
 )
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
+from hesscond.scaling import OptimalKronecker as Optimum
 from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 
 #: Columns of the identity that are multiplied at once.
@@ -81,12 +82,7 @@ class OptimalKronecker(HessianScaling):
         factor = factored.factor()
         if not factor.any():
             raise ConfigError("the Hessian is zero: every pair of Kronecker factors is optimal")
-        best = optimal_kronecker_scaling(
-            factor,
-            (factored.units, factored.order // factored.units),
-            error=factored.factor_error(None),
-            rank_bound=factored.rank_bound,
-        )
+        best = best_kronecker(factored, factor)
         left, right = (torch.from_numpy(part).to(factored.rows.device) for part in (best.left, best.right))
         return Kronecker(left, DensePreconditioner(right), self.name)
 
@@ -100,6 +96,16 @@ def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
             "this layer there is something smooth, or the loss is not convex"
         )
     return factored
+
+
+def best_kronecker(hessian: FactoredHessian, factor: torch.Tensor) -> Optimum:
+    """The best L and R for a Hessian with this factor."""
+    return optimal_kronecker_scaling(
+        factor,
+        (hessian.units, hessian.order // hessian.units),
+        error=hessian.factor_error(None),
+        rank_bound=hessian.rank_bound,
+    )
 
 
 def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling | UnitScaling:

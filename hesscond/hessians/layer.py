@@ -163,11 +163,8 @@ class LayerHessian(BlockHessian):
             noise=noise_of(self._spread, P, self.units),
             least_rank=self.rank_bound if self.captured.loses_entries else None,
             lost=self.captured.loses_entries,
-            factor=partial(self._factored, P) if self.count * self.order <= FACTORED else None,
+            factor=(lambda: self.dense().form(P)) if self.count * self.order <= FACTORED else None,
         )
-
-    def _factored(self, P: LinearCoordinates | None) -> FactorForm:
-        return self.dense().form(P)
 
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         if not has_dual(P):

@@ -29,7 +29,7 @@ from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.capture.uses import Uses
 from hesscond.capture.weighting import BatchWeight
 from hesscond.capture.wrappers import measurable
-from hesscond.causes import NOTHING, REPEATED
+from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import (
     GGNLinearization,
@@ -97,18 +97,14 @@ class NetworkOperator(SymmetricOperator):
         (n,) parameters.
     psd
         Whether the graphs prove that the matrix is positive semidefinite.
-    problem
-        The model, the loss and the data that it was made from.
-    placements
-        Rows of the layers all of whose weights are among the parameters, without layers whose number of units or inputs
-        (a vocabulary) is too large for square matrices of that order.
     retained
         Number of batches whose graphs are kept, and of all batches.
-    saturated
-        Cause if derivatives in the model or the loss may have underflowed to zero.
-    reached
-        Names of the parameters that the loss depends on.
     """
+
+    saturated: Cause  # that derivatives in the model or the loss may have underflowed to zero
+    reached: set[str]  # names of the parameters that the loss depends on
+    #: layers with all weights among the parameters, and no number of units or inputs too large for square matrices
+    placements: list[Placement]
 
     def __init__(
         self,
@@ -270,11 +266,6 @@ class NetworkOperator(SymmetricOperator):
         return self.problem.held + self._taken
 
     @property
-    def _complete(self) -> bool:
-        """Whether no graph has to be built anew."""
-        return self._needed <= set(self._retained)
-
-    @property
     def retained(self) -> tuple[int, int]:
         """Number of batches whose graphs are kept, and of all batches."""
         return len(self._retained), len(self.weights)
@@ -325,7 +316,7 @@ class NetworkOperator(SymmetricOperator):
 
     def linearizations(self) -> Iterator[tuple[int, Linearization]]:
         """Linearizations of the batches that count, by number: kept, or built anew."""
-        if self._complete:
+        if self._needed <= set(self._retained):
             yield from self._retained.items()
             return
         for drawn, _ in self.problem.counted():

@@ -288,14 +288,7 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
             raise ConfigError(f"{folder} is not empty and holds no sweep: give another --out")
         return
     there = read_sweep(folder)
-    differing = [
-        name
-        for name, one, other in (
-            ("study", there.study, config.study),
-            ("threads", there.threads, config.threads),
-        )
-        if one != other
-    ]
+    differing = [name for name in ("study", "threads") if getattr(there, name) != getattr(config, name)]
     device = torch.device("cpu")
     left_out = {p.folder.name for p in plan_sweep(there, folder, device)} - {
         p.folder.name for p in plan_sweep(config, folder, device)

@@ -46,7 +46,7 @@ from hesscond.hessians.blocks import Block, Catalogue, Choice
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.coordinates import HessianMaker
 from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
-from hesscond.hessians.hessian_scalings import semidefinite
+from hesscond.hessians.hessian_scalings import best_kronecker, semidefinite
 from hesscond.hessians.parameter_maps import ParameterMap
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.hessians.preconditioner import scaling_conditions
@@ -59,7 +59,7 @@ from hesscond.methods.bnp import from_statistics, regularized
 from hesscond.network_probe import NetworkProbe
 from hesscond.results import LayerResult
 from hesscond.roles import NETWORK
-from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
+from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.threads import one_thread
 from hesscond.study.config import ProbeConfig
@@ -593,12 +593,7 @@ def optima(hessian: BlockHessian) -> dict[str, float]:
         own = semidefinite(hessian, "diagonal")
         factor = own.factor()
         diagonal = optimal_diagonal_scaling(factor, side="column")
-        kronecker = optimal_kronecker_scaling(
-            factor,
-            (own.units, own.order // own.units),
-            error=own.factor_error(None),
-            rank_bound=own.rank_bound,
-        )
+        kronecker = best_kronecker(own, factor)
     except (ConfigError, MatrixError):
         return {}
     return {

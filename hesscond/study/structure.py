@@ -100,19 +100,18 @@ def check_structure(study: StudyConfig) -> None:
             found = statement(own.id)
             if not isinstance(found, LayerStatement):
                 continue
-            if block.layer is None or "unit" not in study.probe.levels:
-                raise Misfit(
-                    ("statements", number),
-                    f"{own.id} speaks of units of {' and '.join(found.layers)} layers, but layer {name!r} is "
-                    f"{'measured as a whole' if block.layer is not None else 'none of these'}: probe others",
-                )
-            kind = Geometry.of(block.layer).kind
-            if kind not in found.layers:
-                raise Misfit(
-                    ("statements", number),
-                    f"{own.id} speaks of {' and '.join(found.layers)} layers, but layer {name!r} is a "
-                    f"{kind}: probe others",
-                )
+            kind = None if block.layer is None else Geometry.of(block.layer).kind
+            if kind is None or "unit" not in study.probe.levels:
+                what, wrong = "units of ", "none of these" if kind is None else "measured as a whole"
+            elif kind not in found.layers:
+                what, wrong = "", f"a {kind}"
+            else:
+                continue
+            raise Misfit(
+                ("statements", number),
+                f"{own.id} speaks of {what}{' and '.join(found.layers)} layers, but layer {name!r} is {wrong}: "
+                "probe others",
+            )
 
 
 def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
