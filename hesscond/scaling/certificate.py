@@ -43,16 +43,6 @@ class Certificate:
     transposed: bool
     lower: float
 
-    @property
-    def Y(self) -> np.ndarray:
-        """Product FFᵀ (n, n), rounded."""
-        return self.Y_factor @ self.Y_factor.T
-
-    @property
-    def Z(self) -> np.ndarray:
-        """Product GGᵀ (n, n), rounded."""
-        return self.Z_factor @ self.Z_factor.T
-
 
 class Certified(NamedTuple):
     """Pair that was made feasible (see `Certificate`); ``lower`` bounds κ⁺."""

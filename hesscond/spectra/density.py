@@ -261,11 +261,6 @@ class Share:
         return f"{value:.{digits}f} ± {error:.{digits}f} %"
 
     @property
-    def count(self) -> float:
-        """Number n·``value`` of eigenvalues in the interval."""
-        return self.order * self.value
-
-    @property
     def resolved(self) -> bool:
         """Whether the quadrature is no less certain than the sampling: bounds within twice the standard error."""
         return self.upper - self.lower <= 2 * self.error or self.upper - self.lower <= 1e-12
@@ -454,31 +449,31 @@ class Density(Shown):
         ends = float(lower.mean()) + null, min(1.0, float(upper.mean()) + null)
         return Share(float(middle.mean()) + null, float(self.error_of(middle)), *ends, self.order)
 
-    def curve(self, points: int = 512, *, width: float | None = None) -> Curve:
+    def curve(self, points: int = 512) -> Curve:
         """Density smoothed with Gaussians, without the known null space, at evenly spaced points.
+
+        The standard deviation of a Gaussian is a hundredth of the range, and more where the recurrences do not resolve
+        the spectrum: there each node takes the width of what it stands for (`widths`).
 
         Parameters
         ----------
         points
             Number of points.
-        width
-            Standard deviation of all Gaussians. If not given: a hundredth of the range, and more where the recurrences
-            do not resolve the spectrum: there each node takes the width of what it stands for (`widths`).
 
         Raises
         ------
         ConfigError
-            A width that is not positive, or fewer than two points.
+            Fewer than two points.
         """
-        if points < 2 or not (width is None or width > 0):
-            raise ConfigError(f"a curve takes points ≥ 2 and width > 0, not {points} and {width}")
+        if points < 2:
+            raise ConfigError(f"a curve takes at least 2 points, not {points}")
         nodes = self.nodes
-        sigma = widths(nodes, self.residuals) if width is None else torch.full_like(nodes, width)
+        sigma = widths(nodes, self.residuals)
         used = self.weights > 0  # nodes without weight only fill up their row
         if not bool(used.any()):
             x = torch.linspace(-1, 1, points, dtype=torch.float64)
             nothing = torch.zeros_like(x)
-            return Curve(x, nothing, nothing, width or 1.0, width or 1.0)
+            return Curve(x, nothing, nothing, 1.0, 1.0)
         low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
         x = torch.linspace(low, high, points, dtype=torch.float64)
         samples = torch.stack([gaussians(x, *row) for row in zip(nodes, self.weights, sigma, strict=True)])

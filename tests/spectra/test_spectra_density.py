@@ -316,7 +316,6 @@ def test_unknown_null_directions_are_no_negative_eigenvalues():
     indefinite = density(Diagonal(torch.cat([-values[-30:], values])), probes=20, method="lanczos")
     negative = indefinite.negative
     assert abs(negative.value - 30 / 630) <= 4 * negative.error + (negative.upper - negative.lower) / 2
-    assert negative.count == pytest.approx(630 * negative.value)
 
 
 def test_counting_nodes_would_be_wrong_by_many_standard_errors():
@@ -492,14 +491,6 @@ def test_the_curve_integrates_to_one_and_is_the_density(name, method):
         assert float(off.mean()) <= 0.03 * float(truth.max())
 
 
-def test_the_width_is_what_was_asked_for():
-    found = density(Diagonal(torch.zeros(10).double()), method="dense")
-    for width in (0.5, 2.0):
-        curve = found.curve(101, width=width)
-        assert curve.width == width
-        assert float(curve.density.max()) == pytest.approx(1 / (width * math.sqrt(2 * math.pi)), rel=1e-12)
-
-
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -524,7 +515,6 @@ def test_bad_questions_are_refused():
         lambda: found.share(math.nan, 1.0),
         lambda: found.share(1.0, 0.0),
         lambda: found.curve(1),
-        lambda: found.curve(width=0.0),
     ):
         with pytest.raises(ConfigError):
             question()
