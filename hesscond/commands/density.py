@@ -15,7 +15,16 @@ import torch
 import typer
 from rich.text import Text
 
-from hesscond.commands.options import Device, TargetSpec, Traceback, check_file, forward_precision, names_of, parse_size
+from hesscond.commands.options import (
+    Device,
+    TargetSpec,
+    Traceback,
+    check_file,
+    check_seed,
+    forward_precision,
+    names_of,
+    parse_size,
+)
 from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.errors import ConfigError
@@ -29,7 +38,6 @@ from hesscond.report.page import METADATA, save_figure
 from hesscond.spectra.density import NEAR_ZERO, Density
 from hesscond.spectra.density import density as spectral_density
 from hesscond.study import resolve_device
-from hesscond.study.sections import LARGEST
 from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ def density(
         matrix="GGN" if ggn else "Hessian",
         probes=probes,
         steps=steps,
-        seed=seed,
+        seed=check_seed(seed),
         dtype=forward_precision(dtype),
         memory=None if memory is None else parse_size(memory),
     )
@@ -108,8 +116,6 @@ class Request:
         for name in ("probes", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.seed <= LARGEST:
-            raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {self.seed}")
 
 
 def run_density(

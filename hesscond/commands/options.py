@@ -62,6 +62,15 @@ def check_file(option: str, path: Path | None, suffixes: Any) -> None:
         raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
 
 
+def check_seed(seed: int) -> int:
+    """Return the seed; a ConfigError if random generators do not take it."""
+    from hesscond.study.sections import LARGEST
+
+    if not 0 <= seed <= LARGEST:
+        raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
+    return seed
+
+
 def choice(option: str, given: str, known: Any) -> str:
     """Return the given value; a ConfigError if it is not known."""
     if given not in known:

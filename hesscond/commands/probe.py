@@ -27,6 +27,7 @@ from hesscond.commands.options import (
     TargetSpec,
     Traceback,
     check_file,
+    check_seed,
     choice,
     forward_precision,
     names_of,
@@ -45,7 +46,6 @@ from hesscond.results import NetworkResult
 from hesscond.roles import NETWORK
 from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
-from hesscond.study.sections import LARGEST
 from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
@@ -124,8 +124,7 @@ def probe(
         memory=None if memory is None else parse_size(memory),
         products=products,
     )
-    if not 0 <= seed <= LARGEST:
-        raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
+    check_seed(seed)
     write = writer(as_json, as_csv, output)
     check_file("--figure", figure, METADATA)
     place = own_device(resolve_device(device))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
-from hesscond.commands.options import Junit, check_file
+from hesscond.commands.options import Junit, check_file, check_seed
 from hesscond.commands.printing import (
     AsJson,
     listing,
@@ -27,7 +27,6 @@ from hesscond.commands.printing import (
 from hesscond.errors import ConfigError
 from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
-from hesscond.study.sections import LARGEST
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
 from hesscond.theorems.base import verdict_table
 
@@ -59,8 +58,7 @@ def verify_statements(
     """
     if bool(ids) == all_of_them:
         raise ConfigError("name the statements, or give --all (hesscond statements lists them)")
-    if not 0 <= seed <= LARGEST:
-        raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
+    check_seed(seed)
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {trials}")
     check_file("--junit", junit, None)

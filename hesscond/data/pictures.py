@@ -123,13 +123,7 @@ class Pictures:
         return torch.tensor(means, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)
 
     def fingerprint(self) -> str:
-        """Checksum of names, sizes and modification times of the files, and of both lengths.
-
-        Raises
-        ------
-        DataNotFoundError
-            A file cannot be read.
-        """
+        """Checksum of names, sizes and modification times of the files, and of both lengths."""
         return fingerprint(f"{self.resize} {self.size}", self.folder, self.files)
 
     def _bytes(self, index: slice | torch.Tensor) -> np.ndarray:

@@ -35,13 +35,7 @@ class Expectation:
 
     @classmethod
     def of(cls, text: str) -> Expectation:
-        """Read an expression.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be read.
-        """
+        """Read an expression; a ConfigError if it cannot be read."""
         text = text.strip()
         return cls(text, parse_expectation(text))
 
@@ -51,13 +45,7 @@ class Expectation:
         return methods_of(self.node)
 
     def check_methods(self, known: Sequence[str]) -> None:
-        """Refuse a method that none of the runs has.
-
-        Raises
-        ------
-        ConfigError
-            One of its methods is not in ``known``.
-        """
+        """Refuse a method that is not in ``known``, those of the runs."""
         for method in self.methods:
             if method not in known:
                 names = list(dict.fromkeys(known))

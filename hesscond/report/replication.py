@@ -249,13 +249,9 @@ def verdict_of(verdicts: Sequence[str]) -> str:
 
 
 def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
-    """Values of a quantity of the runs of one method, by seed."""
-    return Seeds(name, {run.seed: measured(run, of, at) for run in runs if run.legend == name and is_over(run)})
-
-
-def is_over(run: StoredRun) -> bool:
-    """Whether a run went to its end, or diverged."""
-    return run.status in ("finished", "diverged")
+    """Values of a quantity of the runs of one method that finished or diverged, by seed."""
+    over = [run for run in runs if run.legend == name and run.status in ("finished", "diverged")]
+    return Seeds(name, {run.seed: measured(run, of, at) for run in over})
 
 
 AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mean": ", mean over epochs"}

@@ -29,14 +29,9 @@ class Selection:
     probes: tuple[pd.DataFrame, ...]
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The different batch sizes, ascending."""
-        return tuple(sorted({int(run.config["training"]["batch_size"]) for run in self.runs}))
-
-    @property
     def title(self) -> str:
         """Study, layer and unit, batch size."""
-        sizes = ", ".join(map(str, self.batch_sizes))
+        sizes = ", ".join(map(str, sorted({int(run.config["training"]["batch_size"]) for run in self.runs})))
         return f"{self.study} · {place_name(f'layer {self.layer}', self.unit, ', unit ')} · batch size {sizes}"
 
     def probe(self, run: StoredRun, data: str) -> pd.DataFrame:
@@ -110,21 +105,17 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
     return Selection(tuple(runs), str(first.config["name"]), layer, unit, probes)
 
 
-def first_unit(units: Sequence[int] | str, levels: Sequence[str]) -> int | None:
-    """Unit that is shown where none was named; None for the whole block."""
-    if "unit" not in levels:
-        return None
-    return 0 if isinstance(units, str) else units[0]
-
-
 def first_place(run: StoredRun, probe: pd.DataFrame, layer: str | None = None) -> tuple[str, int | None]:
-    """Layer and unit that are shown where none were named."""
+    """Layer and unit that are shown where none were named; the unit is None for the whole block."""
     own = run.config["probe"]
     layer = own["layers"][0] if layer is None else layer
-    unit = first_unit(own["units"], own.get("levels", ["unit"]))
-    there = probe.loc[probe["layer"] == layer, "unit"].dropna()
+    if "unit" not in own.get("levels", ["unit"]):
+        return layer, None
+    if own["units"] != "all":
+        return layer, own["units"][0]
     # for tokens, one that occurs
-    return layer, int(there.iloc[0]) if unit is not None and own["units"] == "all" and len(there) else unit
+    there = probe.loc[probe["layer"] == layer, "unit"].dropna()
+    return layer, int(there.iloc[0]) if len(there) else 0
 
 
 def at_place(probe: pd.DataFrame, layer: str, unit: int | None) -> pd.Series:
