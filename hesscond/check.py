@@ -189,7 +189,7 @@ class ReferenceProducts:
 
     def add(self, batch: Batch, directions: Sequence[CheckDirection], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
-        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+        used = self._used(directions)
         random = RandomState.now(self._snapshot.gpus)
         counted = None
         if self._first is None:
@@ -279,7 +279,7 @@ class ReferenceProducts:
         self, directions: Sequence[CheckDirection], *, enlarged: bool = False
     ) -> Iterator[tuple[CheckDirection, torch.Tensor, torch.Tensor]]:
         """Return `_derivatives` on the first batch."""
-        used = sorted({i for direction in directions for i in self._indices(direction.whole)})
+        used = self._used(directions)
         first = self._gradient(self._first_again(), used, enlarged=enlarged)
         return self._derivatives(first, directions, enlarged=enlarged)
 
@@ -288,7 +288,7 @@ class ReferenceProducts:
     ) -> None:
         """Add the rounding of cancelled terms in the loss of a batch to the directions' ``cancellation_error``."""
         if may_cancel(nodes([evaluation.loss.grad_fn])):
-            trials, used = [], sorted({i for direction in directions for i in self._indices(direction.whole)})
+            trials, used = [], self._used(directions)
             for trial in range(2):
                 with Perturbed(trial << 20):
                     first = self._gradient(evaluation, used)
@@ -331,6 +331,10 @@ class ReferenceProducts:
 
     def _indices(self, layout: Layout) -> list[int]:
         return [self._place[id(p)] for p in layout.tensors]
+
+    def _used(self, directions: Sequence[CheckDirection]) -> list[int]:
+        """Indices of the leaves that the gradient of some directions is taken in."""
+        return sorted({i for direction in directions for i in self._indices(direction.whole)})
 
     def verdict(self, direction: CheckDirection, block: BlockHessian, total: float = 1.0) -> Check:
         """Check of a block over all batches added, in plain and its own coordinates; ``total`` divides the weights."""

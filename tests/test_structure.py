@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -357,9 +356,3 @@ def test_what_cannot_be_is_one_sentence(options: dict, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as raised:
         hesscond.block_structure(*tokens(), **options)
     assert "\n" not in str(raised.value)
-
-
-def test_frames_hold_floats() -> None:
-    frame = hesscond.block_structure(*pictures()).to_frame()
-    assert list(frame["block"]) == ["0", "3"]
-    assert np.isfinite(frame[["trace", "norm", "norm_others", "norm_error"]].to_numpy()).all()

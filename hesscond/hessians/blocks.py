@@ -457,7 +457,7 @@ class Catalogue:
             if attribute in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
                 return heads(attribute[0], range(count), owner.num_heads)
             return {}
-        gates = next((gates for kind, gates in GATES.items() if isinstance(owner, kind)), "")
+        gates = gates_of(owner)
         if gates and (not attribute or attribute.startswith(("weight_ih", "weight_hh", "bias"))):
             size = count // len(gates)
             return {gate: range(k * size, (k + 1) * size) for k, gate in enumerate(gates)}
@@ -503,8 +503,7 @@ class Catalogue:
     def _recurrent_parts(self, base: str, module: nn.RNNBase) -> dict[str, Callable[[str], Block]]:
         """Layers, directions and gates of a recurrent module; the projection belongs to no unit."""
         prefix = "" if module is self.model else f"{base}."
-        gates = next((gates for kind, gates in GATES.items() if isinstance(module, kind)), "")
-        runs = list(self._runs(module))
+        gates, runs = gates_of(module), list(self._runs(module))
 
         def make(run: str, gate: int | None) -> Callable[[str], Block]:
             def block(name: str) -> Block:
@@ -751,6 +750,11 @@ def take(piece: Piece, owners: dict[str, torch.Tensor], number: int) -> None:
     size = piece.count * piece.width
     owner, index = owners.setdefault(piece.parameter, torch.zeros(size, dtype=torch.int32)), piece.index()
     owner[slice(None) if index is None else index] = number
+
+
+def gates_of(module: nn.Module) -> str:
+    """Letters of a recurrent module's gates, in the order of their rows; empty for other modules."""
+    return next((gates for kind, gates in GATES.items() if isinstance(module, kind)), "")
 
 
 def without_part(name: str) -> str:
