@@ -267,7 +267,9 @@ def test_two_processes_find_what_one_finds(tmp_path, level):
     for processes in (1, 2):
         done = command(tmp_path, "mine.py:make", "--level", level, "--json", processes=processes)
         assert done.returncode == 0, done.stderr
-        rows.append(json.loads(done.stdout))
+        found = json.loads(done.stdout)
+        # one process adds the shares of layers
+        rows.append(found[-1:] if level == "network" else found)
     for one, two in zip(*rows, strict=True):
         for name in ("layer", "unit", "n_params", "rank"):
             assert one[name] == two[name]
