@@ -52,7 +52,6 @@ GONE: dict[str, str] = {
     "per": "standardize and minmax scale every feature by itself: scale channels where the data are read",
     "Reading": "a statement has claims, which are checked; what a source says without a bound is not measured",
     "Reported": "a verdict has a tally for each claim; what a source says without a bound is not measured",
-    "smallest-nonzero": "hesscond.smallest_nonzero(H, k, inverse=…)",
     "--no-lift-casts": "--dtype as-is measures a model with its own casts, as dtype=None does in Python",
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }

@@ -80,6 +80,13 @@ class OptimalScaling:
     certificate: Certificate | None
 
     @property
+    def scaling(self) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Diagonal (m,) or (n,) of the side that was scaled, or (row, column) if both were."""
+        if self.side == "both":
+            return self.row, self.column
+        return self.row if self.side == "row" else self.column
+
+    @property
     def gap(self) -> float:
         """Ratio ``upper / lower`` ≥ 1: κ⁺ of the scaling is at most this many times the infimum."""
         return self.upper / self.lower

@@ -41,6 +41,7 @@ def test_rotations_and_permutations_change_nothing(size):
     overlap(best, optimal_diagonal_scaling(A[rng.permutation(m)][:, rng.permutation(n)]))
     overlap(best, optimal_diagonal_scaling(A.T, side="column"))
     both = optimal_diagonal_scaling(A, side="both")
+    assert [list(d) for d in both.scaling] == [list(both.row), list(both.column)]
     overlap(both, optimal_diagonal_scaling(A.T, side="both"))
     assert both.lower <= best.kappa
 

@@ -445,3 +445,11 @@ def test_similarity_shift_and_scaling(spectrum, seed, shift, scale, which):
         result = lanczos(Dense(B), 2, which)
         assert result.converged
         assert (back(result.eigenvalues) - base).abs().max() <= 1e-7 * size
+
+
+def test_the_smallest_nonzero_are_those_above_the_null_space():
+    d = torch.tensor([0.0, 0.0, 3e-6, -2e-5, *range(1, 40)], dtype=torch.float64)
+    found = lanczos(Diagonal(d), 2, which="smallest-nonzero")
+    assert found.eigenvalues.abs().sort().values.tolist() == pytest.approx([3e-6, 2e-5], rel=1e-8)
+    with pytest.raises(ConfigError, match="ends of the spectrum"):
+        lanczos(Diagonal(d), 2, which="smallest-nonzero", basis=20)
