@@ -124,6 +124,21 @@ ENTRIES = {
         "The gain κ(H)/κ(PᵀHP) against κ(D)², which section 3.3 of Lange, Helfrich and Ye (JMLR 2022) expects it to be "
         "about.",
     ),
+    "spectra": Entry(
+        "Both ends of the spectrum of an output unit's Hessian along training, and its rank.",
+        small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
+    ),
+    "rate": Entry(
+        "Measured rates of convergence against the predicted (κ − 1)/(κ + 1), on the steps of gradient descent near "
+        "random minima.",
+        "",
+        (),
+    ),
+    "margins": Entry(
+        "How much of what BNP's Theorem 4 allows is used on the activations of a network in training.",
+        "hesscond study fc-digits --method vanilla --method bnp --statement bnp-theorem-4 --out runs",
+        ("study", *TWO, "--statement", "bnp-theorem-4"),
+    ),
 }
 HEAD = """# Gallery
 
@@ -171,7 +186,10 @@ def small_runs(folder: Path, entry: Entry) -> Path:
 
 def section(name: str, entry: Entry) -> str:
     """What it shows, the commands, the picture."""
-    shown = f"{entry.command}\nhesscond figure {name} runs -o {name}.pdf"
+    commands = [entry.command] * bool(entry.command) + [
+        f"hesscond figure {name} {'runs ' * bool(entry.command)}-o {name}.pdf"
+    ]
+    shown = "\n".join(commands)
     return f"\n## {name}\n\n{entry.sentence}\n\n```sh\n{shown}\n```\n\n![{entry.sentence}]({name}.png)\n"
 
 
@@ -185,7 +203,7 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [name for name in ENTRIES if name != "conditioning"]:
             entry, path = ENTRIES[name], GALLERY / f"{name}.png"
-            hesscond("figure", name, small_runs(Path(folder), entry), "-o", path)
+            hesscond("figure", name, *([small_runs(Path(folder), entry)] if entry.small else []), "-o", path)
             shrink(path)
             print(path)
     (GALLERY / "README.md").write_text(page(), encoding="utf-8")

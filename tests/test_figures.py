@@ -32,7 +32,7 @@ gallery, preconditioners = script("gallery"), script("preconditioners")
 
 
 def test_the_gallery_shows_every_kind_of_figure() -> None:
-    assert set(gallery.ENTRIES) == set(FIGURES)
+    assert set(gallery.ENTRIES) == {*FIGURES, "rate"}
     page = gallery.page()
     assert (FOLDER / "gallery" / "README.md").read_text(encoding="utf-8") == page
     shown = {path.stem for path in (FOLDER / "gallery").glob("*.png")}
@@ -44,7 +44,7 @@ def test_the_gallery_shows_every_kind_of_figure() -> None:
 def test_the_gallery_is_drawn_from_small_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery, "GALLERY", tmp_path)
     gallery.main([])
-    assert {path.stem for path in tmp_path.glob("*.png")} == set(FIGURES) - {"conditioning"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate"} - {"conditioning"}
 
 
 def cell(method: str, seed: int, level: str, kappa: float, top: float, own: float | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``hesscond figure`` and ``hesscond table``: from stored runs, and from what ``hesscond probe`` wrote."""
+"""``hesscond figure`` and ``hesscond table``: from stored runs, and from what other commands wrote."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from hesscond.commands.options import Runs, check_file, collect
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.report.page import COLUMN, METADATA, save_figure, venue_page
-from hesscond.report.registry import FIGURES, QUANTITIES, TABLES, UNIT
+from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
+from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
 
-#: Figure that is drawn from a file of hesscond probe.
-PROBE = "probe"
-KINDS = (*FIGURES, PROBE)
+#: Figures that are not drawn from runs: from a file of hesscond probe, and from the trials of a statement.
+PROBE, RATE = "probe", "rate"
+KINDS = (*FIGURES, PROBE, RATE)
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
@@ -33,7 +33,8 @@ def figure(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote.",
+            help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote; for rate a "
+            f"statement ({', '.join(RATED)}).",
         ),
     ] = None,
     layer: Layer = None,
@@ -55,12 +56,13 @@ def figure(
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
     check_file("--output", output, METADATA)
     names = runs or []
-    if kind == PROBE:
-        if len(names) != 1:
-            raise ConfigError("probe takes one file: what hesscond probe wrote with -o rows.json")
+    if kind == RATE:
+        drawn = drawn_rate(names, page)
+    elif kind == PROBE:
+        path = one_of(names, "probe takes one file: what hesscond probe wrote with -o rows.json")
         from hesscond.report.probed import probe_figure, read_rows
 
-        drawn = probe_figure(read_rows(names[0]), Path(names[0]).stem, page=page)
+        drawn = probe_figure(read_rows(path), Path(path).stem, page=page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
@@ -68,6 +70,23 @@ def figure(
         drawn = FIGURES[kind].draw(collect([Path(name) for name in names]), page=page, **options)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
+
+
+def drawn_rate(names: list[str], page: Page) -> Any:
+    """Figure of the rates of a statement; by default of the first statement that has one."""
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    id = one_of(names or [RATED[0]], f"{RATE} takes one statement: {', '.join(RATED)}")
+    with sign_of_life(id) as say:
+        found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return rate_figure(found, id, page=page)
+
+
+def one_of(names: list[str], sentence: str) -> str:
+    """The only name in a list; a ConfigError with the sentence if there is none or there are several."""
+    if len(names) != 1:
+        raise ConfigError(sentence)
+    return names[0]
 
 
 def table(

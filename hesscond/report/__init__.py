@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hesscond.report.curves import (
         accuracy_axes,
         conditioning_figure,
+        eigenvalue_figure,
         gain_axes,
         gain_figure,
         loss_axes,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hesscond.report.equal_loss import equal_loss_figure
     from hesscond.report.html_report import write_report
     from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
-    from hesscond.report.margins import margin_figure
+    from hesscond.report.margins import margin_figure, rate_figure, rate_trials, stored_margin_figure
     from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
     from hesscond.report.palette import method_colors, method_looks
     from hesscond.report.probed import probe_figure
@@ -47,6 +48,7 @@ __all__ = [
     "block_frame",
     "conditioning_figure",
     "density_figure",
+    "eigenvalue_figure",
     "equal_loss_figure",
     "gain_axes",
     "gain_figure",
@@ -62,10 +64,13 @@ __all__ = [
     "network_table",
     "notes",
     "probe_figure",
+    "rate_figure",
+    "rate_trials",
     "rounding_note",
     "save_figure",
     "statement_frame",
     "statement_table",
+    "stored_margin_figure",
     "summary_frame",
     "summary_table",
     "training_figure",

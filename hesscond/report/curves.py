@@ -1,4 +1,4 @@
-"""Curves along training: loss and accuracy, condition numbers of a unit, gain against κ(D)².
+"""Curves along training: loss and accuracy, condition numbers of a unit, both ends of its spectrum; gain against κ(D)².
 
 Mini-batches are lines, the whole training set markers; colours tell methods apart.
 """
@@ -47,6 +47,7 @@ from hesscond.report.selection import (
     first_start,
     groups_of,
     looks_of,
+    probed_groups,
     select,
     title_of,
 )
@@ -448,6 +449,78 @@ def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, 
     return ax
 
 
+# --- spectrum ---------------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "lambda_max": Look(r"$\lambda_{\max}$", width=1.0, raw=False),
+    "lambda_min": Look(r"$\lambda_{\min}$, where resolved", dash=DASHED, width=1.0, raw=False),
+}
+RANK = Look("rank", width=1.0, raw=False)
+
+
+def eigenvalue_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
+) -> Figure:
+    """The largest and the smallest nonzero eigenvalue of a unit's Hessian, and its rank, over the iterations.
+
+    The figure shows |λ| in the plain parameters, over mini-batches (over the training set where only that was probed).
+    Where the rank is not resolved, no smallest nonzero eigenvalue is known, and none is drawn. Lines are running
+    medians, the median over seeds in a band from the lowest to the highest. A rank that never changes is stated below
+    the figure, in place of a panel.
+    """
+    selection = eigenvalues_logged(runs, layer=layer, unit=unit)
+    groups = [group for group in probed_groups(runs) if any(len(selection.rows_of(run)) for run in group.runs)]
+    looks = looks_of(groups)
+    data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
+    window = window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
+    probes = {group.label: [selection.probe(run, data) for run in group.runs] for group in groups}
+    ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
+    changing = len(ranks) > 1
+    with page.styled():
+        columns = 2 if changing and page.wide else 1
+        labels = [*probes, *(look.label for look in ENDS.values())]
+        figure = page.figure(0.5 + 1.5 * (1 + changing) / columns + heading_height(labels, page))
+        axes = panels(figure, 1 + changing, columns)
+        axes[0].set_yscale("log", nonpositive="mask")
+        for label, own in probes.items():
+            method = looks[label]
+            for column, look in ENDS.items():
+                curves = [end_of(probe, column) for probe in own]
+                draw_curve(axes[0], curves, look, method.color, window, f"{label}-{column}", method.marker)
+            if changing:
+                curves = [probe["rank"].astype(float) for probe in own]
+                draw_curve(axes[1], curves, RANK, method.color, 1, f"{label}-rank", method.marker)
+        keep_in_view(axes[0], drawn_values(axes[0]))
+        logarithmic(axes[0])
+        axes[0].set_ylabel(r"$|\lambda|$ of $\nabla^2 L$")
+        if changing:
+            axes[1].set_ylabel("rank")
+            axes[1].yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for ax in axes:
+            along_iterations(ax)
+        handles = [method_handle(label, looks[label]) for label in probes]
+        add_heading(figure, page, selection.title, [*handles, *(look.line_handle() for look in ENDS.values())])
+        parts = [{"batch": "mini-batches", "train": "training set"}[data]]
+        parts += [f"rank {next(iter(ranks)):.0f} throughout"] if len(ranks) == 1 else []
+        parts += [f"running median of {window}"] if window > 1 else []
+        label_figure(figure, page, None, "; ".join([*parts, *out_of_view(axes[:1])]))
+    return figure
+
+
+def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
+    """Probe rows to show; a ConfigError if no eigenvalue was logged."""
+    selection = select(runs, layer, unit)
+    if not any(finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
+        raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
+    return selection
+
+
+def end_of(probe: pd.DataFrame, column: str) -> pd.Series:
+    """|λ| at one end, NaN where it is not known."""
+    values = finite(probe[column]).abs()
+    return values if column == "lambda_max" else values.where(probe["resolved"].fillna(False).astype(bool))
+
+
 TRAINING_FIGURE = FigureKind(
     "training",
     "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
@@ -471,5 +544,14 @@ GAIN_FIGURE = FigureKind(
     PROBED,
     gain_figure,
     select,
+    UNIT,
+)
+
+EIGENVALUES_FIGURE = FigureKind(
+    "spectra",
+    "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
+    PROBED,
+    eigenvalue_figure,
+    eigenvalues_logged,
     UNIT,
 )

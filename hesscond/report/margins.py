@@ -1,19 +1,27 @@
-"""Figure of checked claims: the share of the allowed amount that was used in each trial."""
+"""Figures of checked claims: share of the allowed amount that was used, and measured against predicted rates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
-from hesscond.report.axes import label_figure, logarithmic_x
+from hesscond.errors import ConfigError
+from hesscond.report.axes import add_heading, label_figure, logarithmic_x
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
+from hesscond.report.registry import RATED, FigureKind
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from hesscond.runs import StoredRun
     from hesscond.theorems import Tally, Verdict
 
 #: Colours of claims that are known to be true, and of those known to be false.
@@ -40,7 +48,37 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
         ones in orange, with the number of trials that were decided and of those that violated it. A share below 1e-6
         or above 1e6 is drawn at the end of the axis; a claim without any says so.
     """
-    tallies = verdict.tallies
+    return tally_figure(verdict.tallies, f"{verdict.id}, {verdict.trials} trials", page)
+
+
+def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
+    """`margin_figure` of checks along runs: a histogram for every claim, over runs, layers and iterations."""
+    tallies = stored_tallies(runs)
+    checks = sum(len(run.table("statements")) for run in runs)
+    names = ", ".join(sorted({run.config["name"] for run in runs}))
+    return tally_figure(tallies, f"{names}: {checks} checks along {len(runs)} runs", page)
+
+
+def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
+    """Results of the checks along runs, tallied by claim."""
+    if not runs:
+        raise ConfigError("no runs given: name at least one run folder")
+    from hesscond.theorems.base import Claim, Outcome, Tally
+
+    found: dict[tuple[str, str], Tally] = {}
+    for run in runs:
+        for number, row in enumerate(run.table("statements").to_dict("records")):
+            key = row["statement"], row["claim"]
+            if key not in found:
+                found[key] = Tally(Claim(f"{row['statement']}, {row['claim']}", "", bool(row["known"])))
+            found[key].add(Outcome(row["status"], float(row["used"])), number)
+    if not found:
+        raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")
+    return tuple(found.values())
+
+
+def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
+    """Figure with a row for each tally."""
     with page.styled():
         figure = page.figure(0.55 + 0.55 * len(tallies), h_pad=0.02, hspace=0.04)
         axes = figure.subplots(len(tallies), 1, sharex=True, squeeze=False)[:, 0]
@@ -50,7 +88,8 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
         axes[-1].set_xlabel("used of what the claim allows (violated right of the line)")
         logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
-        label_figure(figure, page, f"{verdict.id}, {verdict.trials} trials", "")
+        size = float(page.style["font.size"])
+        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
     return figure
 
 
@@ -93,3 +132,112 @@ def told(tally: Tally) -> str:
         return tally.claim.name
     held = f"holds in {tally.holds} of {decided}" if tally.violated else f"holds in all {decided}"
     return f"{tally.claim.name}: {held if tally.claim.true else f'false, {held}'}"
+
+
+#: Colours of published claims in the order of a statement, then of similar claims that are not true.
+COLORS = tuple(METHOD_COLORS[name] for name in ("bnp", "batchnorm", "vanilla", "sphere", "equilibration"))
+MARKERS = ("o", "s", "x", "+", "^")
+
+
+def rate_trials(
+    id: str, *, trials: int | None = None, seed: int = 0, on_trial: Callable[[int], None] | None = None
+) -> pd.DataFrame:
+    """Predicted and measured rates of every trial of a statement.
+
+    Parameters
+    ----------
+    id
+        Id of a statement whose claims compare rates.
+    trials
+        Number of trials; by default that of the statement.
+    seed
+        Trial k depends on the seed and k only, and is that of `hesscond.verify`.
+    on_trial
+        Called with the number of trials done.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per trial and claim: trial, claim, true (whether that is known), status, predicted and measured:
+        decays −ln(rate) of an iteration.
+    """
+    import pandas as pd
+
+    from hesscond.theorems import statement
+    from hesscond.theorems.base import one_trial
+
+    checked = statement(id)
+    rows = []
+    for number in range(checked.trials if trials is None else trials):
+        for claim, outcome in zip(checked.claims, one_trial(checked, seed, number), strict=True):
+            if np.isfinite(outcome.predicted) and np.isfinite(outcome.measured):
+                row = {"trial": number, "claim": claim.name, "true": claim.true, "status": outcome.status}
+                rows.append(row | {"predicted": outcome.predicted, "measured": outcome.measured})
+        if on_trial is not None:
+            on_trial(number + 1)
+    if not rows:
+        raise ConfigError(f"no trial of {id!r} compares rates: choose from {', '.join(RATED)}")
+    return pd.DataFrame(rows)
+
+
+def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figure:
+    """The decay −ln(rate) of gradient descent near a minimum, measured on its steps, against the predicted one.
+
+    On the diagonal the rate is (κ − 1)/(κ + 1). Claims that are known to be false are crosses. Points above it converge
+    faster than predicted; where the measured decay is not positive, the descent does not converge, and the point is at
+    the lower edge.
+
+    Parameters
+    ----------
+    found
+        Result of `rate_trials`.
+    title
+        Title above the figure.
+    page
+        Page that the figure is drawn for.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Figure with one panel.
+    """
+    claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(found["claim"], found["true"], strict=True)))
+    with page.styled():
+        figure = page.figure(2.9)
+        ax = figure.add_subplot()
+        ax.set_xscale("log")
+        ax.set_yscale("log", nonpositive="mask")
+        smallest = min(found["predicted"].min(), found.loc[found["measured"] > 0, "measured"].min())
+        handles = []
+        for (claim, true), color, marker in zip(claims, COLORS, MARKERS, strict=False):
+            rows = found[found["claim"] == claim]
+            style: dict[str, Any] = {"ls": "none", "marker": marker, "color": color, "ms": 3.6, "alpha": 0.85}
+            style |= {"mfc": "none", "mew": 0.8}
+            ax.plot(rows["predicted"], rows["measured"].clip(lower=smallest / 3), gid=claim, **style)
+            label = claim if true else f"{claim} (not true)"
+            handles.append(Line2D([], [], label=label, **style))
+        ends = np.array([smallest / 3, 2 * max(found["predicted"].max(), found["measured"].max())])
+        ax.set_xlim(*ends)
+        ax.set_ylim(*ends)
+        ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
+        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"rate $=(\kappa-1)/(\kappa+1)$"))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(LogLocator(numticks=6))
+            axis.set_major_formatter(LogFormatterMathtext())
+            axis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel(r"predicted decay $-\ln\,\frac{\kappa-1}{\kappa+1}$ an iteration")
+        ax.set_ylabel("measured decay an iteration")
+        ax.set_axisbelow(True)
+        ax.grid(color="0.93", lw=0.4)
+        add_heading(figure, page, title, handles)
+        label_figure(figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size")
+    return figure
+
+
+MARGINS_FIGURE = FigureKind(
+    "margins",
+    "how much of what each claim of the checked statements allows was used along the runs",
+    "runs with --statement",
+    stored_margin_figure,
+    stored_tallies,
+)

@@ -26,6 +26,7 @@ from hesscond.report.series import quantile
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
+DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
 
 
 def artists(figure: Figure) -> dict[str, object]:
@@ -42,7 +43,7 @@ def runs(four_runs: list[StoredRun]) -> list[StoredRun]:
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("venue", [None, "icml2024"])
 def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun], name: str, venue: str | None) -> None:
     page = COLUMN if venue is None else venue_page(venue)
@@ -68,7 +69,7 @@ def tick_labels(ax):
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun], name: str) -> None:
     for chosen in (twelve_runs[-1:], twelve_runs):
         figure = FIGURES[name].draw(chosen)
@@ -250,6 +251,20 @@ def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> N
     assert b"STIXGeneral" in content
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
+
+
+def test_rates_are_those_of_the_trials_of_the_statement() -> None:
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    found = rate_trials("prec-theorem-1", trials=2, seed=2)
+    attained = found[found["claim"] == "attained"]
+    assert len(attained)
+    np.testing.assert_allclose(attained["measured"], attained["predicted"], rtol=1e-3)
+    drawn = artists(rate_figure(found, "prec-theorem-1"))
+    np.testing.assert_array_equal(drawn["attained"].get_xdata(), attained["predicted"])
+    np.testing.assert_array_equal(drawn["attained"].get_ydata(), attained["measured"])
+    with pytest.raises(ConfigError, match="no trial of 'van-der-sluis' compares rates: choose from"):
+        rate_trials("van-der-sluis", trials=1)
 
 
 def test_panels_go_into_axes_of_ones_own(four_runs: list[StoredRun]) -> None:
