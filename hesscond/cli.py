@@ -142,7 +142,8 @@ def main() -> None:
         if message.startswith("Usage:"):  # a command without arguments: the message is its help
             typer.echo(message, err=True)
             sys.exit(BAD_USE)
-        gone = [f"{name!r} is gone: {GONE[name]}" for name in re.findall(r"[\w-]+", message) if name in GONE]
+        names = re.findall(r"(?<=')[\w-]+(?=')|--[\w-]+", message)
+        gone = [f"{name!r} is gone: {GONE[name]}" for name in names if name in GONE]
         fail(gone[0] if gone else message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")
