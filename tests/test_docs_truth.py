@@ -100,7 +100,7 @@ def test_units_and_layers(session):
 
 
 def test_matrices_and_factors(session):
-    names, printed, folder = session
+    names, printed, _ = session
     singular = torch.linalg.svdvals(names["batch"][0].double())
     assert f"{float((singular[0] / singular[-1]) ** 2):.4g}" in printed
     assert names["best"].lower <= names["best"].kappa

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.hessians import CentringScaling
-from tests.cases import case
+from hesscond.hessians import CentringScaling, DensePreconditioner
+from tests.cases import Case, case, mlp
+from tests.truth import unit_truth
 
 DIGITS = 120
 
@@ -199,3 +200,22 @@ def test_dead_and_dependent_features_of_an_indefinite_layer_are_resolved():
             assert kappa.resolved
             assert kappa.rank == 6
             assert kappa.negative > 0
+
+
+def test_preconditioned_hessian_is_the_congruence_of_the_dense_one():
+    model, loss_fn, batch = case("relu-ce").make()
+    generator = torch.Generator().manual_seed(0)
+    P = torch.randn(7, 7, generator=generator, dtype=torch.float64)
+    result = hesscond.probe(model, loss_fn, batch, layers=["2"], method=DensePreconditioner(P))
+    truth = P.T @ unit_truth(model, loss_fn, batch, "2", 1) @ P
+    assert torch.allclose(result["2"].hessian(unit=1), truth, rtol=1e-12, atol=1e-14)
+
+
+def test_bnp_coordinates_of_a_batch_are_centred_and_scaled():
+    model, loss_fn, batch = Case("", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), "class", samples=30).make()
+    H = torch.tanh(model[0](batch[0])).detach()
+    G = torch.cat([torch.ones(30, 1), (H - H.mean(0)) / H.std(0, unbiased=False)], 1).double()
+    P = torch.linalg.lstsq(torch.cat([torch.ones(30, 1).double(), H], 1), G).solution
+    result = hesscond.probe(model, loss_fn, batch, layers=["2"], method="bnp")
+    truth = P.T @ unit_truth(model, loss_fn, batch, "2", 3) @ P
+    assert torch.allclose(result["2"].hessian(unit=3), truth, rtol=1e-9, atol=1e-12)

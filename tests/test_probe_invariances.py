@@ -247,3 +247,37 @@ def test_what_was_probed_stays_when_the_model_goes_on(level, method, parametrize
         for parameter in model.parameters():
             parameter.mul_(1.5)
     assert all(torch.equal(one, other) for one, other in zip(at_once, read(later), strict=True))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("name", ["relu-ce", "tanh-ce", "relu-ce-weighted-ignored", "train-batchnorm", "conv2d",
+                                  "transposed2d-groups", "recurrent-tanh"])  # fmt: skip
+def test_every_sample_twice_is_the_same_mean(name, level):
+    example = case(name)
+    model, loss_fn, batch = example.make()
+    twice = rows(batch, torch.arange(example.samples).repeat(2))
+    plain = hesscond.probe(model, loss_fn, batch, level=level).to_frame()
+    other = hesscond.probe(model, loss_fn, twice, level=level).to_frame()
+    # as above
+    both = plain["resolved"] & other["resolved"]
+    same(plain[both], other[both])
+    assert (plain["rank"] == other["rank"]).all()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()], ids=["relu", "tanh"])
+@pytest.mark.parametrize("position", ["one", "several"])
+def test_a_unit_whose_curvature_cancels_has_no_kappa_from_round_off(activation, position):
+    """It moves all logits alike, which softmax does not see: its Hessian (ReLU), or S up to round-off, is zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), activation, nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        model[2].weight[:, 1] = 0.37
+    x = torch.randn(20, 5, dtype=torch.float64) if position == "one" else torch.randn(20, 3, 5, dtype=torch.float64)
+    targets = torch.randint(0, 3, (20,))
+
+    def loss_fn(output, target):
+        return nn.functional.cross_entropy(output if output.ndim == 2 else output.mean(1), target)
+
+    kappa = hesscond.probe(model, loss_fn, (x, targets), ["0"])["0"].kappa
+    assert not kappa[1].resolved
+    assert all(other.resolved for unit, other in enumerate(kappa) if unit != 1)

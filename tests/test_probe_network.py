@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import hesscond
@@ -339,3 +341,60 @@ def test_data_that_can_be_read_once_are_enough():
     )
     assert once.kappa == plain.kappa
     assert [str(own) for own in once.null_directions] == [str(own) for own in plain.null_directions]
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(3, 12), st.integers(2, 9), st.integers(1, 30))
+def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, hidden, samples):
+    model = mlp(features, hidden, hidden, 3, seed=seed)
+    inputs, targets = classes(samples, features, 3, seed)
+    inputs[:, 0] = 0
+    inputs[:, -1] = inputs[:, 1]
+    with torch.no_grad():
+        model[0].bias[0] = -100.0
+    H = HessianOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
+    found = network_null_directions(H)
+    Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
+    dense, truth = Z.to_dense(), H.to_dense()
+    torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
+    assert (dense @ (dense.T @ truth) - truth).norm() <= 1e-9 * truth.norm()
+    # a dead feature, one of two equal ones, the parameters of a dead unit and what it feeds, and the shifts of softmax
+    assert H.order - Z.shape[1] >= 2 * (hidden - 1) + features + 1 + hidden + hidden + 1
+    if left is not None:
+        v = torch.randn(Z.shape[1], 2, dtype=H.dtype)
+        once = left.project(v)
+        torch.testing.assert_close(left.project(once), once, rtol=0, atol=1e-10)
+
+
+def test_a_stream_is_the_whole_batch():
+    model, loss_fn = mlp(6, 5, 3), nn.CrossEntropyLoss()
+    batch = classes(25, 6, 3)
+    one = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK].kappa
+    many = hesscond.probe(model, loss_fn, split(batch, [3, 15, 7]), level="network")[NETWORK].kappa
+    assert (one.rank, one.negative) == (many.rank, many.negative)
+    assert many.value == pytest.approx(one.value, rel=1e-8)
+
+
+def test_coordinates_of_a_method():
+    model, loss_fn, batch = mlp(6, 5, 3), nn.CrossEntropyLoss(), classes(200, 6, 3)
+    plain = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK]
+    found = hesscond.probe(model, loss_fn, batch, level="network", method="bnp")[NETWORK]
+    blocks = []
+    for name, units in (("0", 5), ("2", 3)):
+        with torch.no_grad():
+            h = (batch[0] if name == "0" else model[:2](batch[0])).double()
+        sigma = h.std(0, correction=0)
+        live = sigma > 0
+        centre = torch.eye(1 + h.shape[1], dtype=torch.float64)
+        centre[0, 1:] = -h.mean(0)
+        D = torch.diag(torch.cat([torch.ones(1, dtype=torch.float64), 1 / sigma.where(live, 1.0)]))
+        P = (centre @ D)[:, torch.cat([torch.tensor([True]), live])]
+        blocks += [P] * units
+    P = torch.block_diag(*blocks)
+    by_unit = hesscond.probe(model, loss_fn, batch, ["0", "2"], level="network")[NETWORK].hessian()
+    truth = P.T @ by_unit @ P
+    scale = float(truth.norm() / found.hessian().norm())
+    torch.testing.assert_close(found.hessian() * scale, truth, rtol=1e-6, atol=1e-6 * float(truth.norm()))
+    assert found.kappa.value != pytest.approx(plain.kappa.value, rel=1e-3)
+    assert found.by_layer()["n_params"].sum() == len(P.T)

@@ -194,3 +194,14 @@ def test_a_view_made_before_the_forward_pass_is_refused(level):
     model.kept = [model[0].weight.view(-1)]
     with pytest.raises(CaptureError, match=r"parameter '0\.weight' through a reference or a view"):
         hesscond.probe(model, nn.CrossEntropyLoss(), (normal(7, 5), Y), level=level)
+
+
+def test_a_shared_weight_is_not_taken_for_its_one_use():
+    model, x = tied().double(), normal(7, 5)
+    alone = nn.Sequential(*[nn.Linear(5, n) for n in (5, 5, 3)]).double()
+    alone = nn.Sequential(alone[0], nn.ReLU(), alone[1], nn.ReLU(), alone[2])
+    alone.load_state_dict(model.state_dict())
+    one, both = (
+        hesscond.probe(m, nn.CrossEntropyLoss(), (x, Y), ["0"], "layer")["0"].hessian() for m in (alone, model)
+    )
+    assert (one - both).norm() > 1e-2 * both.norm()

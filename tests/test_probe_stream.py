@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hesscond
+from hesscond.errors import HesscondError
 from tests.cases import CASES, Case, case, eligible_layers, labels, mlp, rows, split
 from tests.truth import block, case_truth, layer_truth
 
@@ -212,3 +214,28 @@ def test_sequences_of_different_lengths_in_a_stream():
     for name, layer in result.items():
         truth = sum(len(y) / 11 * layer_truth(model, loss_fn, (x, y), name) for x, y in parts)
         assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+
+
+def test_hidden_class_weights_are_never_silently_wrong():
+    """The mean of F.cross_entropy with weights, in a lambda: the weights of the batches cannot be seen from outside."""
+    weight = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
+    model, _, (x, y) = case("many-samples").make()
+
+    def loss_fn(output, target):
+        return F.cross_entropy(output, target, weight=weight)
+
+    order = y.argsort()
+    batch = x[order], y[order]
+    try:
+        result = hesscond.probe(model, loss_fn, split(batch, [15, 25, 20]), level="layer")
+    except HesscondError:
+        return
+    for name, layer in result.items():
+        truth = layer_truth(model, loss_fn, batch, name)
+        assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+
+
+def test_a_stream_of_one_batch_is_the_batch():
+    example = case("tanh-ce")
+    model, loss_fn, batch = example.make()
+    agree(hesscond.probe(model, loss_fn, batch).to_frame(), hesscond.probe(model, loss_fn, [batch]).to_frame())

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import HessianOperator
-from tests.cases import CASES, split
+from tests.cases import CASES, Case, mlp, rows, split
 from tests.hessians.test_hessians_network import OPERATORS, direction, is_close
 from tests.test_probe_invariances import equal, snapshot
 from tests.test_probe_stream import ragged
@@ -231,3 +231,41 @@ def test_dropout_is_drawn_once_from_the_random_state_at_construction():
     torch.manual_seed(12)
     other = HessianOperator(model, loss_fn, batch)
     assert not torch.equal(other @ v, one @ v)
+
+
+def test_batches_that_do_not_count_and_hidden_weights():
+    loss_fn = nn.CrossEntropyLoss(ignore_index=2)
+    model, (x, y) = network(), data_set()
+    y[4:7] = 2
+    for sizes in ([4, 3, 16], [3, 1, 19]):
+        H = HessianOperator(model, loss_fn, split((x, y), sizes))
+        is_close(H.to_dense(), HessianOperator(model, loss_fn, (x, y)).to_dense())
+    assert H.retained == (3, 3)
+    with pytest.raises(ConfigError, match="no target in the stream counts"):
+        HessianOperator(model, loss_fn, [(x[4:6], y[4:6]), (x[6:7], y[6:7])])
+    with pytest.raises(ConfigError, match="neither the mean nor the sum"):
+        HessianOperator(model, lambda o, t: nn.functional.cross_entropy(o, t) ** 2, split((x, y), [11, 12]))
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_batch_normalization_uses_the_statistics_of_the_batch(kind):
+    model, loss_fn, batch = network(nn.BatchNorm1d(4)), nn.CrossEntropyLoss(), data_set()
+    v = direction(sum(p.numel() for p in model.parameters()))
+    first = kind(model, loss_fn, batch) @ v
+    with torch.no_grad():
+        model[1].running_mean += 10
+        model[1].running_var *= 100
+    assert torch.equal(kind(model, loss_fn, batch) @ v, first)
+    assert int(model[1].num_batches_tracked) == 0
+    # in evaluation mode they count
+    model.eval()
+    assert (kind(model, loss_fn, batch) @ v - first).norm() > 1e-3 * first.norm()
+
+
+def test_a_sum_over_many_small_batches():
+    example = Case("", lambda: mlp(nn.Tanh()), nn.MSELoss(), "value", samples=40)
+    model, loss_fn, batch = example.make()
+    whole = HessianOperator(model, loss_fn, batch)
+    singles = HessianOperator(model, loss_fn, [rows(batch, slice(i, i + 1)) for i in range(40)])
+    v = direction(whole.order)
+    is_close(singles @ v, whole @ v)

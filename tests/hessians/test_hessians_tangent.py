@@ -7,9 +7,10 @@ from pymanopt import manifolds
 from torch import nn
 from torch.func import functional_call, vmap
 
+import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, DensePreconditioner
-from hesscond.hessians.coordinates import LayerCoordinates, coordinates_of
+from hesscond.hessians.coordinates import LayerCoordinates, UnitCoordinates, coordinates_of
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.operators import Congruence
@@ -310,3 +311,27 @@ def test_coordinates_have_the_precision_of_the_operator():
     exact = HessianOperator(model, nn.CrossEntropyLoss(), batch, layers="0")
     B = Congruence(exact, coordinates_of(exact, {"0": preconditioners(5, 1)["bnp"]}))
     assert ((A @ v).double() - B @ v.double()).norm() <= 1e-5 * (B @ v.double()).norm()
+
+
+@pytest.mark.parametrize("name", ["bnp", "bnp-dead-feature", "dense", "fewer-columns"])
+@pytest.mark.parametrize("layer", ["0", "2"])
+def test_preconditioned_hessians_are_those_of_the_probe(layer, name):
+    model, batch, _ = dense()
+    module = model[int(layer)]
+    bias = int(module.bias is not None)
+    P = preconditioners(module.in_features, bias)[name]
+    loss_fn = nn.CrossEntropyLoss()
+    probed = hesscond.probe(model, loss_fn, batch, [layer], "layer", P)[layer]
+    H = HessianOperator(model, loss_fn, batch, layers=[layer])
+    coordinates = UnitCoordinates(P, range(module.out_features), module.in_features + bias)
+    A = Congruence(H, coordinates)
+    truth = probed.hessian()
+    assert A.shape == truth.shape
+    assert (A.to_dense() - truth).norm() <= 1e-10 * truth.norm()
+    assert torch.allclose(coordinates.to_dense(), torch.kron(torch.eye(module.out_features).double(),
+                                                             P.matrix(module.in_features + bias)))  # fmt: skip
+    assert torch.equal(coordinates.T.to_dense(), coordinates.to_dense().T)
+    unit = hesscond.probe(model, loss_fn, batch, [layer], method=P)[layer]
+    own = HessianOperator(model, loss_fn, batch, layers=layer, unit=1)
+    B = Congruence(own, coordinates_of(own, {layer: P}))
+    assert (B.to_dense() - unit.hessian(unit=1)).norm() <= 1e-10 * unit.hessian(unit=1).norm()

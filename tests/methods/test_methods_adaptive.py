@@ -294,3 +294,15 @@ def test_a_zero_on_the_diagonal_is_left_as_it_is():
     diagonal = result.hessian(0).diagonal()
     assert diagonal[4] == 0
     assert math.isfinite(float(result.kappa[0]))
+
+
+def test_jacobi_is_within_n_of_a_scaling_found_by_descent():
+    """Van der Sluis: κ(DHD) ≤ n · min over diagonal scalings, and every scaling bounds the minimum from above."""
+    model, method = stepped("adam")
+    x, y = digits()
+    data = x[200:420], y[200:420]
+    H = dense_unit_hessian(model, "fc3", 4, *data)
+    jacobi = float(probe(model, nn.CrossEntropyLoss(), data, ["fc3"], method=Jacobi(), units=[4])["fc3"].kappa[0])
+    d = method.coordinates("fc3").d[4]
+    assert jacobi <= len(H) * true_kappa(d[:, None] * H * d)
+    assert jacobi <= len(H) * true_kappa(H)

@@ -431,3 +431,14 @@ def test_a_layer_may_have_the_name_ends():
     model = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), ends=nn.Linear(4, 4), last=nn.Linear(4, 2)))
     method = parse("equilibration:layers=ends").create(model)
     assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ["ends"]
+
+
+def test_by_column_the_unit_has_the_scale_identity_too():
+    model, method = build("equilibration:axis=column", "mlp", activation="tanh")
+    x, y = (part[:40] for part in digits())
+    F.cross_entropy(model(x), y).backward()
+    found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], units=[1, 5], method=method)["fc2"]
+    W = model.fc2.parametrizations.weight.original
+    for unit in (1, 5):
+        Hw = found.hessian(unit)[:, 1:] @ W.detach()[unit]
+        assert torch.allclose(Hw[1:], -W.grad[unit], rtol=1e-9, atol=1e-12)

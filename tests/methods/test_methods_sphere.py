@@ -736,3 +736,45 @@ def test_float32_digits():
     assert on_the_set(weight, "both", 2.0, 1e-5)
     kappa = probe(model, LOSS, (x[:100], y[:100]), ["fc2.layer"], units=[3], method=method)["fc2.layer"].kappa[0]
     assert kappa.nullity >= 2
+
+
+def test_on_a_sphere_decay_only_changes_the_step_size():
+    """One step with α and λ is one with α / (1 − αλ) and none; weights that are centred only shrink."""
+    alpha, decay = 0.2, 0.5
+    steps = {}
+    for constraint in ("both", "centred"):
+        for rate, own in ((alpha, decay), (alpha / (1 - alpha * decay), 0.0)):
+            model, (x, y) = mlp()
+            method = parse(f"sphere:constraint={constraint}").create(model)
+            optimizer = method.optimizer(rate, weight_decay=own)
+            LOSS(model(x), y).backward()
+            optimizer.step()
+            method.after_step()
+            steps[constraint, own] = model.get_submodule("2.layer").weight.detach()
+    assert torch.allclose(steps["both", decay], steps["both", 0.0], rtol=1e-12, atol=1e-14)
+    assert torch.allclose(steps["centred", decay], (1 - alpha * decay) * steps["centred", 0.0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("constraint", "kept"), [("sphere", 1.0), ("both", 1 - 1 / np.pi)])
+def test_the_variance_of_outputs_is_kept(constraint, kept):
+    """Behind ReLU: E y² = c/2 Var(x) on spheres; centred weights do not see the mean, 1/π of the second moment."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2))
+    parse(f"sphere:constraint={constraint}").create(model)
+    with torch.no_grad():
+        first = model[0](torch.randn(500, 2000))
+        second = model[2](first.relu())
+    assert float(first.var()) == pytest.approx(2.0, rel=0.03)
+    assert float(second.square().mean() / first.square().mean()) == pytest.approx(kept, rel=0.05)
+
+
+def test_with_scale_and_bias_the_curvature_is_that_of_their_gradients():
+    """a ↦ γ a + β behind w h: ⟨w_i, ∇_w_i L⟩ = γ_i ∂L/∂γ_i, nothing at a stationary point."""
+    model, batch = mlp()
+    method = parse("sphere:c=1.5").create(model)
+    stepped(model, method, batch)
+    truth = Truth(model, method, batch)
+    A = SphereTangentOperator(HessianOperator(model, LOSS, batch, layers="2.layer"), centred=True)
+    gamma = truth.where["2.after.affine.weight"]
+    found = A.operator.layout.rows("2.layer", A.curvature)[:, 0, 0]
+    assert torch.allclose(found, truth.point[gamma] * truth.g[gamma] / 1.5, rtol=1e-10, atol=1e-13)

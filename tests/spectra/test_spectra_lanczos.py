@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.sparse.linalg import eigsh
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
@@ -453,3 +454,11 @@ def test_the_smallest_nonzero_are_those_above_the_null_space():
     assert found.eigenvalues.abs().sort().values.tolist() == pytest.approx([3e-6, 2e-5], rel=1e-8)
     with pytest.raises(ConfigError, match="ends of the spectrum"):
         lanczos(Diagonal(d), 2, which="smallest-nonzero", basis=20)
+
+
+def test_agrees_with_scipy():
+    A, _ = prescribed(hessian_like(300), 5)
+    for which, theirs in (("top", "LA"), ("bottom", "SA"), ("magnitude", "LM")):
+        result = lanczos(Dense(A), 4, which, tol=1e-11)
+        reference = np.sort(eigsh(A.numpy(), 4, which=theirs, tol=1e-13)[0])[::-1].copy()
+        assert result.eigenvalues.numpy() == pytest.approx(reference, abs=1e-12 * 20)

@@ -197,3 +197,21 @@ def test_augmentation_of_earlier_studies_is_drawn_as_before():
     (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
     state = torch.Generator().manual_seed(int(spread)).get_state()
     assert torch.equal(Augmentation(["crop", "flip"], Form((1, 8, 8), 10, 10), 5).generator.get_state(), state)
+
+
+@pytest.mark.slow
+def test_a_sweep(tmp_path, pictures, call_cli, monkeypatch):
+    folder, written = pictures
+    path = study_file(tmp_path, folder)
+    result = call_cli(
+        "sweep", path, "-m", "vanilla", "--seed", "0:2", "--jobs", 2, "--threads", 1, "--out", tmp_path / "s"
+    )
+    assert result.code == 0, result.err
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for stored in sorted(path for path in (tmp_path / "s").iterdir() if (path / "run.sqlite").exists()):
+        config = open_run(stored).config
+        plan = RunPlan(load_study(path), "vanilla", config["run"]["seed"], 0.05, tmp_path / "memory" / stored.name, CPU)
+        run(plan, in_memory(plan.study, written))
+        assert_same(stored, plan.folder)
+    torch.set_num_threads(threads)
