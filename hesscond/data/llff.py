@@ -70,7 +70,7 @@ def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
     """Cameras (N, 3, 4) with the axes right, up and backwards; the focal length in pixels; the nearest depth."""
     path = folder / "poses_bounds.npy"
     if not path.is_file():
-        raise DataNotFoundError(f"{path} is not there: a scene in LLFF's layout has it beside its images.")
+        raise DataNotFoundError(f"{path} is not there: a scene in LLFF's layout has it next to its images.")
     try:
         rows = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):

@@ -358,7 +358,7 @@ def draw_band(ax: Axes, together: pd.DataFrame, color: str, name: str) -> None:
 
 
 def along(marker: str, points: int) -> dict[str, Any]:
-    """Style of a few markers along a line of so many points."""
+    """Style of a few markers along a line of ``points`` points."""
     return {"marker": marker, "markevery": max(1, points // MARKS), "ms": 3.0, "mew": 0.4, "mec": "white"}
 
 

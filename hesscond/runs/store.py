@@ -226,7 +226,7 @@ def open_run(folder: Path | str) -> StoredRun:
     except ValueError:  # a null character
         there = False
     if not there:
-        raise RunError(f"{folder} is not a run folder: it has no {LOG} with a config.toml beside it")
+        raise RunError(f"{folder} is not a run folder: it has not both {LOG} and config.toml")
     check_regular(folder)
     config = read_config(folder / "config.toml")
     with reading(folder) as connection:

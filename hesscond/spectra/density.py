@@ -323,7 +323,7 @@ class Density(Shown):
         if self.seed is not None:
             below.append("±: standard error over the probes; eigenvalues reach at least as far as the extreme nodes")
             if not (self.negative.resolved and self.near_zero(NEAR_ZERO).resolved):
-                below.append("ranges: what so many steps leave open, whatever the spectrum; more steps narrow them")
+                below.append("ranges: what this number of steps leaves open; more steps narrow them")
         return Sheet([], table, below)
 
     @classmethod

@@ -30,7 +30,7 @@ def steps_of(name: str) -> Callable[[Reader], Reader]:
         def warmed(look: Look) -> ParameterMap | None:
             if look.group["caution"]:
                 raise ConfigError(
-                    f"heavyball.{name} with caution=True leaves out entries by their signs beside those of the gradient"
+                    f"heavyball.{name} with caution=True leaves out entries by their signs and those of the gradient"
                 )
             found, step = read(look), float(look.group.get("step_count") or 1)
             return None if found is None else found.scaled(step / max(step, look.group["warmup_steps"] + 1))
