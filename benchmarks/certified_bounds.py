@@ -11,8 +11,8 @@ import time
 import mpmath
 import numpy as np
 
-from hesscond.spectra.factored import jacobi_values, smallest_singular_value
 from hesscond.spectra.matrices import scaled_core
+from hesscond.spectra.solvers.factored import jacobi_values, smallest_singular_value
 
 KINDS = ("dense", "integer", "half of the entries zero", "few values from 1e-5 to 963", "entries over 8 decades")
 

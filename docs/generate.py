@@ -15,17 +15,21 @@ import re
 from itertools import groupby
 from pathlib import Path
 
+from hesscond.commands.papers import Paper, citations, papers
 from hesscond.commands.printing import FOR_PROGRAMS, SECTION
 from hesscond.commands.verify import known
 from hesscond.methods import Method, registered
 from hesscond.methods.spec import shown_options
-from hesscond.papers import Paper, citations, papers
 from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 
 HERE = Path(__file__).parent
 #: What the pages are made of.
-SOURCES = [HERE / "generate.py", *(HERE.parent / "hesscond").rglob("*.py"), HERE.parent / "hesscond" / "papers.toml"]
+SOURCES = [
+    HERE / "generate.py",
+    *(HERE.parent / "hesscond").rglob("*.py"),
+    HERE.parent / "hesscond" / "commands" / "papers.toml",
+]
 #: A name on a line of its own, with an indented text below.
 ENTRY = re.compile(r"^(\S[^\n]*)\n((?:    [^\n]*\n|\n(?=    ))+)", re.MULTILINE)
 

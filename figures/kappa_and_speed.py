@@ -33,20 +33,20 @@ from torch import nn
 from torch.func import functional_call
 
 from hesscond import ConditionNumber, lanczos, probe
-from hesscond.applied import ProbeMethod
+from hesscond.probing.applied import ProbeMethod
 from hesscond.capture import eligible_layers
-from hesscond.capture.untouched import untouched
+from hesscond.problem.untouched import untouched
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
 from hesscond.hessians import HessianOperator, Reparametrized
-from hesscond.hessians.coordinates import unit_layout
+from hesscond.hessians.coordinates.base import unit_layout
 from hesscond.methods import Method, parse, registered
 from hesscond.models import build
 from hesscond.operators import Congruence, SymmetricOperator, trace
 from hesscond.report import Page, method_colors, save_figure
-from hesscond.results import NetworkResult
+from hesscond.probing.results import NetworkResult
 from hesscond.spectra.condition import NOISE, conclude
-from hesscond.spectra.symmetric import eigenvalue_values
+from hesscond.spectra.solvers.symmetric import eigenvalue_values
 from hesscond.study import StudyConfig, load_data, load_study
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

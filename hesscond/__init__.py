@@ -1,8 +1,8 @@
 """Exact per-layer Hessian condition numbers of neural networks.
 
-Reading order: `operators` (matrices known by their products) → `capture` (what a layer sees) → `spectra` (κ and how it
-is decided) → `hessians` (built from these) → `check` (comparison of every answer with the model itself) → `methods` →
-`probing` → the rest. Each package imports only from those before it. Names are imported when they are first used.
+Reading order: `problem` (model, loss and data) → `operators` (matrices known by their products) → `capture` (what a
+layer sees) → `spectra` (κ and how it is decided) → `hessians` (built from these) → `methods` → `probing` → the rest.
+Each package imports only from those before it. Names are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     )
     from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
     from hesscond.methods import Method, register
-    from hesscond.probing import probe
-    from hesscond.results import LayerResult, NetworkResult, ProbeResult
+    from hesscond.probing.entry import probe
+    from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+    from hesscond.probing.structure import BlockStructure, block_structure
     from hesscond.scaling import (
         OptimalKronecker,
         OptimalScaling,
@@ -45,9 +46,9 @@ if TYPE_CHECKING:
         rank,
         smallest_nonzero,
     )
-    from hesscond.structure import BlockStructure, block_structure
     from hesscond.theorems import Verdict, verify
     from hesscond.watching import Alarm, Watch, watch
+    from hesscond.watching import schedules as schedules
 else:
     __getattr__, __dir__ = attach(__name__)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Real
@@ -126,3 +128,8 @@ def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = No
     if close:
         return f"did you mean {close[0]}?"
     return f"choose from {', '.join(names)}" if otherwise is None else otherwise
+
+
+def one_line(error: BaseException) -> str:
+    """Type and message of an exception on one line, the message cut if it is very long."""
+    return textwrap.shorten("".join(traceback.format_exception_only(type(error), error)), 400, placeholder=" …")

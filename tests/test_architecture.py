@@ -13,48 +13,19 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
-    "errors",
-    "lazy",
-    "causes",
-    "sheets",
-    "runs",
-    "papers",
-    "roles",
-    "operators",
-    "capture",
-    "spectra",
-    "scaling",
-    "hessians",
-    "differences",
-    "check",
-    "methods",
-    "result_tables",
-    "results",
-    "applied",
-    "measurement",
-    "network_probe",
-    "layer_probe",
-    "probing",
-    "structure",
-    "target",
-    "theorems",
-    "models",
-    "data",
-    "study",
-    "expectations",
-    "testing",
-    "report",
+    *("errors", "lazy", "causes", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
+    *("hessians", "methods", "probing", "theorems", "models", "data", "study", "expectations", "testing", "report"),
+    *("export", "watching", "integrations", "commands", "cli"),
 ]
-ORDER += ["export", "schedules", "watching", "integrations", "commands", "cli"]
-#: spectra is numbers only, models and data know nothing of Hessians, targets only what a batch is
+#: spectra is numbers only, models and data know nothing of Hessians
 FORBIDDEN = {
     "runs": set(ORDER) - {"errors", "lazy", "runs"},
     "operators": set(ORDER) - {"errors", "lazy", "operators"},
-    "spectra": {"capture"},
-    "scaling": {"capture"},
+    "problem": {"runs", "operators", "sheets"},
+    "spectra": {"problem", "capture"},
+    "scaling": {"problem", "capture"},
     "models": set(ORDER) - {"errors", "models"},
     "data": set(ORDER) - {"errors", "data"},
-    "target": set(ORDER) - {"errors", "capture"},
 }
 
 

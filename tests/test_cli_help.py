@@ -12,8 +12,8 @@ import typer.main
 from typer.testing import CliRunner
 
 from hesscond.cli import SECTIONS, app
+from hesscond.commands.papers import citations
 from hesscond.methods import method_class, registered
-from hesscond.papers import citations
 
 ROOT = typer.main.get_command(app)
 LISTINGS = ("studies", "methods", "statements", "runs", "doctor")

@@ -17,9 +17,9 @@ from hesscond import cli
 from hesscond.commands.options import parse_size
 from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
+from hesscond.commands.target import Stream, load_target
 from hesscond.errors import ConfigError
-from hesscond.results import ProbeResult
-from hesscond.target import Stream, load_target
+from hesscond.probing.results import ProbeResult
 from tests import cli_targets
 
 NET = (

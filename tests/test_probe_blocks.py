@@ -17,8 +17,8 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.roles import KINDS, Role, role_of
 from hesscond.methods import parse
-from hesscond.roles import KINDS, Role, role_of
 from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split
 from tests.truth import forward_over_reverse, reverse_over_reverse
 
@@ -518,7 +518,7 @@ def test_several_layers_of_a_recurrence_have_units_of_their_own():
 
 def test_what_takes_too_many_products_is_left_out_or_refused(monkeypatch):
     model, loss_fn, batch = made("embedding-padded")
-    monkeypatch.setattr("hesscond.layer_probe.PRODUCTS", 10)
+    monkeypatch.setattr("hesscond.probing.layers.PRODUCTS", 10)
     with pytest.raises(ConfigError, match=r"'first' has 5 units, whose Hessians take 20 products \(up to 10"):
         hesscond.probe(model, loss_fn, batch, ["first"])
     assert hesscond.probe(model, loss_fn, batch, ["first"], units=[1, 2])["first"].units == (1, 2)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import hesscond
-from hesscond.capture.evaluation import runs
 from hesscond.errors import HesscondError
+from hesscond.problem.evaluation import runs
 from tests.fuzzing import LEVELS, built, judged, random_states, seeded, state_of
 from tests.random_programs import write
 

@@ -17,8 +17,8 @@ from hesscond.hessians.network_operator import HessianOperator
 from hesscond.methods import WeightNormalization
 from hesscond.operators import Diagonal
 from hesscond.spectra import density, lanczos
-from hesscond.spectra.matrix_free import MATRICES, dense_condition
-from hesscond.spectra.symmetric import rounded_condition
+from hesscond.spectra.solvers.matrix_free import MATRICES, dense_condition
+from hesscond.spectra.solvers.symmetric import rounded_condition
 
 
 def convolutions():

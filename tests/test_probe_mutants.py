@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from hesscond import layer_probe
 from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing
 from hesscond.capture.captured import LayerInputs
 from hesscond.capture.double_backward import SecondDerivatives
@@ -18,6 +17,7 @@ from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
+from hesscond.probing import layers as layer_probe
 from tests.cases import Case, case, small, split
 from tests.fuzzing import Sheared
 from tests.truth import double_backward, layer_truth

@@ -16,11 +16,11 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, network_null_directions
 from hesscond.hessians.network_hessian import NetworkHessian
-from hesscond.hessians.null_directions import combined
-from hesscond.hessians.reduced import remaining
+from hesscond.hessians.null_space.directions import combined
+from hesscond.hessians.null_space.reduced import remaining
 from hesscond.methods import parse
-from hesscond.results import NETWORK
-from hesscond.spectra.matrix_free import SolverHints, SolverLimits
+from hesscond.probing.results import NETWORK
+from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits
 from tests.cases import CASES, case, split
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa

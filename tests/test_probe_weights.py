@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import hesscond
 from hesscond import GGNOperator, HessianOperator
-from hesscond.capture.weighting import SUM, Rule, Weights, mass_of
 from hesscond.errors import ConfigError
+from hesscond.problem.weighting import SUM, Rule, Weights, mass_of
 from tests.truth import double_backward
 
 WORDS = 6

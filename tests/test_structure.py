@@ -16,10 +16,10 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hesscond
-from hesscond import structure
 from hesscond.errors import ConfigError
 from hesscond.operators import Dense
-from hesscond.structure import BlockStructure, measured
+from hesscond.probing.entry import structure
+from hesscond.probing.structure import BlockStructure, measured
 from tests.cases import OTHERS, Case
 from tests.test_probe_blocks import places, whole_truth
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from hesscond.commands.target import Stream, Target, load_target
 from hesscond.errors import ConfigError
-from hesscond.target import Stream, Target, load_target
 
 GOOD = """
 import torch

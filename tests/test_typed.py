@@ -67,7 +67,7 @@ def test_a_users_mypy_sees_the_types(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hesscond.spectra.condition.ConditionNumber" in done.stdout
     assert "def (model: torch.nn.modules.module.Module, loss_fn:" in done.stdout
-    assert "-> hesscond.results.ProbeResult" in done.stdout
+    assert "-> hesscond.probing.results.ProbeResult" in done.stdout
     assert "hesscond.study.runner.RunPlan" in done.stdout
     done = checked(tmp_path, PROJECT + WRONG)
     assert done.returncode == 1

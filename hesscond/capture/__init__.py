@@ -1,12 +1,11 @@
 """Capture of the inputs of layers: extended activations Ĥ, curvature S and feature statistics, without side effects.
 
-The lowest package: it imports nothing else of hesscond but the errors. `forward` runs the model, `graph` and `curved`
-read the autograd graph, `curvature` chooses the route to S, `layers` knows the modules.
+`forward` runs the model of a `problem`, `curved` reads the curved nodes of its graph, `curvature` chooses the route to
+S, `layers` knows the modules.
 """
 
 from hesscond.capture.captured import DiagonalS, EntryBounds, FactoredS, FormedH, LayerCapture, LayerInputs
-from hesscond.capture.capturing import MEMORY, Captures, capture
-from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, converted
+from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
 from hesscond.capture.progress import STOPPED, ProbeProgress, ProgressRecord
 from hesscond.capture.recorder import Recorded, Recorder
@@ -21,9 +20,7 @@ from hesscond.capture.statistics import (
 )
 
 __all__ = [
-    "MEMORY",
     "STOPPED",
-    "Batch",
     "Captures",
     "DiagonalS",
     "EntryBounds",
@@ -34,7 +31,6 @@ __all__ = [
     "Layer",
     "LayerCapture",
     "LayerInputs",
-    "LossFunction",
     "ProbeProgress",
     "ProgressRecord",
     "Recorded",
@@ -43,10 +39,8 @@ __all__ = [
     "capture",
     "channel_statistics",
     "channel_statistics_of_each",
-    "checked_batch",
     "checked_units",
     "chosen_layers",
-    "converted",
     "dense_layers",
     "eligible_layers",
     "entry_statistics",

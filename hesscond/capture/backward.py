@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from hesscond.capture.captured import TINY, DiagonalS, FactoredS
-from hesscond.capture.graph import nodes
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
+from hesscond.problem.graph import nodes
 
 #: Size of an intermediate result, over all directions taken at once, that stays in a processor's cache; size that is
 #: worth being shared by several threads; and least number of directions that outweighs the overhead of operations.

@@ -13,18 +13,16 @@ from torch import nn
 
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
-from hesscond.capture.evaluation import Batch, LossFunction
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.nonfinite import reasons
 from hesscond.capture.progress import TIED, ProgressRecord
 from hesscond.capture.request import NOT_FINITE
-from hesscond.capture.weighting import Weights, refuse_nothing
-from hesscond.capture.wrappers import measurable
 from hesscond.errors import CaptureError, NotFiniteError
-
-#: Bytes that a capture and the computations with it may take by default.
-MEMORY = 4 * 10**9
+from hesscond.problem import MEMORY
+from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem.weighting import Weights, refuse_nothing
+from hesscond.problem.wrappers import measurable
 
 
 class Slopes(NamedTuple):

@@ -30,13 +30,13 @@ from hesscond.capture.captured import DiagonalS, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
-from hesscond.capture.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 from hesscond.capture.layers import Geometry, by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
+from hesscond.problem.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
 
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from hesscond.capture.graph import backward, dimension, dtype_of, is_linear_node, shape_of
 from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
+from hesscond.problem.graph import backward, dimension, dtype_of, is_linear_node, shape_of
 
 # logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
 LOG_FLOOR = -1e300

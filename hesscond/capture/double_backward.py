@@ -28,15 +28,15 @@ from hesscond.capture.backward import (
 from hesscond.capture.captured import EPS, TINY, Curvature, DiagonalS, FactoredS, FormedH, LayerCapture
 from hesscond.capture.curved import CANCELLED as SATURATED
 from hesscond.capture.curved import without_cancellation
-from hesscond.capture.evaluation import is_finite
-from hesscond.capture.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.capture.layers import Geometry, parameter_rows, parameter_tensors, unit_weights
-from hesscond.capture.precision import Perturbed
 from hesscond.capture.progress import ProgressRecord
 from hesscond.capture.request import NOT_FINITE, Request
 from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
 from hesscond.capture.separators import Separators, symmetric
 from hesscond.errors import NoDerivativeError, NotFiniteError
+from hesscond.problem.evaluation import is_finite
+from hesscond.problem.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
+from hesscond.problem.precision import Perturbed
 
 DOUBLE_ROUTE = "double backward"
 PARAMETER_ROUTE = "double backward in the parameters"

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.evaluation import (
+from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+from hesscond.problem.evaluation import (
     Batch,
     Evaluation,
     LossFunction,
@@ -28,9 +30,8 @@ from hesscond.capture.evaluation import (
     tensors_by_module,
     tensors_of,
 )
-from hesscond.capture.graph import dependent, is_transformed, nodes, refuse_originals
-from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
-from hesscond.errors import CaptureError, ConfigError, NotFiniteError
+from hesscond.problem.graph import dependent, is_transformed, nodes, refuse_originals
+from hesscond.problem.problem import Call
 
 #: Why a layer cannot be probed.
 UNREACHED = "not reached by this batch"
@@ -40,15 +41,6 @@ WITHOUT_GRADIENT = "it runs under torch.no_grad, so that its parameters get no g
 
 #: Weight and bias (None: no bias) by layer name.
 Parameters = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
-
-
-@dataclass(frozen=True)
-class Call:
-    """Call of a layer."""
-
-    inputs: torch.Tensor  # detached; a copy if the pass keeps inputs
-    delta: torch.Tensor  # zeros of the output's shape, added to it: the loss is differentiated in them
-    node: Any  # node of the sum in the graph; None for a layer that is differentiated in its parameters
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from hesscond.capture.wrappers import unwrapped
 from hesscond.errors import ConfigError
+from hesscond.problem.wrappers import unwrapped
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

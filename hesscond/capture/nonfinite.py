@@ -13,10 +13,10 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
-from hesscond.capture.evaluation import Batch, LossFunction, checked_batch, leading_dimension
-from hesscond.capture.graph import dependent, nodes
-from hesscond.capture.snapshot import Snapshot
-from hesscond.capture.weighting import Part
+from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, leading_dimension
+from hesscond.problem.graph import dependent, nodes
+from hesscond.problem.snapshot import Snapshot
+from hesscond.problem.weighting import Part
 
 #: Largest number of evaluations spent on finding samples, and largest number of samples listed.
 EVALUATIONS, LISTED = 64, 5

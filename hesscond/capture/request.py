@@ -11,10 +11,10 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture.captured import Curvature, DiagonalS, FactoredS, FormedH, LayerCapture, LayerInputs
-from hesscond.capture.evaluation import is_finite
-from hesscond.capture.forward import Call
 from hesscond.capture.layers import Geometry, Layer, by_position, from_position
 from hesscond.errors import NotFiniteError
+from hesscond.problem import Call
+from hesscond.problem.evaluation import is_finite
 
 COUPLED = ", samples coupled"
 

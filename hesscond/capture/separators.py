@@ -28,9 +28,9 @@ from hesscond.capture.backward import (
     separating_subsets,
     unit_directions,
 )
-from hesscond.capture.graph import backward, dependent, dominators, dtype_of, shape_of
 from hesscond.capture.layers import Geometry
 from hesscond.capture.request import Request
+from hesscond.problem.graph import backward, dependent, dominators, dtype_of, shape_of
 
 #: Least cost of a layer's derivatives, in tensor entries of their passes, for which separators are tried; least gain.
 WORTHWHILE, GAIN = 1e8, 1.25

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.graph import ELEMENTWISE, backward, dimension, nodes, shape_of
+from hesscond.problem.graph import ELEMENTWISE, backward, dimension, nodes, shape_of
 
 #: The parts of one dimension of a tensor, outermost first: dimension of the parameter (None: another), size, stride.
 Factors = tuple[tuple[int | None, int, int], ...]

@@ -27,18 +27,18 @@ from hesscond.commands.options import (
 )
 from hesscond.commands.printing import sign_of_life, stdout
 from hesscond.commands.processes import own_device, own_share, processes
+from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
 from hesscond.errors import ConfigError
 from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, network_null_directions
-from hesscond.hessians.null_directions import combined
-from hesscond.network_probe import agreed, shared
+from hesscond.hessians.null_space.directions import combined
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
+from hesscond.probing.network import agreed, shared
 from hesscond.report.density import density_figure
 from hesscond.report.page import METADATA, save_figure
 from hesscond.spectra.density import NEAR_ZERO, Density
 from hesscond.spectra.density import density as spectral_density
 from hesscond.study import resolve_device
-from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hesscond.papers import citations
+from hesscond.commands.papers import citations
 from hesscond.report.tables import duration
 from hesscond.runs import printable
 from hesscond.sheets import TextTable, plain_text

@@ -20,7 +20,6 @@ from rich.text import Text
 
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
-from hesscond.capture.wrappers import measurable
 from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.options import (
     Device,
@@ -35,18 +34,19 @@ from hesscond.commands.options import (
 )
 from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
 from hesscond.commands.processes import own_device, own_share, processes
+from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
 from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
+from hesscond.probing.results import NetworkResult
+from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
 from hesscond.report.probed import probe_figure
 from hesscond.report.tables import duration
-from hesscond.results import NetworkResult
-from hesscond.roles import NETWORK
 from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
-from hesscond.target import Target, causes_shown, load_target, one_sentence
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import distributed
 
-from hesscond.capture.weighting import BatchWeight
+from hesscond.commands.target import Target
 from hesscond.errors import ConfigError
-from hesscond.target import Target
+from hesscond.problem.weighting import BatchWeight
 
 
 @contextmanager

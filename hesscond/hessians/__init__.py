@@ -10,7 +10,7 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.hessians.blocks import role
-    from hesscond.hessians.coordinates import (
+    from hesscond.hessians.coordinates.base import (
         BlockHessian,
         Chart,
         Coordinates,
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
         Scaling,
         UnitScaling,
     )
-    from hesscond.hessians.hessian_scalings import Jacobi, OptimalDiagonal, OptimalKronecker
+    from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
+    from hesscond.hessians.coordinates.parameter_maps import ParameterMap
+    from hesscond.hessians.coordinates.reparametrized import Reparametrized
+    from hesscond.hessians.coordinates.statistics import CentringScaling, GroupedPreconditioner
+    from hesscond.hessians.coordinates.tangent import SphereTangentOperator
     from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-    from hesscond.hessians.null_directions import NullDirections, network_null_directions
-    from hesscond.hessians.parameter_maps import ParameterMap
-    from hesscond.hessians.preconditioner import CentringScaling, GroupedPreconditioner
-    from hesscond.hessians.reparametrized import Reparametrized
-    from hesscond.hessians.tangent import SphereTangentOperator
+    from hesscond.hessians.null_space.directions import NullDirections, network_null_directions
 else:
     __getattr__, __dir__ = attach(__name__)
 

@@ -26,7 +26,7 @@ from hesscond.capture.layers import (
 from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
 from hesscond.hessians.parameters import Layout
-from hesscond.roles import KINDS, Role, role_of
+from hesscond.hessians.roles import KINDS, Role, role_of
 
 #: Name of the model itself as a block.
 ROOT = "model"

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
-from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian

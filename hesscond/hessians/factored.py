@@ -14,12 +14,12 @@ import torch
 from hesscond.capture import EntryBounds
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
-from hesscond.hessians.preconditioner import CentringScaling
+from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.statistics import CentringScaling
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.forms import FactorForm, conditions
 from hesscond.spectra.rank import distinct_rows
+from hesscond.spectra.solvers.factored import EPS, error_factor
 from hesscond.spectra.threads import one_thread
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm, conditions
 

@@ -14,12 +14,12 @@ import torch
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.coordinates import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.batched import power_of_two
-from hesscond.spectra.factored import EPS, error_factor
 from hesscond.spectra.forms import DualForm, FactorForm, conditions
+from hesscond.spectra.solvers.batched import power_of_two
+from hesscond.spectra.solvers.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.

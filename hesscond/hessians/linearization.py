@@ -18,11 +18,11 @@ import torch
 
 from hesscond.capture.backward import Derivatives
 from hesscond.capture.curved import curved_nodes
-from hesscond.capture.evaluation import LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
 from hesscond.capture.forward import variables_of
-from hesscond.capture.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives, shape_of
-from hesscond.capture.problem import WatchedEvaluation
 from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
+from hesscond.problem.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives, shape_of
+from hesscond.problem.problem import WatchedEvaluation
 
 Tensors = Sequence[torch.Tensor]
 

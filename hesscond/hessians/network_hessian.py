@@ -12,15 +12,15 @@ import torch
 from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.coordinates import BlockHessian, LinearCoordinates, UnitCoordinates
-from hesscond.hessians.null_directions import NullDirections
+from hesscond.hessians.coordinates.base import BlockHessian, LinearCoordinates, UnitCoordinates
+from hesscond.hessians.null_space.directions import NullDirections
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.forms import ProductForm
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverHints, SolverLimits, formed
 from hesscond.spectra.smallest import least_bytes
+from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverHints, SolverLimits, formed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,20 +15,12 @@ import torch
 from torch import nn
 
 from hesscond.capture.backward import Budget, scattered_signs
-from hesscond.capture.batches import Drawn
 from hesscond.capture.captured import EPS
-from hesscond.capture.capturing import MEMORY
-from hesscond.capture.evaluation import Batch, LossFunction, is_finite
 from hesscond.capture.forward import variables_of
-from hesscond.capture.graph import nodes, refuse_dead_ends
 from hesscond.capture.nonfinite import NonFinite
-from hesscond.capture.precision import named
-from hesscond.capture.problem import Problem, WatchedEvaluation
 from hesscond.capture.second_derivatives import saturates
 from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.capture.uses import Uses
-from hesscond.capture.weighting import BatchWeight
-from hesscond.capture.wrappers import measurable
 from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import (
@@ -40,6 +32,14 @@ from hesscond.hessians.linearization import (
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING, identity_blocks
+from hesscond.problem import MEMORY
+from hesscond.problem.batches import Drawn
+from hesscond.problem.evaluation import Batch, LossFunction, is_finite
+from hesscond.problem.graph import nodes, refuse_dead_ends
+from hesscond.problem.precision import named
+from hesscond.problem.problem import Problem, WatchedEvaluation
+from hesscond.problem.weighting import BatchWeight
+from hesscond.problem.wrappers import measurable
 
 #: Two computations of a product may differ by this share of it, or by this multiple of their round-off.
 TOLERANCE, CONFIRMED = 1e-11, 64.0
@@ -53,7 +53,7 @@ class NetworkOperator(SymmetricOperator):
     """Operator A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass linearizes one A_k.
 
     The m_k are the weights that make the loss Σ m_k L_k / Σ m_k that of the whole data set: the samples of each batch
-    for a mean (see `hesscond.capture.weighting.Weights`); all one, undivided, for a sum. The operator is that of the
+    for a mean (see `hesscond.problem.weighting.Weights`); all one, undivided, for a sum. The operator is that of the
     model, its mode and the random state (dropout) at construction. The model is left untouched.
 
     Graphs of the first derivatives are kept from product to product, as many as fit in the memory; the others are

@@ -21,9 +21,9 @@ from hesscond.capture.layers import (
     parameter_tensors,
     unit_weights,
 )
-from hesscond.capture.problem import WatchedEvaluation
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem.problem import WatchedEvaluation
 
 
 class Layout(ABC):

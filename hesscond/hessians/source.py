@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hesscond.hessians.coordinates import BlockHessian, Coordinates, HessianMaker
+from hesscond.hessians.coordinates.base import BlockHessian, Coordinates, HessianMaker
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.network_operator import HessianOperator
-from hesscond.hessians.null_directions import NullDirections
+from hesscond.hessians.null_space.directions import NullDirections
 from hesscond.operators import SymmetricOperator
-from hesscond.spectra.matrix_free import SolverHints, SolverLimits
+from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits
 
 #: Makes the null directions of a Hessian and `SolverHints`, when they are first needed.
 Facts = Callable[[], tuple[Sequence[NullDirections], SolverHints]]

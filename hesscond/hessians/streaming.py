@@ -11,11 +11,11 @@ from hesscond.capture import LayerCapture, LayerInputs, channel_statistics
 from hesscond.causes import NOTHING
 from hesscond.errors import CaptureError
 from hesscond.hessians.build import layer_hessian, runs, unit_hessians
-from hesscond.hessians.coordinates import BlockHessian
+from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import sums_to_zero
-from hesscond.spectra.factored import EPS, error_factor
+from hesscond.spectra.solvers.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError
-from hesscond.target import moved
+from hesscond.problem.batches import moved
+from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.watching import Alarm, watch
 from hesscond.watching import Watch as LoopWatch
 

@@ -11,8 +11,8 @@ from torch import nn
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized
-from hesscond.hessians.coordinates import UnitCoordinates
-from hesscond.hessians.parameter_maps import ParameterCoordinates
+from hesscond.hessians.coordinates.base import UnitCoordinates
+from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
 

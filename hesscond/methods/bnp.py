@@ -25,7 +25,7 @@ from hesscond.capture import (
 )
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
-from hesscond.hessians.preconditioner import by_group, scaling_conditions
+from hesscond.hessians.coordinates.statistics import by_group, scaling_conditions
 from hesscond.methods.base import Snapshots
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
 from hesscond.methods.registry import register

@@ -12,7 +12,7 @@ from hesscond.capture import chosen_layers
 from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, ParameterMap
-from hesscond.hessians.parameter_maps import ParameterCoordinates, layer_map
+from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates, layer_map
 from hesscond.methods.base import Method, no_step
 
 

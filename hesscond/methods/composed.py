@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
-from hesscond.hessians.parameter_maps import ParameterCoordinates
+from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
 from hesscond.methods.base import Method, OptimizerName
 from hesscond.methods.regularization import Penalized
 

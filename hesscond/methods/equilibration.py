@@ -16,7 +16,7 @@ from torch import nn
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, Scaling, UnitScaling
-from hesscond.hessians.coordinates import HessianMaker
+from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods.registry import register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 from hesscond.operators import SymmetricOperator

@@ -19,7 +19,7 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
-from hesscond.hessians.coordinates import LayerPreconditioner
+from hesscond.hessians.coordinates.base import LayerPreconditioner
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless

@@ -15,7 +15,7 @@ from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
 from hesscond.capture.layers import TRANSPOSED, windows
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Preconditioner
-from hesscond.hessians.preconditioner import by_group
+from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method, no_step
 from hesscond.methods.wrapping import layers_of, place_of
 

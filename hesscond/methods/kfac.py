@@ -16,7 +16,7 @@ from torch import nn
 
 from hesscond.capture import Layer
 from hesscond.hessians import LinearCoordinates, ParameterMap
-from hesscond.hessians.parameter_maps import LayerMap
+from hesscond.hessians.coordinates.parameter_maps import LayerMap
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless

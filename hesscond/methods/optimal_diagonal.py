@@ -14,7 +14,7 @@ from torch import nn
 from hesscond.capture import Geometry, LayerInputs, RowFactor, row_factor
 from hesscond.errors import ConfigError
 from hesscond.hessians import LinearCoordinates, Scaling
-from hesscond.hessians.preconditioner import by_group
+from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 from hesscond.methods.whitening import CUTOFF

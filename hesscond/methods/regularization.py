@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, LinearCoordinates
-from hesscond.hessians.coordinates import HessianMaker, UnitCoordinates, unit_layout
+from hesscond.hessians.coordinates.base import HessianMaker, UnitCoordinates, unit_layout
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hesscond.capture.layers import ELIGIBLE, Geometry, Layer, chosen_layers, from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
-from hesscond.hessians.coordinates import HessianMaker
+from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 from hesscond.methods.wrapping import dimensions, layers_of, put, wrap

@@ -16,7 +16,7 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner
-from hesscond.hessians.coordinates import Product
+from hesscond.hessians.coordinates.base import Product
 from hesscond.methods.inputs import InputMethod, LayerState
 from hesscond.methods.registry import register
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
+    from hesscond.probing.tables import layer_frame, layer_table, network_table, notes, unit_table
     from hesscond.report.axes import method_legend
     from hesscond.report.curves import (
         accuracy_axes,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from hesscond.report.statements import statement_frame, statement_table
     from hesscond.report.summary import summary_frame, summary_table
     from hesscond.report.verdict import verdict_frame, verdict_sentences
-    from hesscond.result_tables import layer_frame, layer_table, network_table, notes, unit_table
 else:
     __getattr__, __dir__ = attach(__name__)
 

@@ -23,6 +23,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
+from hesscond.hessians.roles import KINDS, role_of
 from hesscond.report.axes import (
     COLORS,
     NEUTRAL,
@@ -43,7 +44,6 @@ from hesscond.report.registry import PROBED, QUANTITIES, FigureKind, TableKind
 from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
 from hesscond.report.series import finite, intervals, located, quantile
 from hesscond.report.tables import Column, between, interval, number, words
-from hesscond.roles import KINDS, role_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,15 +12,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
 from hesscond.errors import ConfigError
+from hesscond.probing.tables import is_zero, layer_frame, span
 from hesscond.report.axes import add_heading, logarithmic_x, say_empty, shortened
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
-from hesscond.result_tables import is_zero, layer_frame, span
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.results import ProbeResult
+    from hesscond.probing.results import ProbeResult
 
 #: Columns that the figure of a probe needs, and their types.
 COLUMNS = {

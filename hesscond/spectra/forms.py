@@ -20,19 +20,24 @@ from scipy.sparse import issparse
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import MatrixError
 from hesscond.operators import SymmetricOperator, as_operator
-from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
-from hesscond.spectra.factored import (
+from hesscond.spectra.matrices import as_array, as_matrix, dense
+from hesscond.spectra.solvers.batched import scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.solvers.factored import (
     dual_condition,
     factor_condition,
     factor_conditions,
     factor_eigenpairs,
     factor_eigenvalues,
 )
-from hesscond.spectra.matrices import as_array, as_matrix, dense
-from hesscond.spectra.matrix_free import SolverHints, SolverLimits, operator_condition
-from hesscond.spectra.signed import dual_signed_condition, signed_condition, signed_eigenpairs, signed_eigenvalues
-from hesscond.spectra.symmetric import general_condition, rounded_condition, symmetric_condition
+from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits, operator_condition
+from hesscond.spectra.solvers.signed import (
+    dual_signed_condition,
+    signed_condition,
+    signed_eigenpairs,
+    signed_eigenvalues,
+)
+from hesscond.spectra.solvers.symmetric import general_condition, rounded_condition, symmetric_condition
 
 RankBound = Callable[[], int]
 #: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.

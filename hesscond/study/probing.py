@@ -14,12 +14,9 @@ import torch
 from torch import nn
 
 from hesscond.capture import (
-    MEMORY,
-    Batch,
     FeatureStatistics,
     Geometry,
     LayerCapture,
-    LossFunction,
     Recorded,
     Recorder,
     capture,
@@ -28,9 +25,24 @@ from hesscond.capture import (
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.layers import ELIGIBLE
-from hesscond.capture.randomness import gpus_of, untouched_randomness
 from hesscond.capture.stacking import by_shape, stacked
-from hesscond.check import (
+from hesscond.data import Samples, SampleStream
+from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
+from hesscond.hessians import BlockHessian, CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates
+from hesscond.hessians.blocks import Block, Catalogue, Choice
+from hesscond.hessians.build import unit_hessian
+from hesscond.hessians.coordinates.base import HessianMaker
+from hesscond.hessians.coordinates.from_hessian import best_kronecker, semidefinite
+from hesscond.hessians.coordinates.parameter_maps import ParameterMap
+from hesscond.hessians.coordinates.statistics import scaling_conditions
+from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
+from hesscond.hessians.parameters import UnitLayout
+from hesscond.hessians.roles import NETWORK
+from hesscond.hessians.source import BlockSource
+from hesscond.hessians.streaming import stream
+from hesscond.methods import Method
+from hesscond.methods.bnp import from_statistics, regularized
+from hesscond.probing.check import (
     TOLERANCE,
     CheckDirection,
     ReferenceProducts,
@@ -39,26 +51,13 @@ from hesscond.check import (
     refuse_failed,
     weight_as_parameter,
 )
-from hesscond.data import Samples, SampleStream
-from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
-from hesscond.hessians import BlockHessian, CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates
-from hesscond.hessians.blocks import Block, Catalogue, Choice
-from hesscond.hessians.build import unit_hessian
-from hesscond.hessians.coordinates import HessianMaker
-from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
-from hesscond.hessians.hessian_scalings import best_kronecker, semidefinite
-from hesscond.hessians.parameter_maps import ParameterMap
-from hesscond.hessians.parameters import UnitLayout
-from hesscond.hessians.preconditioner import scaling_conditions
-from hesscond.hessians.source import BlockSource
-from hesscond.hessians.streaming import stream
-from hesscond.layer_probe import LayerProbe
-from hesscond.measurement import Measurement
-from hesscond.methods import Method
-from hesscond.methods.bnp import from_statistics, regularized
-from hesscond.network_probe import NetworkProbe
-from hesscond.results import LayerResult
-from hesscond.roles import NETWORK
+from hesscond.probing.layers import LayerProbe
+from hesscond.probing.network import NetworkProbe
+from hesscond.probing.question import Measurement
+from hesscond.probing.results import LayerResult
+from hesscond.problem import MEMORY
+from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem.randomness import gpus_of, untouched_randomness
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.threads import one_thread

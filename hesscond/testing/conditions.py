@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from hesscond.capture import Batch, LossFunction
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
 from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
+from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.spectra import ConditionNumber
 from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of, refuse_share
 

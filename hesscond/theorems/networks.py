@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.nn.functional import conv2d, pad, unfold
 from torch.nn.utils import parametrize
 
-from hesscond.capture import Batch, LossFunction
 from hesscond.hessians import HessianOperator
+from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.spectra import ConditionNumber, condition_number
 
 #: Round-off of a Hessian that was differentiated automatically, relative to its largest eigenvalue.

@@ -15,16 +15,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hesscond.capture import Batch, LossFunction
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError, one_line
 from hesscond.methods.optimizers import held
-from hesscond.probing import check_group
+from hesscond.probing.entry import check_group
+from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
-from hesscond.schedules import Schedule, schedule_of
-from hesscond.target import one_line
 from hesscond.watching.alarms import Alarm, Rule, rule_of
 from hesscond.watching.destinations import Destination, destinations, run_config
 from hesscond.watching.measuring import Measuring, Row, groups_of
+from hesscond.watching.schedules import Schedule, schedule_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,17 +10,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hesscond.applied import at_work
-from hesscond.capture import Batch, LossFunction
-from hesscond.capture.batches import is_batch
-from hesscond.capture.evaluation import checked_batch, converted, leading_dimension
-from hesscond.capture.randomness import generators_of, gpus_of, untouched_randomness
-from hesscond.capture.wrappers import check_problem, measurable, unwrapped
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians.blocks import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork
-from hesscond.probing import LEVELS, probe
-from hesscond.results import LayerResult, NetworkResult, ProbeResult
+from hesscond.probing.applied import at_work
+from hesscond.probing.entry import LEVELS, probe
+from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+from hesscond.problem.batches import is_batch
+from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, leading_dimension
+from hesscond.problem.randomness import generators_of, gpus_of, untouched_randomness
+from hesscond.problem.wrappers import check_problem, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
 
 if TYPE_CHECKING:

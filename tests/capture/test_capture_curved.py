@@ -10,9 +10,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hesscond.capture.curved import ElementwiseNode, SoftmaxNode, curved_nodes
-from hesscond.capture.evaluation import WeightWatch
-from hesscond.capture.graph import nodes
 from hesscond.capture.second_derivatives import saturates
+from hesscond.problem.evaluation import WeightWatch
+from hesscond.problem.graph import nodes
 
 N, C, T = 4, 3, 2
 generator = torch.Generator().manual_seed(5)

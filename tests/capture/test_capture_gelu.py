@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.capture.evaluation import gelu
+from hesscond.problem.evaluation import gelu
 from tests.truth import unit_truth
 
 

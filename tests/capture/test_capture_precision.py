@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.capture import capture
-from hesscond.capture.evaluation import WeightWatch, evaluate, tensors_by_module
-from hesscond.capture.precision import Operations, Precision
-from hesscond.capture.snapshot import Snapshot
+from hesscond.problem.evaluation import WeightWatch, evaluate, tensors_by_module
+from hesscond.problem.precision import Operations, Precision
+from hesscond.problem.snapshot import Snapshot
 from tests.truth import reverse_over_reverse
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.capture.precision import Perturbed
+from hesscond.problem.precision import Perturbed
 
 F = nn.functional
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import hesscond
-from hesscond.capture.randomness import RandomState
-from hesscond.capture.untouched import untouched
 from hesscond.errors import CaptureError
+from hesscond.problem.randomness import RandomState
+from hesscond.problem.untouched import untouched
 from tests.truth import reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
-from hesscond.capture.wrappers import unwrapped
+from hesscond.problem.wrappers import unwrapped
 from tests.truth import layer_truth
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -6,10 +6,10 @@ from torch import nn
 
 from hesscond.capture import Geometry, capture
 from hesscond.errors import MatrixError
-from hesscond.hessians.kronecker import KroneckerFactors, KroneckerInverse, Terms
-from hesscond.hessians.network_inverse import network_inverse
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.hessians.null_directions import network_null_directions
+from hesscond.hessians.null_space.directions import network_null_directions
+from hesscond.hessians.null_space.inverse import network_inverse
+from hesscond.hessians.null_space.kronecker import KroneckerFactors, KroneckerInverse, Terms
 from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators.subspace import KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero

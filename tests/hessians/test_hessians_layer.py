@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.capture import MEMORY, capture
+from hesscond.capture import capture
 from hesscond.errors import CaptureError
 from hesscond.hessians import DensePreconditioner, Scaling, UnitScaling
 from hesscond.hessians.build import layer_hessian
 from hesscond.hessians.layer import LayerHessian, accurate_gram
+from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
 from hesscond.spectra.condition import Values, conclude
-from hesscond.spectra.factored import EPS, least_refined
+from hesscond.spectra.solvers.factored import EPS, least_refined
 
 
 def dense(activation, spread=0.0):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.hessians.null_directions import NullDirections, combined, holds, network_null_directions
-from hesscond.hessians.row_space import add_rows, row_space
+from hesscond.hessians.null_space.directions import NullDirections, combined, holds, network_null_directions
+from hesscond.hessians.null_space.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, DirectSum, Span
 from hesscond.operators.subspace import CoordinateSpan, OrthogonalSum

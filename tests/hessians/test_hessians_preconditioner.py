@@ -21,9 +21,9 @@ from hesscond.hessians import (
     Scaling,
     UnitScaling,
 )
-from hesscond.hessians.coordinates import UnitCoordinates, coordinates_of
-from hesscond.hessians.parameter_maps import LayerMap, ParameterMap
-from hesscond.hessians.preconditioner import by_group
+from hesscond.hessians.coordinates.base import UnitCoordinates, coordinates_of
+from hesscond.hessians.coordinates.parameter_maps import LayerMap, ParameterMap
+from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.operators import Congruence
 
 ORDER, UNITS = 5, 4

@@ -6,8 +6,8 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker, UnitScaling
-from hesscond.hessians.coordinates import DensePreconditioner, Kronecker
-from hesscond.probing import probe
+from hesscond.hessians.coordinates.base import DensePreconditioner, Kronecker
+from hesscond.probing.entry import probe
 from hesscond.scaling import optimal_diagonal_scaling
 
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hesscond
-from hesscond.capture import MEMORY, DiagonalS, FeatureStatistics, LayerCapture, LayerInputs, capture
+from hesscond.capture import DiagonalS, FeatureStatistics, LayerCapture, LayerInputs, capture
 from hesscond.hessians import CentringScaling
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.streaming import stream
 from hesscond.methods.bnp import from_statistics
+from hesscond.problem import MEMORY
 from tests.cases import CASES, Case, mlp
 
 

@@ -10,9 +10,9 @@ from torch.func import functional_call, vmap
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, DensePreconditioner
-from hesscond.hessians.coordinates import LayerCoordinates, UnitCoordinates, coordinates_of
+from hesscond.hessians.coordinates.base import LayerCoordinates, UnitCoordinates, coordinates_of
+from hesscond.hessians.coordinates.tangent import SphereTangentOperator
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.hessians.tangent import SphereTangentOperator
 from hesscond.operators import Congruence
 from tests.truth import packed, unpacked
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.capture import MEMORY, capture
+from hesscond.capture import capture
 from hesscond.hessians.build import unit_conditions, unit_hessians
+from hesscond.problem import MEMORY
 from tests.truth import unit_truth
 
 

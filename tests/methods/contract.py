@@ -15,11 +15,11 @@ from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.hessians import LinearCoordinates, Reparametrized
-from hesscond.hessians.coordinates import UnitCoordinates
+from hesscond.hessians.coordinates.base import UnitCoordinates
 from hesscond.methods import parse
 from hesscond.methods.regularization import Penalized
 from hesscond.models import MLP
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 
 NETWORKS = ("mlp", "cnn")
 DTYPES = (torch.float32, torch.float64)

@@ -11,7 +11,7 @@ from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Jacobi
 from hesscond.methods import Adam, RMSProp, parse
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, backward, build, dense_unit_hessian, digits, network
 
 

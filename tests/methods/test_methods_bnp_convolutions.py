@@ -11,7 +11,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import GroupedPreconditioner
 from hesscond.methods import BNP, parse
-from hesscond.results import NETWORK
+from hesscond.probing.results import NETWORK
 from tests.methods.contract import MethodContract, stacked_gradient
 
 

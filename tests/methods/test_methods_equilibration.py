@@ -19,7 +19,7 @@ from hesscond.hessians.build import unit_hessian
 from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
 from hesscond.models import build as build_network
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from tests.methods.contract import MethodContract, build, digits, network
 from tests.truth import double_backward

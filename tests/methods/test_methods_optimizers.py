@@ -9,7 +9,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.methods.optimizers import AtWork, known_optimizers
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.stepping import (
     columns_of_M,
     data,

@@ -11,7 +11,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import MinMax, Standardization, parse
 from hesscond.models import MLP
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, build, digits, network
 
 

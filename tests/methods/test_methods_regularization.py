@@ -8,7 +8,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, GradientRegularization, parse
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, backward, digits, network
 
 STRENGTH, LR = 0.03, 0.1

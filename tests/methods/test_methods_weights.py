@@ -12,7 +12,7 @@ from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, SphereTangentOperator
 from hesscond.methods import parse
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, build, digits, network
 
 LAYERS = {

@@ -9,7 +9,7 @@ import hesscond
 from hesscond.capture import RowFactor, capture, row_factor
 from hesscond.errors import ConfigError
 from hesscond.methods import Whitening, parse
-from hesscond.results import NETWORK
+from hesscond.probing.results import NETWORK
 from tests.methods.contract import MethodContract, stacked_gradient
 from tests.methods.first_layers import CASES, dense, rows_of, vectors
 

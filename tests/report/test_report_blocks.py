@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from hesscond.cli import app
 from hesscond.errors import ConfigError
+from hesscond.hessians.roles import role_of
 from hesscond.report import FIGURES, TABLES, block_frame
 from hesscond.report.layers import heat_cells, moments_of
 from hesscond.report.registry import QUANTITIES
-from hesscond.roles import role_of
 from hesscond.runs import StoredRun, open_run
 from tests import report_page
 

@@ -19,10 +19,10 @@ from rich.table import Table
 from torch import nn
 
 import hesscond
+from hesscond.probing.tables import compact
 from hesscond.report import layer_frame, layer_table, notes, probe_figure, save_figure, unit_table
 from hesscond.report.axes import LONGEST, shortened
 from hesscond.report.probed import spread
-from hesscond.result_tables import compact
 
 
 def made_up(

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.batched import scaled_gram_conditions, stacked_conditions
-from hesscond.spectra.factored import factor_condition
+from hesscond.spectra.solvers.batched import scaled_gram_conditions, stacked_conditions
+from hesscond.spectra.solvers.factored import factor_condition
 from hesscond.spectra.threads import openblas, side_by_side
 
 SMALL = 1e-6

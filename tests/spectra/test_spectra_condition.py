@@ -12,8 +12,8 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import MatrixError
-from hesscond.spectra.factored import factor_condition, factor_eigenvalues, smallest_singular_value
-from hesscond.spectra.signed import signed_condition
+from hesscond.spectra.solvers.factored import factor_condition, factor_eigenvalues, smallest_singular_value
+from hesscond.spectra.solvers.signed import signed_condition
 
 
 def mp_singular_values(F, digits=80):

@@ -8,7 +8,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
 from hesscond.methods.optimizers import AtWork, known_optimizers
-from hesscond.probing import probe
+from hesscond.probing.entry import probe
 from tests.methods.stepping import (
     columns_of_M,
     data,

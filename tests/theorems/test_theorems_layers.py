@@ -6,8 +6,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, hessian
 
-from hesscond.capture import MEMORY, capture
+from hesscond.capture import capture
 from hesscond.hessians.build import unit_hessian
+from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, observed_inputs, statement, statements
 from hesscond.theorems.bnp_identities import same_unit

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods.optimizers import AtWork
-from hesscond.schedules import linear, logarithmic, per_epoch
 from hesscond.watching import measuring
 from hesscond.watching.alarms import EVENTS, rule_of
+from hesscond.watching.schedules import linear, logarithmic, per_epoch
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import HesscondError
-from hesscond.schedules import linear, logarithmic, per_epoch
+from hesscond.watching.schedules import linear, logarithmic, per_epoch
 
 X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 

@@ -1,0 +1,265 @@
+"""Torch models from Python files: ``FILE.py:FUNCTION``, where FUNCTION() returns (model, loss_fn, data)."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line
+from hesscond.problem.batches import is_batch, moved
+from hesscond.problem.evaluation import Batch, checked_batch, kind, leading_dimension
+from hesscond.problem.weighting import BatchWeight, check_weighting
+
+FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
+#: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
+PACKAGE = "_hesscond_target"
+#: Folders of code that is not the user's, even if the user's folder contains them.
+FOREIGN = tuple(
+    Path(folder).resolve()
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+)
+
+
+class Stream:
+    """Batches that can be read repeatedly, on one device; ``samples`` is their number in the latest pass."""
+
+    def __init__(self, source: Iterable[Any], device: torch.device | None = None) -> None:
+        self.samples = 0
+        self._source = source
+        self._device = device
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.samples = 0
+        for number, batch in enumerate(self._source):
+            try:
+                pair = checked_batch(batch)
+            except ConfigError as error:
+                raise ConfigError(f"batch {number} of the data: {error}") from None
+            self.samples += leading_dimension(pair[0])
+            yield moved(batch, self._device)
+
+    def to(self, device: torch.device) -> Stream:
+        """The same batches on a device, moved one by one."""
+        return Stream(self._source, device)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Model, loss ``loss_fn(output, target)``, data, and weight of each batch of a `Stream`, if it has to be given."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any]
+    data: tuple[Any, Any] | Stream
+    weight: BatchWeight | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples; of a stream, those of its latest pass."""
+        return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
+
+    def to(self, device: torch.device) -> Target:
+        """The target on a device; the model itself is moved, and the loss if it is a module."""
+        for module in (self.model, self.loss_fn):
+            if isinstance(module, nn.Module):
+                if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
+                    raise ConfigError("the model or the loss is on the meta device, so its parameters have no values")
+                module.to(device)
+        data = self.data.to(device) if isinstance(self.data, Stream) else moved(self.data, device)
+        return replace(self, data=data)
+
+
+def load_target(spec: str, *, seed: int | None = None) -> Target:
+    """Target that FUNCTION() of ``"FILE.py:FUNCTION"`` returns; with a ``seed``, all random generators are seeded.
+
+    FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a callable of (output, target), and a
+    pair (inputs, targets), a mapping with ``"labels"``, or an iterable of these; a fourth thing is the ``weight`` of
+    `hesscond.probe`. Modules in the folder of the file can be imported, absolutely or relatively.
+
+    Examples
+    --------
+    >>> load_target("nowhere.py:make")
+    Traceback (most recent call last):
+        ...
+    hesscond.errors.ConfigError: there is no file nowhere.py
+    """
+    file, colon, name = spec.rpartition(":")
+    if not colon or not file or not name.isidentifier():
+        given = f": which function of {spec}?" if not colon and spec.endswith(".py") else ""
+        raise ConfigError(f"{spec!r} is not of the form {FORM}{given}")
+    path = Path(file)
+    source = read(path)
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 - the user's code may draw from it
+        torch.manual_seed(seed)
+    with importable(path.resolve().parent):
+        try:
+            # not by the import system, whose cache may be a second out of date
+            module = ModuleType(f"{PACKAGE}.{path.stem}")
+            module.__file__, module.__package__ = str(path.resolve()), PACKAGE
+            sys.modules[module.__name__] = module
+            exec(compile(source, module.__file__, "exec"), module.__dict__)
+            return as_target(named(module, name, path)(), spec)
+        except ConfigError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(user_failure(error, path) or one_line(error)) from error
+
+
+def read(path: Path) -> bytes:
+    """Contents of a file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        near = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no file {path}{suggestion(path.name, near)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Let modules in ``folder`` be imported, and forget them afterwards: another folder may have the same names."""
+    package = ModuleType(PACKAGE)
+    package.__path__ = [str(folder)]
+    search, before = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(folder))
+    sys.modules[PACKAGE] = package
+    try:
+        yield
+    finally:
+        sys.path[:] = search
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if name.split(".")[0] == PACKAGE or (file and is_users(file, folder)):
+                del sys.modules[name]
+
+
+def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
+    """Function called ``name`` of a module, which can be called without arguments."""
+    if not hasattr(module, name):
+        own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
+        raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
+    function = getattr(module, name)
+    if not callable(function):
+        raise ConfigError(f"{name!r} in {path} is not a function but {described(function)}")
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        signature = inspect.signature(function)
+        raise ConfigError(f"{path}:{name} must be callable without arguments, but it is {name}{signature}") from None
+    except ValueError:  # written in C: no signature to look at
+        pass
+    return function
+
+
+def suggestion(name: str, there: list[str]) -> str:
+    """Suggestion of a similar name, or else a list of the existing names."""
+    listed = f"there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}"
+    return f": {did_you_mean(name, there, otherwise=listed)}" if there else ""
+
+
+def as_target(returned: Any, spec: str) -> Target:
+    """`Target` of what FUNCTION returned."""
+    if not isinstance(returned, (tuple, list)) or len(returned) not in (3, 4):
+        raise ConfigError(
+            f"{spec} must return (model, loss_fn, data) or (model, loss_fn, data, weight), but it returned "
+            f"{described(returned)}"
+        )
+    model, loss_fn, data, weight = (*returned, None)[:4]
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{spec}: the model must be a torch.nn.Module, not {described(model)}")
+    if not callable(loss_fn) or isinstance(loss_fn, type):
+        raise ConfigError(f"{spec}: the loss must be a callable (output, target), not {described(loss_fn)}")
+    if isinstance(data, Dataset):
+        raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")
+    try:
+        check_weighting(None, weight)
+        if is_batch(data):
+            return Target(model, loss_fn, checked_batch(data), weight)
+    except ConfigError as error:
+        raise ConfigError(f"{spec}: {error}") from None
+    if isinstance(data, Iterator):  # can be read only once
+        data = list(data)
+    return Target(model, loss_fn, Stream(data), weight)
+
+
+def described(value: Any) -> str:
+    """Description of a value, for an error message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__} (write {value.__name__}() to make one)"
+    return kind(value)
+
+
+@contextmanager
+def one_sentence(spec: str) -> Iterator[None]:
+    """Context that turns exceptions from the user's code into a ConfigError."""
+    try:
+        yield
+    except HesscondError:
+        raise
+    except Exception as error:
+        sentence = explained(error, spec)
+        if sentence is None:
+            raise
+        raise ConfigError(sentence) from error
+
+
+@contextmanager
+def causes_shown(wanted: bool) -> Iterator[None]:
+    """Context that prints, if wanted, the traceback of the exception behind a ConfigError."""
+    try:
+        yield
+    except ConfigError as error:
+        if wanted and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+
+
+def explained(error: Exception, spec: str) -> str | None:
+    """Sentence for an exception during a probe; None for a fault of hesscond."""
+    # hesscond watches the operations of the model: these frames are passed on the way to the operation that failed
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
+    ]
+    where = user_failure(error, Path(spec.rpartition(":")[0]))
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
+    if where is None and not Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+        return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
+    return where
+
+
+def user_failure(error: BaseException, path: Path) -> str | None:
+    """Sentence on the place of an exception in the code of ``path`` or of modules in its folder; None: elsewhere."""
+    folder = path.resolve().parent
+    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename, folder):
+        return f"{shown(error.filename, path)}:{error.lineno} is not valid Python: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename, folder)]
+    return f"{shown(frames[-1].filename, path)}:{frames[-1].lineno} raised {one_line(error)}" if frames else None
+
+
+def is_users(file: str, folder: Path) -> bool:
+    """Whether a file of code is in the folder and is not part of Python, of an installed package or of hesscond."""
+    path = Path(file).resolve()
+    installed = "site-packages" in path.parts or any(path.is_relative_to(foreign) for foreign in FOREIGN)
+    return path.is_relative_to(folder) and not installed
+
+
+def shown(file: str, path: Path) -> str:
+    """Name of a file in or below the folder of ``path``, written relative to the same folder as ``path``."""
+    return str(path.parent / Path(file).resolve().relative_to(path.resolve().parent))

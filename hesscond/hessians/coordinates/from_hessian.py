@@ -1,0 +1,131 @@
+"""Preconditioners computed from the Hessian that is measured: Jacobi scaling, and the optimal ones of their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from hesscond.errors import ConfigError
+from hesscond.hessians.coordinates.base import (
+    BlockHessian,
+    DensePreconditioner,
+    HessianMaker,
+    HessianScaling,
+    Kronecker,
+    Scaling,
+    UnitScaling,
+)
+from hesscond.hessians.factored import FactoredHessian
+from hesscond.operators import Congruence, Diagonal, SymmetricOperator
+from hesscond.scaling import OptimalKronecker as Optimum
+from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
+
+#: Columns of the identity that are multiplied at once.
+CHUNK = 256
+
+
+class Jacobi(HessianScaling):
+    """ŵ = D z with D = diag(|H|)^−½, and 1 where H has a zero on its diagonal, as it has for dead features.
+
+    For positive definite H (n, n), κ(DHD) ≤ n · min over all diagonal D: Van der Sluis, Numer. Math. 14 (1969),
+    Theorem 4.1. The diagonal is taken from the Hessian that is measured, of a unit, of a layer or of the network.
+    """
+
+    name = "Jacobi, diag(H)^-1/2"
+
+    def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
+        """D, from the diagonal of this Hessian."""
+        return diagonal(scaling(hessian.diagonal()), hessian.units, self.name)
+
+    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+        """D H D in all parameters; as many products as there are give the diagonal."""
+        H = hessian()
+        return scaled(H), H.parts
+
+
+class OptimalDiagonal(HessianScaling):
+    """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap.
+
+    D is found from the factor of H = FᵀF, whose columns it scales: κ(DHD) = κ(FD)². H must be positive semidefinite, as
+    behind piecewise linear layers and a convex loss; `hesscond.optimal_diagonal_scaling` gives the bounds.
+    """
+
+    name = "optimal diagonal"
+
+    def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
+        """D of a semidefinite Hessian with a known factor, else a ConfigError; 1 where the Hessian is zero."""
+        factored = semidefinite(hessian, "diagonal")
+        factor = factored.factor()
+        if not factor.any():
+            return diagonal(torch.ones_like(factor[0]), factored.units, self.name)
+        best = optimal_diagonal_scaling(factor, side="column")
+        return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
+
+
+class OptimalKronecker(HessianScaling):
+    """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest.
+
+    The Hessian of the layer must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
+    says when the optimum is proved.
+    """
+
+    name = "optimal Kronecker"
+
+    def at(self, hessian: BlockHessian) -> Kronecker:
+        """L and R of a layer's semidefinite Hessian with a known factor; a ConfigError for other and zero ones."""
+        if hessian.units == 1 and hessian.order > 1:
+            raise ConfigError(
+                "the optimal Kronecker preconditioner acts across the units of a layer: measure at level='layer'"
+            )
+        factored = semidefinite(hessian, "Kronecker")
+        factor = factored.factor()
+        if not factor.any():
+            raise ConfigError("the Hessian is zero: every pair of Kronecker factors is optimal")
+        best = best_kronecker(factored, factor)
+        left, right = (torch.from_numpy(part).to(factored.rows.device) for part in (best.left, best.right))
+        return Kronecker(left, DensePreconditioner(right), self.name)
+
+
+def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
+    """Factor of a positive semidefinite Hessian."""
+    factored = hessian.dense()
+    if not isinstance(factored, FactoredHessian) or factored.sign is not None:
+        raise ConfigError(
+            f"the optimal {kind} scaling is defined for positive semidefinite Hessians that come as a factor: behind "
+            "this layer there is something smooth, or the loss is not convex"
+        )
+    return factored
+
+
+def best_kronecker(hessian: FactoredHessian, factor: torch.Tensor) -> Optimum:
+    """The best L and R for a Hessian with this factor."""
+    return optimal_kronecker_scaling(
+        factor,
+        (hessian.units, hessian.order // hessian.units),
+        error=hessian.factor_error(None),
+        rank_bound=hessian.rank_bound,
+    )
+
+
+def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling | UnitScaling:
+    """diag(d) for the Hessian of one unit, or of several together."""
+    return Scaling(d, name) if units == 1 else UnitScaling(d.view(units, -1), name)
+
+
+def scaling(diagonal: torch.Tensor) -> torch.Tensor:
+    """|h|^−½, and 1 where h = 0."""
+    size = diagonal.abs()
+    return size.where(size != 0, 1.0).rsqrt()
+
+
+def scaled(H: SymmetricOperator) -> SymmetricOperator:
+    """D H D."""
+    parts = []
+    for start in range(0, H.order, CHUNK):
+        columns = torch.arange(start, min(start + CHUNK, H.order), device=H.device)
+        each = torch.arange(len(columns), device=H.device)
+        unit_vectors = torch.zeros(H.order, len(columns), dtype=H.dtype, device=H.device)
+        unit_vectors[columns, each] = 1
+        parts.append((H @ unit_vectors)[columns, each])
+    return Congruence(H, Diagonal(scaling(torch.cat(parts))))

@@ -1,0 +1,272 @@
+"""Preconditioners of single parameters, as optimizers have them: scalings and Kronecker factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+
+import torch
+from torch.nn import functional
+
+from hesscond.capture import Layer
+from hesscond.capture.layers import TRANSPOSED, Geometry, unit_weights
+from hesscond.errors import ConfigError
+from hesscond.hessians.coordinates.base import (
+    BlockHessian,
+    Coordinates,
+    HessianSource,
+    JointCoordinates,
+    LinearCoordinates,
+    Preconditioner,
+    Scaling,
+    UnitScaling,
+)
+from hesscond.hessians.parameters import Layout
+
+
+@dataclass(frozen=True)
+class ParameterMap:
+    """P = (F_1 ⊗ … ⊗ F_d) diag(v) of the entries of one parameter, so that M = P Pᵀ is what its step multiplies with.
+
+    Attributes
+    ----------
+    v
+        Diagonal v, in the shape that the entries are viewed in (row-major, (s_1, …, s_d)), float64.
+    factors
+        F_i (s_i, s_i) for each axis, None for the identity; empty: P is the diagonal matrix of v.
+    """
+
+    v: torch.Tensor
+    factors: tuple[torch.Tensor | None, ...] = ()
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether P is diag(v)."""
+        return all(F is None for F in self.factors)
+
+    @classmethod
+    def still(cls, parameter: torch.Tensor) -> ParameterMap:
+        """P = 0 of a parameter that takes no steps."""
+        return cls(torch.zeros_like(parameter, dtype=torch.float64))
+
+    @classmethod
+    def kronecker(
+        cls, shape: Sequence[int], factors: Sequence[torch.Tensor | None], scale: float = 1.0
+    ) -> ParameterMap:
+        """√scale F_1 ⊗ … ⊗ F_d; a factor (s_i,) is a diagonal one."""
+        device = next((F.device for F in factors if F is not None), None)
+        v = torch.full(tuple(shape), scale**0.5, dtype=torch.float64, device=device)
+        for axis, F in enumerate(factors):
+            if F is not None and F.ndim == 1:
+                v = v * F.to(v).view(-1, *[1] * (len(shape) - axis - 1))
+        return cls(v, tuple(None if F is None or F.ndim < 2 else F.to(v) for F in factors))
+
+    def scaled(self, c: float) -> ParameterMap:
+        """√c P, whose M is c times as large."""
+        return ParameterMap(self.v * c**0.5, self.factors)
+
+    def multiply(self, z: torch.Tensor) -> torch.Tensor:
+        """P z for each row of ``z`` (r, k)."""
+        x = z.view(len(z), *self.v.shape) * self.v.to(z)
+        for axis, F in enumerate(self.factors, 1):
+            if F is not None:
+                x = torch.tensordot(x, F.to(x), ([axis], [1])).movedim(-1, axis)
+        return x.reshape(len(z), -1)
+
+    def multiply_adjoint(self, rows: torch.Tensor) -> torch.Tensor:
+        """Pᵀ x for each row of ``rows`` (r, k)."""
+        x = rows.reshape(len(rows), *self.v.shape)
+        for axis, F in enumerate(self.factors, 1):
+            if F is not None:
+                x = torch.tensordot(x, F.to(x), ([axis], [0])).movedim(-1, axis)
+        return (x * self.v.to(x)).reshape(len(rows), -1)
+
+    def applied(self, gradient: torch.Tensor) -> torch.Tensor:
+        """M g, in the shape and precision of g."""
+        g = gradient.reshape(1, -1).to(torch.float64)
+        return self.multiply(self.multiply_adjoint(g)).view(gradient.shape).to(gradient.dtype)
+
+
+@dataclass(frozen=True)
+class Columns(Preconditioner):
+    """P_i of a unit that takes the parameters ``where`` of [b_i, w_i] through ``R`` diag(v), piece by piece."""
+
+    #: (where, R or None, v) of each piece; parameters in no piece do not move
+    pieces: tuple[tuple[slice, torch.Tensor | None, torch.Tensor], ...]
+    name: str
+    cancels = True
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        own = [
+            (rows[:, where] if R is None else rows[:, where] @ R.to(rows)) * v.to(rows) for where, R, v in self.pieces
+        ]
+        return torch.cat(own, 1)
+
+    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
+        parts = vectors.to(torch.float64).split([len(v) for *_, v in self.pieces])
+        found = parts[0].new_zeros(order, vectors.shape[1])
+        for part, (where, R, v) in zip(parts, self.pieces, strict=True):
+            own = v.to(part)[:, None] * part
+            found[where] = own if R is None else R.to(part) @ own
+        return found
+
+
+class LayerMap(JointCoordinates):
+    """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
+
+    In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
+    ``bias`` the map is that of all columns of a unit but ``still``, numbers of columns before and after it that do not
+    move and are left out of z.
+    """
+
+    cancels = True
+
+    def __init__(
+        self, weight: ParameterMap, bias: ParameterMap | None, name: str, still: tuple[int, int] = (0, 0)
+    ) -> None:
+        self.name, self.m, self._still = name, len(weight.v), still
+        self._where = slice(still[0] if bias is None else 1, -still[1] or None)
+        self._v = weight.v.flatten(1)
+        self._right = right_factor(weight)
+        self._c = None if bias is None else bias.v.flatten()
+        maps = [weight] if bias is None else [bias, weight]
+        lefts = [one.factors[0] if one.factors else None for one in maps]
+        if any(F is not None for F in lefts):
+            eye = torch.eye(self.m, dtype=torch.float64, device=weight.v.device)
+            self.left = torch.cat([eye if F is None else F.to(eye) for F in lefts], 1)
+
+    def of_unit(self, unit: int) -> Columns:
+        """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
+        if self.left is None:
+            return Columns((*self._bias(unit), self._weight(unit)), self.name)
+        row = self.left[unit].square()
+        where, R, _ = self._weight(unit)
+        pieces = [(where, R, (row[-self.m :] @ self._v.square()).sqrt())]
+        if self._c is not None:
+            pieces.insert(0, (slice(0, 1), None, (row[: self.m] @ self._c.square()).sqrt()[None]))
+        return Columns(tuple(pieces), self.name)
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        """P_i of each unit, or the factors to the right of ``left``."""
+        if self.left is None:
+            return super().by_unit(units)
+        biases = 0 if self._c is None else self.m
+        return [Columns(self._bias(k) if k < biases else (self._weight(k - biases),), self.name) for k in units]
+
+    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        inner = self._mixed(rows, units, self.left).unflatten(1, (self._inner(units), -1))
+        own = inner[:, -self.m :, self._where]
+        own = (own if self._right is None else own @ self._right.to(own)) * self._v.to(own)
+        if self._c is None:
+            return own.flatten(1)
+        biases = inner[:, : self.m, :1] * self._c.to(own)[:, None]
+        if self.left is None:
+            return torch.cat([biases, own], 2).flatten(1)
+        return torch.cat([biases.flatten(1), own.flatten(1)], 1)
+
+    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
+        biases = None
+        if self.left is None or self._c is None:
+            own = rows.unflatten(1, (self.m, -1))
+            if self._c is not None:
+                biases, own = own[:, :, :1], own[:, :, 1:]
+        else:
+            biases, own = rows[:, : self.m, None], rows[:, self.m :].unflatten(1, (self.m, -1))
+        own = own * self._v.to(own)
+        own = own if self._right is None else own @ self._right.to(own).T
+        if biases is None or self._c is None:
+            own = functional.pad(own, self._still)
+            return self._mixed(own.flatten(1), self.m, None if self.left is None else self.left.T)
+        biases = biases * self._c.to(own)[:, None]
+        if self.left is not None:
+            of_biases, of_weights = self.left.to(own).split(self.m, 1)
+            biases, own = of_biases @ biases, of_weights @ own
+        return torch.cat([biases, own], 2).flatten(1)
+
+    def _bias(self, unit: int) -> tuple[tuple[slice, None, torch.Tensor], ...]:
+        return () if self._c is None else ((slice(0, 1), None, self._c[unit : unit + 1]),)
+
+    def _weight(self, unit: int) -> tuple[slice, torch.Tensor | None, torch.Tensor]:
+        return self._where, self._right, self._v[unit]
+
+
+def right_factor(weight: ParameterMap) -> torch.Tensor | None:
+    """R (n, n) = F_2 ⊗ … ⊗ F_d; None: the identity."""
+    if all(F is None for F in weight.factors[1:]):
+        return None
+    sizes = weight.v.shape[1:]
+    eyes = (torch.eye(size, dtype=torch.float64, device=weight.v.device) for size in sizes)
+    return reduce(
+        torch.kron, [eye if F is None else F.to(eye) for F, eye in zip(weight.factors[1:], eyes, strict=True)]
+    )
+
+
+def layer_map(
+    layer: Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
+) -> LinearCoordinates:
+    """P of all units of a layer, from the maps of its parameters; a parameter without one is left out of z.
+
+    A ConfigError if the factors are not those of its units.
+    """
+    geometry = Geometry.of(layer)
+    units = geometry.units
+    if weight is None:
+        assert bias is not None
+        factors = (bias.factors[0], None) if bias.factors else ()
+        return LayerMap(ParameterMap(bias.v.view(-1, 1), factors), None, name, (0, geometry.fan_in))
+    still = (int(geometry.bias and bias is None), 0)
+    if weight.diagonal and (bias is None or bias.diagonal):
+        d = unit_weights(layer, weight.v.reshape(1, *layer.weight.shape))[0]
+        if any(still):
+            return LayerMap(ParameterMap(d), None, name, still)
+        return UnitScaling(d if bias is None else torch.cat([bias.v.reshape(-1, 1), d], 1), name)
+    if isinstance(layer, TRANSPOSED) or len(weight.v) != units:
+        what = "a transposed convolution" if isinstance(layer, TRANSPOSED) else f"viewed as {tuple(weight.v.shape)}"
+        raise ConfigError(
+            f"{name!r}: the factors of a weight of shape {tuple(layer.weight.shape)} ({what}) do not act on the "
+            f"{units} units of its layer one by one: name other layers with layers="
+        )
+    if bias is not None and prod(bias.v.shape) != units:
+        raise ConfigError(f"{name!r}: the bias has {prod(bias.v.shape)} entries for {units} units")
+    return LayerMap(weight, bias, name, still)
+
+
+@dataclass(frozen=True)
+class Mapped(Preconditioner):
+    """P of several parameters together, each with its rows of a vector."""
+
+    places: tuple[tuple[ParameterMap, torch.Tensor], ...]  # map and rows (k,) of each parameter
+    name: str
+    cancels = True
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        order = torch.cat([index for _, index in self.places]).argsort()
+        return torch.cat([own.multiply_adjoint(rows[:, index]) for own, index in self.places], 1)[:, order]
+
+
+@dataclass(frozen=True)
+class ParameterCoordinates(Coordinates):
+    """Coordinates θ = P z with a map for each parameter, by name."""
+
+    maps: Mapping[str, ParameterMap]
+    name: str
+
+    def of(self, layout: Layout) -> Preconditioner:
+        """P of the entries in a layout; a ConfigError if a map mixes entries of the layout with others."""
+        maps = [self.maps[name] for name in layout.names]
+        if all(own.diagonal for own in maps):
+            d = [own.v.reshape(shape) for own, shape in zip(maps, layout.shapes, strict=True)]
+            return Scaling(layout.vector_of(d), self.name)
+        numbers = layout.tensors_of(torch.arange(1, layout.order + 1, device=layout.tensors[0].device))
+        for name, number in zip(layout.names, numbers, strict=True):
+            if not bool(number.all()):
+                raise ConfigError(
+                    f"{self.name!r} mixes the entries of parameters, and a part of {name!r} has no such coordinates: "
+                    "measure all of it at level='layer', or level='network'"
+                )
+        return Mapped(tuple((own, n.flatten() - 1) for own, n in zip(maps, numbers, strict=True)), self.name)
+
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
+        raise ConfigError(f"the coordinates {self.name!r} are of parameters, not of layer {layer!r}")

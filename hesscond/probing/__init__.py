@@ -1,0 +1,18 @@
+"""Measurement of the layers of a model, or of the whole network: from a loss over data to condition numbers.
+
+`entry` is `hesscond.probe`; `applied` builds the network of a method, `layers` and `network` measure, `check` compares
+every answer with the model itself, `results` are what is returned.
+"""
+
+from typing import TYPE_CHECKING
+
+from hesscond.lazy import attach
+
+if TYPE_CHECKING:
+    from hesscond.probing.entry import probe
+    from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+    from hesscond.probing.structure import BlockStructure, block_structure
+else:
+    __getattr__, __dir__ = attach(__name__)
+
+__all__ = ["BlockStructure", "LayerResult", "NetworkResult", "ProbeResult", "block_structure", "probe"]

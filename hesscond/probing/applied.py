@@ -1,0 +1,400 @@
+"""Application of a method to a probe: the network that it builds, and the coordinates at each of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from inspect import getclosurevars
+from types import FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hesscond.capture import Geometry, eligible_layers, inputs_of
+from hesscond.errors import ConfigError
+from hesscond.hessians import Coordinates, LinearCoordinates
+from hesscond.hessians.blocks import ROOT, Catalogue
+from hesscond.hessians.coordinates.base import unit_layout
+from hesscond.hessians.network_operator import NetworkOperator
+from hesscond.hessians.roles import NETWORK
+from hesscond.methods import Method, Spec, Vanilla, parse
+from hesscond.methods.base import no_step
+from hesscond.methods.by_parameter import ByParameter
+from hesscond.methods.inputs import OfInputs
+from hesscond.methods.optimizers import AtWork
+from hesscond.methods.regularization import Regularization
+from hesscond.methods.wrapping import place_of
+from hesscond.operators.parallel import Team
+from hesscond.problem.batches import is_batch
+from hesscond.problem.evaluation import (
+    Batch,
+    LossFunction,
+    call_of,
+    checked_batch,
+    converted,
+    in_precision,
+    scalar,
+    tensors_of,
+)
+from hesscond.problem.randomness import gpus_of
+
+if TYPE_CHECKING:
+    from hesscond.probing.results import ProbeResult
+
+#: Types that `hesscond.probe` takes as a method.
+ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
+#: Coordinates to measure the layers of a network in, after the method has been applied to the model.
+Measured = Method | OfInputs | Coordinates | None
+
+#: Largest number of names listed in the description of a measurement.
+FEW = 4
+#: Code that applies a method to a model itself.
+BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """Network as a method builds it, with the coordinates, data and description for a probe of it."""
+
+    model: nn.Module
+    method: Measured
+    data: Batch | Iterable[Batch]
+    what: str
+    given: nn.Module
+
+    def place(self, name: str) -> str:
+        """Return the name, in the copy, of a module, parameter or part of the model that was given."""
+        base, bracket, part = name.partition("[")
+        known = dict(self.given.named_modules())
+        if base in known or base == ROOT:
+            found = base if base not in known else place_of(self.model, base)
+        else:
+            owner, _, attribute = base.rpartition(".")
+            around = place_of(self.model, owner) if owner else ""
+            found = f"{around}.{attribute}" if around else attribute
+        return found + bracket + part
+
+    def original(self, place: str) -> str:
+        """Return the name that a module or parameter of the copy has, or would have, in the model that was given."""
+        names = {place_of(self.model, name): name for name, _ in self.given.named_modules() if name}
+        place, bracket, part = place.partition("[")
+        head, tail = place, ""
+        while head and head not in names:
+            head, _, last = head.rpartition(".")
+            tail = f".{last}{tail}"
+        return (names[head] + tail if head else place) + bracket + part
+
+    def renamed(self, result: ProbeResult) -> ProbeResult:
+        """Rename the layers of a result of the copy as in the model that was given."""
+        if self.model is not self.given:
+            result.rename(self.original)
+        result.coordinates, catalogue = self.what, Catalogue(self.given)
+        for name, own in result.items():
+            own.kind = "" if own.level == NETWORK else catalogue.kind(name)
+        return result
+
+
+def applied(
+    model: nn.Module,
+    method: ProbeMethod,
+    data: Batch | Iterable[Batch],
+    *,
+    loss_fn: LossFunction,
+    dtype: torch.dtype | None,
+    whole: bool = False,
+    alone: bool = True,
+) -> Applied:
+    """Model, coordinates and data that `hesscond.probe` measures for ``method``, as described in `hesscond.probe`."""
+    if isinstance(method, (str, Spec)):
+        spec = parse(method) if isinstance(method, str) else method
+        return by_name(model, spec, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=alone)
+    if isinstance(method, torch.optim.Optimizer) or (isinstance(method, (list, tuple)) and method):
+        method = at_work(model, method)
+    if isinstance(method, Method):
+        own, what = in_coordinates_of(model, method, whole=whole)
+        return Applied(model, own, data, what, model)
+    if method is None or isinstance(method, Coordinates):
+        return Applied(model, method, data, described(None if method is None else method.name), model)
+    raise ConfigError(
+        f"method must be a name, a Method, an optimizer, a Preconditioner or a Chart, not {type(method).__name__}"
+    )
+
+
+def by_name(
+    model: nn.Module,
+    spec: Spec,
+    data: Batch | Iterable[Batch],
+    *,
+    loss_fn: LossFunction,
+    dtype: torch.dtype | None,
+    whole: bool,
+    alone: bool,
+) -> Applied:
+    """Model itself, or a copy that the named methods have rebuilt, with their coordinates from the data."""
+    chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
+    if building is None:
+        return Applied(model, chosen, data, described(None, chosen), model)
+    if any(part.preconditions_in_step for part, _ in building.parts):
+        raise no_step(spec.text)
+    built_in, data = rebuilt(model, building, data, alone=alone)
+    changing = building.without(lambda part: part.of_first_step)
+    of_step = changing is None or len(changing.parts) < len(building.parts)
+    if of_step:
+        take_first_step(built_in, spec.text, loss_fn, data, dtype, alone=alone)
+    found = applied(built_in.model, built_in, data, loss_fn=loss_fn, dtype=dtype, whole=whole)
+    what = f"{found.what}, of a first step on the data" if of_step else found.what
+    changed = ""
+    if changing is not None:
+        penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
+        changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
+        what = f"{changed}, {what}"
+    built = replace(found, given=model, what=what)
+    if chosen is None:
+        return built
+    if found.method is not None:
+        together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
+        raise ConfigError(
+            f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
+            + ("" if any(other.constrains for other, _ in building.parts) else together)
+        )
+    placed = chosen.placed(built.model)
+    return replace(built, method=placed, what=f"{changed}, {described(None, placed)}")
+
+
+def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple[Method | None, str]:
+    """Method at work if it has coordinates for the model, and the description of a measurement in them."""
+    if not {id(p) for p in method.model.parameters()} & {id(p) for p in model.parameters()}:
+        raise ConfigError(f"method {method.name!r} is at work on another model than the one to probe")
+    if whole:
+        method.check_network()
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    still = method.unmoved(trained)
+    names: dict[str, None] = {}
+    plain: list[str] = []
+    refusals: list[ConfigError] = []
+    for name in eligible_layers(model):
+        try:
+            own = method.probed(name)
+        except ConfigError as refusal:
+            # raised later, if such a layer is asked for
+            refusals.append(refusal)
+        else:
+            names |= {} if own is None else {own.name: None}
+            plain += [name] if own is None else []
+    if isinstance(method, ByParameter):
+        inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+        outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
+        names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
+    if refusals and not names:
+        raise refusals[0]
+    if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
+        raise no_step(method.whole.name)
+    what = described(" and ".join(names))
+    if names and plain:
+        what += f", and plain ones in {listed(plain)}"
+    if still:
+        moved = [name for name in trained if name not in still]
+        what += f", of the parameters moved by {method.name}: {listed(moved)}"
+    return method if names else None, what
+
+
+def at_work(model: nn.Module, optimizers: Any) -> AtWork:
+    """Return one or several optimizers as a method."""
+    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(f"several optimizers may be given as method, and one of these is a {type(one).__name__}")
+    return AtWork(model, several)
+
+
+def listed(names: Sequence[str]) -> str:
+    """List of the first few names, and their number if there are more."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
+
+
+def described(name: str | None, chosen: OfInputs | None = None) -> str:
+    """Description of coordinates in words."""
+    if chosen is not None:
+        layers = chosen.options.get("layers")
+        where = f" in {listed(layers)}, and plain ones in other layers" if layers is not None else ""
+        return f"coordinates of {chosen.part.name}{where}, from the statistics of the data"
+    return f"coordinates: {name}" if name else "plain coordinates"
+
+
+def rebuilt(
+    model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
+) -> tuple[Method, Batch | Iterable[Batch]]:
+    """Method at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
+    try:
+        own = deepcopy(model)
+    except Exception as error:
+        raise ConfigError(
+            f"{spec.text} is applied to a copy of the model, which cannot be copied ({error}): apply it to the model "
+            f"itself and give it, {BY_HAND.format(spec.text)}"
+        ) from None
+    if (shared := shared_function(own, model)) is not None:
+        raise ConfigError(
+            f"{spec.text} is applied to a copy of the model, in which the function {shared} would still use the "
+            f"parameters of the model itself: apply it to that and give it, {BY_HAND.format(spec.text)}"
+        )
+    there = set(own.modules())
+    # a method may draw its first parameters
+    with torch.random.fork_rng(devices=gpus_of(list(own.parameters()))):
+        method = spec.create(own)
+    added = [m for m in own.modules() if m not in there and getattr(m, "running_mean", None) is not None]
+    if not all(module.training for module in added):
+        raise ConfigError(
+            f"{spec.text} normalizes by running statistics in eval mode, and those of a network just built are of no "
+            "data: call model.train(), or train it with the method and give that model"
+        )
+    if method.reads_all_inputs:
+        if not alone:
+            raise ConfigError(
+                f"{spec.text} reads the inputs of all processes, of which each has its share: start one only"
+            )
+        if not is_batch(data):
+            data = list(data)
+        method.fit(first_arguments(spec.text, [data] if is_batch(data) else data))
+    if is_batch(data) and added:
+        method.check_batch(len(next(tensors_of(data))))
+    return method, data
+
+
+def take_first_step(
+    method: Method,
+    text: str,
+    loss_fn: LossFunction,
+    data: Batch | Iterable[Batch],
+    dtype: torch.dtype | None,
+    *,
+    alone: bool,
+) -> None:
+    """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
+
+    The copy is cast to ``dtype``, unless that is None.
+    """
+    if not (alone and is_batch(data)):
+        raise ConfigError(
+            f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets), to one process"
+        )
+    inputs, target = converted(checked_batch(data), dtype)
+    model = method.model if dtype is None else method.model.to(dtype)
+    args, kwargs = call_of(model, inputs)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigError(
+            f"the coordinates of {text} are those of a first step, and no parameter of the model requires a gradient"
+        )
+    with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
+        try:
+            loss = scalar(in_precision(loss_fn, dtype, model)(model(*args, **kwargs), target))
+        except RuntimeError as error:
+            if dtype is None:
+                raise
+            raise ConfigError(
+                f"{text} is applied to a copy of the model in {dtype}, which does not run ({error}): give dtype=None"
+            ) from error
+        method.observe(loss)
+        penalty = method.penalty(loss)
+        # not backward: the loss may have parameters, or the model's
+        gradients = torch.autograd.grad(loss if penalty is None else loss + penalty, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    method.transform_gradients()
+
+
+def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
+    """First arguments of the model, concatenated over all batches."""
+    found = []
+    for batch in batches:
+        inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
+        first = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
+        if not isinstance(first, torch.Tensor):
+            raise ConfigError(f"{method} needs inputs that are tensors, or tuples that begin with one")
+        found.append(first)
+    if not found:
+        raise ConfigError("the data are an empty stream: they need at least one batch")
+    try:
+        return torch.cat(found)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{method} needs the inputs of all batches as one tensor, and they do not fit: {error}"
+        ) from None
+
+
+def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
+    """Function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
+    own = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
+    seen: set[int] = set()
+    waiting: list[tuple[Any, str | None]] = [(copied, None)]
+    while waiting:
+        value, function = waiting.pop()
+        if id(value) in own:
+            return function
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, FunctionType):
+            function = value.__qualname__
+            parts = [*getclosurevars(value).nonlocals.values(), *getclosurevars(value).globals.values()]
+            parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        elif isinstance(value, MethodType):
+            parts = [value.__self__, value.__func__]
+        elif isinstance(value, partial):
+            parts = [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, Mapping):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            parts = list(value)
+        elif isinstance(value, nn.Module) or (function is not None and not isinstance(value, (type, ModuleType))):
+            parts = list(getattr(value, "__dict__", {}).values())
+        else:
+            continue
+        waiting += [(part, function) for part in parts]
+    return None
+
+
+def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | None:
+    """Coordinates that a layer is measured in by ``method``, as returned by `applied`."""
+    return method.probed(layer) if isinstance(method, Method) else method
+
+
+def from_data(spec: Spec) -> OfInputs | None:
+    """Coordinates of the one named method whose coordinates the data define; None: there is none."""
+    found = [part for part in spec.parts if part[0].needs_statistics]
+    if len(found) > 1:
+        names = " and ".join(part.name for part, _ in found)
+        raise ConfigError(f"{names} both have coordinates of their own: name one of them")
+    return OfInputs(*found[0], spec.text) if found else None
+
+
+def layer_coordinates(
+    method: Measured, operator: NetworkOperator, *, team: Team | None = None
+) -> Mapping[str, LinearCoordinates | None]:
+    """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
+    chosen = unit_layout(operator).layers
+    statistics: dict[str, Any] = {}
+    if isinstance(method, OfInputs):
+        for _, linearization in operator.linearizations():
+            calls = linearization.evaluation.calls
+            for name, layer in chosen.items():
+                given = [(call.inputs, call.delta.shape) for call in calls.get(name, ())]
+                own = method.collect(name, inputs_of(layer, given))
+                if own is not None:
+                    statistics[name] = statistics[name].merged(own) if name in statistics else own
+        if team is not None:
+            everyone = team.gathered(statistics)
+            statistics = {
+                name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in statistics
+            }
+    found: dict[str, LinearCoordinates | None] = {}
+    for name, layer in chosen.items():
+        system = coordinates_at(method, name)
+        P = None if system is None else system.resolved(statistics.get(name), Geometry.of(layer))
+        if P is not None and not isinstance(P, LinearCoordinates):
+            raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
+        found[name] = P
+    return found

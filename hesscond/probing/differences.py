@@ -1,0 +1,357 @@
+"""Comparison of second derivatives with central differences of the gradient, which are independent of double backward.
+
+Along one random direction v of all parameters concerned, H v by double backward is compared with
+(g(w + εv) − g(w − εv)) / 2ε, parameter by parameter. Quantities that the model detaches, or computes under ``no_grad``,
+are constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
+g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing.
+Steps and points vary until two of them agree with each other, or one agrees with double backward.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from hesscond.capture.curved import without_cancellation
+from hesscond.errors import HesscondError
+from hesscond.hessians.linearization import gradients
+from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted, mapped, tensors_of
+from hesscond.problem.graph import nodes
+from hesscond.problem.precision import Perturbed
+
+#: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
+AGREES = 1e-6
+#: The step, relative to the parameters, is the round-off to this power; further trials multiply it by these factors.
+POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
+#: Largest share that kinks, or the change between two points, may have in a difference that counts as significant.
+SMOOTH, REPEATED = 1e-3, 0.1
+#: A difference below this multiple of the rounding of H v is not significant.
+NOISE = 1e4
+#: Zero or small parameters move by this share of the typical size in their tensor.
+LEAST = 0.01
+
+Point = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Comparison of H v with a central difference of the gradient, in one parameter or several."""
+
+    relative: float  # ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes
+    agrees: bool | None  # whether rounding explains the difference; None: it cannot be decided
+    double: float  # vᵀHv by double backward and by differences
+    central: float
+    #: mask of the entries that exceed the rounding of the differences, if both agree; None: there are none
+    nonzero: torch.Tensor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether both are zero to the rounding of the differences."""
+        return self.agrees is None and self.relative == 0
+
+
+@dataclass
+class Directional:
+    """Derivatives along v at one point for each parameter, scaled by the sizes of its entries."""
+
+    double: list[torch.Tensor]  # H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε
+    central: list[torch.Tensor]
+    bend: list[float]
+    floor: float  # rounding of ``central``, in the 2-norm
+
+    def gap(self, k: int) -> torch.Tensor:
+        """Difference in parameter k."""
+        return self.double[k] - self.central[k]
+
+
+class Differences:
+    """Central differences of the gradient of one loss at a point, computed with round-off ``eps``.
+
+    ``loss_at`` evaluates the loss at another point, with the same random numbers every time.
+    """
+
+    def __init__(self, loss_at: Callable[[Point], torch.Tensor], point: Point, eps: float) -> None:
+        self.loss_at, self.point, self.eps = loss_at, [p.detach() for p in point], eps
+        generator = torch.Generator().manual_seed(7)
+        sizes = [float(p.norm()) / p.numel() ** 0.5 if p.numel() else 0.0 for p in self.point]
+        other = sorted(size for size in sizes if size)
+        typical = other[len(other) // 2] if other else 1.0
+        self.sizes = [p.abs().add_(LEAST * (size or typical)) for p, size in zip(self.point, sizes, strict=True)]
+        self.v = [uniform(size, generator).mul_(size) for size in self.sizes]
+
+    def compare(self, gradient: Point, product: Point) -> list[Difference]:
+        """Return a `Difference` for each parameter, from its gradient and H v at the point."""
+        step = self.eps**POWER
+        # entries without any derivative may be held constant by the model, as the padding row of an embedding
+        for v, g, h in zip(self.v, gradient, product, strict=True):
+            v.masked_fill_((g == 0).logical_and_(h == 0), 0)
+        trials = [self._along(self.point, gradient, product, step, nullcontext)]
+        found = [self._judged(k, trials) for k in range(len(self.point))]
+        generator = torch.Generator().manual_seed(8)
+        for factor in FACTORS:
+            if all(one.agrees is not None or one.is_noise for one in found):
+                break
+            held = Held()
+            aside = [10 * factor * step * s * uniform(s, generator) for s in self.sizes]
+            point = [p + a for p, a in zip(self.point, aside, strict=True)]
+            try:
+                with held:
+                    leaves = [p.requires_grad_() for p in point]
+                    loss = self.loss_at(leaves)
+                first = gradients([loss], leaves, None, create_graph=True)
+                second = gradients(first, leaves, self.v)
+                trials.append(self._along(leaves, [g.detach() for g in first], second, factor * step, held.replaying))
+            except (HesscondError, RuntimeError):
+                continue
+            found = [self._judged(k, trials) for k in range(len(self.point))]
+        if any(one.agrees is False for one in found):
+            noise = self._rounding(product)
+            for k, one in enumerate(found):
+                if one.agrees is False and length(trials[0].gap(k)) <= NOISE * noise[k]:
+                    found[k] = replace(one, agrees=None)
+        return found
+
+    def _rounding(self, product: Point) -> list[float]:
+        """Rounding in H v by double backward for each parameter, such as that of p − p² in a saturated softmax."""
+        leaves = [p.clone().requires_grad_() for p in self.point]
+        loss = self.loss_at(leaves)
+        with Perturbed(0):
+            second = gradients(gradients([loss], leaves, None, create_graph=True), leaves, self.v)
+        found = [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
+        for parts in without_cancellation(loss, leaves):
+            along = sum(length(w * v) for w, v in zip(parts, self.v, strict=True))
+            found = [own + self.eps * length(s * w) * along for own, s, w in zip(found, self.sizes, parts, strict=True)]
+        return found
+
+    def _along(
+        self,
+        point: Point,
+        gradient: Point,
+        product: Point,
+        step: float,
+        held: Callable[[], AbstractContextManager[Any]],
+    ) -> Directional:
+        ends, energy = [], 0.0
+        for signed in (step, -step):
+            leaves = [
+                torch.add(p.detach(), v, alpha=signed).requires_grad_() for p, v in zip(point, self.v, strict=True)
+            ]
+            with held():
+                loss = self.loss_at(leaves)
+            energy = max(energy, abs(float(loss.detach())))
+            ends.append(list(gradients([loss], leaves, None)))
+            del loss, leaves
+        plus, minus = ends
+        double, central, bend, steepest = [], [], [], 0.0
+        for k, (s, g, h) in enumerate(zip(self.sizes, gradient, product, strict=True)):
+            p, m = s * plus[k].detach(), s * minus[k].detach()
+            # for a large network, two copies would not fit
+            plus[k] = minus[k] = p.new_empty(0)
+            g = s * g.detach()
+            steepest = max(steepest, length(g))
+            bend.append(length(torch.add(p, m).sub_(g, alpha=2)) / (2 * step))
+            central.append(p.sub_(m).div_(2 * step))
+            double.append(s * h.detach())
+        # entries of a gradient may themselves be differences of larger terms, of the size of the loss
+        energy = max(energy, steepest)
+        floor = 64 * self.eps * (energy / step + max(map(length, double), default=0.0))
+        return Directional(double, central, bend, floor)
+
+    def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
+        """Comparison in parameter k, from all trials together."""
+        tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
+        v = (self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)).flatten()
+        for trial in trials:
+            gap, size = length(trial.gap(k)), max(length(trial.double[k]), length(trial.central[k]))
+            forms = float(v @ trial.double[k].flatten()), float(v @ trial.central[k].flatten())
+            explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
+            own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
+            if explained and (resolved or not size) and 2 * trial.floor <= doubt:
+                return replace(own, agrees=True, nonzero=trial.central[k].abs() > trial.floor if size else None)
+            doubt = doubt if explained else min(doubt, gap)
+            if best is None or own.relative < best.relative:
+                best = own
+            if not explained and trial.bend[k] <= SMOOTH * gap + trial.floor:
+                wrong.append((trial, own))
+        assert best is not None
+        for number, (trial, own) in enumerate(wrong):
+            D = trial.central[k]
+            for other, _ in wrong[:number]:
+                apart = length(trial.gap(k) - other.gap(k)), length(D - other.central[k])
+                floor = trial.floor + other.floor
+                if apart[0] <= REPEATED * length(trial.gap(k)) and apart[1] <= REPEATED * length(D) + floor:
+                    return replace(own, agrees=False)
+        return best
+
+
+class Held(TorchFunctionMode):
+    """Mode that records the values a model detaches or computes under ``no_grad``, and replays them later.
+
+    Values in the body of an `autograd.Function` are not held, since its derivative is to be checked.
+    """
+
+    #: Functions that return a value without its derivative.
+    LEAVES = frozenset(
+        {torch.Tensor.detach, torch.Tensor.item, torch.Tensor.tolist, vars(torch._C.TensorBase)["data"].__get__}
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: list[Any] = []
+        self._place: int | None = None
+
+    def replaying(self) -> Held:
+        """Return the context in which recorded values replace the computed ones."""
+        self._place = 0
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(found)))
+        if not constant or inside_function():
+            return found
+        if self._place is None:
+            self._values.append(mapped(found, lambda t: t.detach().clone()))
+            return found
+        if self._place >= len(self._values):
+            raise RuntimeError("the model takes another path")
+        value = self._values[self._place]
+        self._place += 1
+        if args and found is args[0]:
+            found.copy_(value)
+            return found
+        return mapped(value, torch.clone)
+
+
+def inside_function() -> bool:
+    """Whether Python runs the body of an `autograd.Function` or of a custom operator."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code is Function.apply.__func__.__code__ or "torch/_library/" in frame.f_code.co_filename:  # type: ignore[attr-defined]
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+@dataclass
+class Culprit:
+    """Search for the innermost module, or the loss, whose second derivatives are not those of its gradient."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    batch: Batch
+    _inputs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """Name of the culprit in words; empty if it is not found."""
+        try:
+            return self._found()
+        except Exception:  # models that cannot be copied, or run in parts
+            return ""
+
+    def _found(self) -> str:
+        model = deepcopy(self.model).to(torch.float64)
+        inputs, target = (converted(part, torch.float64, copy=True) for part in checked_batch(self.batch))
+        hooks = [
+            module.register_forward_pre_hook(self._noting(name), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+        args, kwargs = call_of(model, inputs)
+        output = model(*args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        if isinstance(output, torch.Tensor) and self._is_wrong(lambda o: self.loss_fn(o, target), [output]):
+            return "the loss" + in_brackets(functions(self.loss_fn(output.detach().requires_grad_(), target)))
+        path, module = "", model
+        while True:
+            inside = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+            wrong = next((name for name in inside if name in self._inputs and self._module_is_wrong(model, name)), None)
+            if wrong is None:
+                break
+            path, module = wrong, model.get_submodule(wrong)
+        if not path and not self._module_is_wrong(model, ""):
+            return ""
+        args, kwargs = self._inputs[path]
+        what = f"module {path!r}, a {type(module).__name__}" if path else f"the model, a {type(module).__name__}"
+        return what + in_brackets(functions(*tensors_of(module(*args, **kwargs))))
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inputs.setdefault(name, (args, kwargs))
+
+        return note
+
+    def _module_is_wrong(self, model: nn.Module, name: str) -> bool:
+        module, (args, kwargs) = model.get_submodule(name), self._inputs[name]
+        own = dict(module.named_parameters())
+        given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point()]
+        names = list(own)
+
+        def output(*values: torch.Tensor) -> torch.Tensor:
+            place = dict(zip(map(id, given), values[len(names) :], strict=True))
+            new_args, new_kwargs = mapped((args, kwargs), lambda t: place.get(id(t), t))
+            parts = torch.func.functional_call(
+                module, dict(zip(names, values[: len(names)], strict=True)), new_args, new_kwargs
+            )
+            generator = torch.Generator().manual_seed(11)
+            # the square makes all second derivatives of the module count
+            return torch.stack(
+                [((t + t * t) * uniform(t, generator)).sum() for t in tensors_of(parts) if t.is_floating_point()]
+            ).sum()
+
+        return self._is_wrong(output, [*own.values(), *given])
+
+    @staticmethod
+    def _is_wrong(function: Callable[..., torch.Tensor], at: Point) -> bool:
+        """Whether the second derivatives of a function are not those of its gradient."""
+
+        def loss_at(point: Point) -> torch.Tensor:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return function(*point)
+
+        differences = Differences(loss_at, at, torch.finfo(torch.float64).eps)
+        leaves = [p.clone().requires_grad_() for p in differences.point]
+        first = gradients([loss_at(leaves)], leaves, None, create_graph=True)
+        second = gradients(first, leaves, differences.v)
+        return any(one.agrees is False for one in differences.compare([g.detach() for g in first], second))
+
+
+def functions(*outputs: torch.Tensor) -> set[str]:
+    """Names of the `autograd.Function`s behind some outputs."""
+    found = (type(node) for node in nodes([output.grad_fn for output in outputs]))
+    return {kind.__name__.removesuffix("Backward") for kind in found if issubclass(kind, BackwardCFunction)}
+
+
+def in_brackets(names: set[str]) -> str:
+    """Names in parentheses, if there are any."""
+    return f" ({', '.join(sorted(names))})" if names else ""
+
+
+def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers in (−1, 1) with the shape, dtype and device of a tensor."""
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(like)
+
+
+def length(x: torch.Tensor) -> float:
+    """Norm ‖x‖₂; infinite if an entry is NaN."""
+    found = float(x.norm())
+    return math.inf if math.isnan(found) else found
+
+
+def worst(found: Iterable[Difference]) -> Difference | None:
+    """Worst comparison of several parameters: one that differs, else an undecided one, else the least agreement."""
+    return max(
+        found, key=lambda one: (one.agrees is False, not one.is_noise, one.agrees is None, one.relative), default=None
+    )

@@ -1,0 +1,261 @@
+"""Entry point of the package: capture → Hessian in a method's coordinates → spectrum → κ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hesscond.capture import ProbeProgress, ProgressRecord
+from hesscond.errors import ConfigError, bytes_of
+from hesscond.hessians.blocks import Choice
+from hesscond.operators.parallel import Team
+from hesscond.probing.applied import ProbeMethod, applied
+from hesscond.probing.layers import LayerProbe
+from hesscond.probing.network import NetworkProbe
+from hesscond.probing.question import Measurement
+from hesscond.probing.results import ProbeResult
+from hesscond.problem import MEMORY
+from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem.weighting import BatchWeight, check_weighting
+from hesscond.problem.wrappers import check_problem, measurable
+from hesscond.spectra.bounded import refuse_few
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+LEVELS = ("unit", "layer", "network")
+
+
+def probe(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    data: Batch | Iterable[Batch],
+    layers: Iterable[str] | str | None = None,
+    level: str = "unit",
+    method: ProbeMethod = None,
+    *,
+    blocks: Mapping[str, Iterable[str] | str] | None = None,
+    units: Sequence[int] | None = None,
+    dtype: torch.dtype | None = torch.float64,
+    rtol: float = 1e-8,
+    memory: float | str | None = None,
+    reduction: str | None = None,
+    weight: BatchWeight | None = None,
+    group: ProcessGroup | None = None,
+    check: bool = True,
+    products: int | None = None,
+    progress: Callable[[ProbeProgress], None] | None = None,
+) -> ProbeResult:
+    """Exact Hessians Ĥᵀ S Ĥ of layers or of their output units, and their condition numbers.
+
+    The model is left as it was: mode, gradients, buffers, hooks and random state.
+
+    Parameters
+    ----------
+    model
+        Any module; its `torch.nn.Linear`, convolution and transposed convolution layers are probed, and other modules
+        if they are named. The Hessian is that in the layer's parameters, whatever the model does with them: a layer
+        that is called several times has one, to which all calls contribute; one whose weight is computed from other
+        parameters has that in these (``result["fc2"].parameters`` names them).
+    loss_fn
+        ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
+    data
+        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a mapping of keyword arguments. Or one
+        mapping, as Hugging Face's loaders give it: its ``"labels"`` (or ``"label"``) are the target, and the model is
+        called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
+        the loss over all of them together.
+    layers
+        Names, or one name: of modules of any kind (``"h.0.ln_1"``), of parameters (``"h.0.ln_1.weight"``), of parts of
+        either, and globs of all these (``"*.mlp.*"``). ``"*"`` is every parameter that requires a gradient, each in one
+        block; what cannot be measured of what a glob finds is in ``skipped`` of the result. Parts: query, key and value
+        ``"attn[q]"``, their heads ``"attn[q.0]"``, the gates i, f, g, o or r, z, n of recurrent cells ``"lstm[f]"``,
+        layers and directions ``"lstm[l1_reverse]"``, ranges of rows ``"fc[0:64]"``. None: all dense and convolutional
+        layers that the data reach (``skipped`` names the others, and parameters of other modules). What is no dense or
+        convolutional layer is measured by products with the Hessian, its units being the outputs of its weight (columns
+        where y = x W) with the biases that are added to them, or rows: the tokens that occur of an embedding, shift and
+        scale of a feature of a normalization, the rows of packed or recurrent weights with their biases.
+    level
+        ``"unit"``: one Hessian for every output unit's [b, w]; ``"layer"``: one for all parameters of the layer;
+        ``"network"``: one for all parameters that require a gradient, or for those of ``layers`` together, under the
+        name ``"network"``. It is known by its products (``result["network"].operator``); κ is exact up to some
+        thousand parameters and beyond that from iterations at both ends of the spectrum, or unresolved.
+    method
+        What to measure. None: the model in plain coordinates. A name, as ``--method`` takes it: of methods that build
+        the network otherwise (``"batchnorm"``, ``"sphere"``) a copy of the model with the method applied to it, in the
+        method's coordinates; of those whose P the inputs of the layers define (``"bnp"``) that of the data; of those
+        whose P one batch defines (``"kfac"``, ``"ekfac"``, ``"gauss-newton"``) that of a first
+        step on it; methods whose coordinates many steps define (``"adam"``) are refused. A method at work on the model,
+        ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
+        pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,
+        read from its state (see `hesscond.methods.optimizers`), of the parameters that they move: the others are in
+        ``skipped``. Or a `Preconditioner`, or a chart such as
+        `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).
+    blocks
+        Named groups of parameters, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
+        Without ``layers`` only these are measured.
+    units
+        Units of each layer; None: all.
+    dtype
+        Precision of the forward pass, whatever that of the model is; None: the precision of the model. In float64, what
+        the model casts to float32 stays in float64; operations that round to fewer digits all the same are reported
+        (``result.precision``), and widen κ's intervals. Spectra are always computed in float64.
+    rtol
+        Relative width of κ's interval that is good enough; 1e-6 is faster.
+    memory
+        Bytes that captures, Hessians and the work on them may take beyond a pass of the model itself: a number, or a
+        size such as ``"2 GB"`` or ``"500 MB"``; None: 4 GB.
+    reduction
+        For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over its
+        divisor) or their ``"sum"``; None: it is inferred from parts of the batches, or an error.
+    weight
+        For a stream, weight w_k of a batch in the loss Σ w_k L_k / Σ w_k of the whole, if it cannot be inferred: a
+        function of its inputs and target, or one number for each batch.
+    group
+        Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
+        ``DistributedDataParallel`` model, if it is one.
+    check
+        Whether each Hessian is compared with the double-backward product of the model itself, in a random direction for
+        every layer, and that product with central differences of the model's gradient: ``result["fc2"].check`` has both
+        differences. A layer that does not agree with the product is measured by double backward in the parameters, or
+        refused. If second derivatives are not those of the gradient, as with an `autograd.Function` whose backward
+        keeps an intermediate, the layer is in ``skipped``, or refused if it was named. If the product is round-off, κ
+        is unresolved, or H is zero (``kappa.is_zero``). The check takes up to three gradients per layer, and three for
+        all layers together.
+    products
+        At level ``"network"``: number of products with the Hessian, of about one and a half gradients each, that λ_max
+        and κ may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`)
+        unless this number of products forms the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the
+        products are those of a float32 model, whose rounding widens the bounds.
+    progress
+        Function that receives the progress of the layers' second derivatives, first when all are planned: an object
+        with ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which
+        the layers that are complete are the result and ``skipped`` names the others. Layers that are measured by
+        products, or by one backward pass for all layers, are not reported.
+
+    Returns
+    -------
+    ProbeResult
+
+    Raises
+    ------
+    ConfigError
+        Unknown layer, parameter, part, unit, level or method; a glob that matches nothing; a parameter that requires no
+        gradient; groups that overlap; an empty batch, or one on another device than the model.
+    CaptureError
+        A layer that cannot be captured exactly, or whose Hessian does not agree with the model's own derivatives; NaN
+        in its activations; too little memory.
+
+    Examples
+    --------
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    >>> batch = torch.randn(20, 5), torch.randint(0, 3, (20,))
+    >>> result = probe(model, nn.CrossEntropyLoss(), batch)
+    >>> kappa = result["2"].kappa[0]
+    >>> kappa.resolved, kappa.rank, kappa.nullity
+    (True, 5, 0)
+    >>> result["2"].hessian(unit=0).shape
+    torch.Size([5, 5])
+    >>> whole = probe(model, nn.CrossEntropyLoss(), batch, level="layer")
+    >>> whole["0"].kappa.rank, whole["0"].n_params
+    (24, 24)
+    >>> biases = probe(model, nn.CrossEntropyLoss(), batch, level="layer", blocks={"biases": ["0.bias", "2.bias"]})
+    >>> biases["biases"].kappa.nullity
+    1
+    """
+    check_problem(model, loss_fn)
+    team = team_of(model, group)
+    model = measurable(model)
+    if level not in LEVELS:
+        raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
+    if not is_number(rtol) or not 0 < rtol < 1:
+        raise ConfigError(f"rtol must lie between 0 and 1, not {rtol!r}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"dtype must be a floating-point type of torch or None, not {dtype!r}")
+    check_weighting(reduction, weight)
+    size = bytes_of(memory)
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
+    choice = Choice.of(model, layers, blocks, level)
+    if units is not None and (layers is None or level != "unit"):
+        raise ConfigError(
+            "units were given without layers: name the layers they belong to"
+            if layers is None
+            else f"units were given at level {level!r}, which takes all of them: use level='unit'"
+        )
+    if units is not None:
+        units = whole_numbers(units)
+    if products is not None:
+        if level != "network":
+            raise ConfigError(f"products are those with a whole network: leave them out at level {level!r}")
+        refuse_few(products)
+    budget = MEMORY if size is None else int(size)
+    refuse_sharded(model)
+    whole = level == "network" and choice.names is None
+    work = applied(model, method, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=team is None)
+    if work.model is not model:
+        model, choice, data = work.model, choice.placed(work.place), work.data
+    kind = NetworkProbe if level == "network" else LayerProbe
+    asked: Measurement = kind(
+        model,
+        loss_fn,
+        data,
+        choice,
+        level,
+        work.method,
+        units,
+        dtype,
+        rtol,
+        budget,
+        reduction,
+        weight,
+        check,
+        team,
+        products,
+        ProgressRecord(progress),
+    )
+    return work.renamed(asked.result())
+
+
+def whole_numbers(units: Any) -> tuple[int, ...]:
+    """Return units as integers, also if they are numbers of numpy or torch."""
+    try:
+        return tuple(map(index, units))
+    except TypeError:
+        raise ConfigError(f"units must be whole numbers, as units=[0, 3], not {units!r}") from None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
+    """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
+    check_group(group)
+    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
+        group = model.process_group
+    return None if group is None or group.size() == 1 else Team(group)
+
+
+def check_group(group: object) -> None:
+    """Raise a ConfigError if ``group`` is no process group of torch."""
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise a ConfigError for a model whose parameters are split over processes."""
+    # compared by name, since importing DTensor takes a second
+    for name, parameter in model.named_parameters():
+        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
+            raise ConfigError(
+                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
+                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True), its share of the data, and group="
+            )

@@ -1,0 +1,299 @@
+"""Hessian of a whole network: one block of all its parameters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from hesscond.capture import Geometry, Layer, eligible_layers
+from hesscond.capture.backward import readable
+from hesscond.capture.layers import device_of
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.hessians import (
+    Coordinates,
+    HessianOperator,
+    LinearCoordinates,
+    NullDirections,
+    Scaling,
+    network_null_directions,
+)
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
+from hesscond.hessians.coordinates.base import LayerPreconditioner, UnitCoordinates, coordinates_of
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.null_space.directions import combined
+from hesscond.hessians.null_space.inverse import network_inverse
+from hesscond.hessians.null_space.reduced import PulledInverse, remaining
+from hesscond.hessians.roles import NETWORK
+from hesscond.hessians.source import BlockSource, nothing_known
+from hesscond.methods.by_parameter import ByParameter
+from hesscond.methods.inputs import OfInputs
+from hesscond.operators import Congruence, Gram, SymmetricOperator
+from hesscond.operators.parallel import DataParallel, Team, all_or_none
+from hesscond.probing.applied import Measured, coordinates_at, layer_coordinates
+from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
+from hesscond.probing.question import Measurement
+from hesscond.probing.results import NetworkResult, ProbeResult
+from hesscond.problem.weighting import mass_of
+from hesscond.spectra import bounded_condition
+from hesscond.spectra.bounded import LEAST_VECTORS
+from hesscond.spectra.solvers.matrix_free import SolverHints
+
+
+class NetworkProbe(Measurement):
+    """Measurement of the Hessian in all parameters that require a gradient, or in those of some layers together."""
+
+    def result(self) -> ProbeResult:
+        source = self.source()
+        named = self.choice.names
+        self._refuse_large()
+        chart = network_chart(self.method, named, self.model)
+        if chart is not None:
+            if self.team is not None:
+                raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
+            operator, rows = chart.network(source.operator)
+            parts: dict[str, list[slice]]
+            parts = {name: [where] for name, where in rows.items()}
+            block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
+            return self._checked(block, source.latest, parts, route, operator)
+        by_parameter = None
+        if isinstance(self.method, ByParameter):
+            blocks = self._moved()
+            if any(block.layer is None for block in blocks.values()):
+                by_parameter = self.method
+        else:
+            if self.method is not None and named is None:
+                named = tuple(layers_with_everything(self.model))
+            blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
+        H = self._operator(source, blocks)
+        whole = H if self.team is None else shared(H, self.team)
+        route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
+        if self.method is not None and by_parameter is None:
+            change = coordinates_of(H, self._coordinates(H))
+            ends = list(accumulate(change.columns))
+            parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
+            # the null space and the inverse are those of the plain coordinates
+            changed = Congruence(whole, change)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
+        parts = {}
+        for name, where in H.parts.items():
+            owner = name.rpartition(".")[0] or "model" if named is None else name
+            parts.setdefault(owner, []).append(where)
+        if by_parameter is not None:
+            changed = in_parameters(by_parameter, H, whole)
+            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
+        if isinstance(H.layout, BlockLayout) and not H.layout.whole:
+            return self._checked(source.products(whole, nothing_known), H, parts, route, whole)
+        # null directions for the data of one process need not be null for the data of another
+        known = partial(all_known, H) if self.team is None else lambda: ((), SolverHints(None, network_inverse(H)))
+        return self._checked(source.products(whole, known), H, parts, route, whole)
+
+    def _moved(self) -> dict[str, Block]:
+        """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
+        choice, catalogue = self.choice, Catalogue(self.model)
+        if choice.names is None:
+            choice = Choice(tuple(catalogue.natural))
+        found = {}
+        for name, block in choice.blocks(self.model).items():
+            try:
+                own = self.moved(name, block)
+            except ConfigError as error:
+                if self._named(name):
+                    raise
+                self.skipped[name] = str(error)
+                continue
+            if self.choice.names is None:
+                own = trained(own, catalogue)
+            found[name] = own if own.order == block.order else replace(own, layer=None)
+        return found
+
+    def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
+        """Hessian in all parameters, or in those of the blocks named."""
+        odd = next((name for name, block in blocks.items() if block.layer is None), None)
+        if odd is not None and not isinstance(self.method, ByParameter | None):
+            raise ConfigError(
+                f"the coordinates of a method are those of a plain weight, which layer {odd!r} does not have: name "
+                "others"
+            )
+
+        # products alone need nothing that null directions and inverses are computed from
+        watch = self.products is None or self.method is not None
+
+        def make() -> HessianOperator:
+            if odd is None:
+                return source.operator(layers=list(blocks) or None, watch=watch)
+            layout = self._layout(blocks)
+            if self.choice.names is None:
+                names = [name for name, _ in self.model.named_parameters() if name in layout.names]
+                return source.operator(parameters=names, watch=watch)
+            return source.operator(parameters=layout.names, watch=watch).restricted(layout)
+
+        return make() if self.team is None else agreed(self.team, make)
+
+    def _coordinates(self, H: HessianOperator) -> Mapping[str, LinearCoordinates | None]:
+        """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
+        found = layer_coordinates(self.method, H, team=self.team)
+        if self.choice.names is not None or isinstance(self.method, ByParameter):
+            return found
+        return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
+
+    def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
+        """Layout of blocks one after another."""
+        catalogue = Catalogue(self.model)
+        catalogue.refuse_overlap(blocks.values())
+        return BlockLayout(list(blocks.values()), catalogue.parameters)
+
+    def _checked(
+        self,
+        block: NetworkHessian,
+        H: HessianOperator,
+        parts: Mapping[str, Sequence[slice]],
+        route: str,
+        operator: SymmetricOperator,
+    ) -> ProbeResult:
+        """Return the result, with the check of the Hessian H behind the operator on this process's data, if wanted."""
+        result = NetworkResult(block, parts, H.names, route, self.rtol)
+        precision = "not looked at (check=False)"
+        if self.check:
+            result.check, uncertainty, seen = check_operator(H)
+            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
+            told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
+            if None not in told:
+                result.rounding = {None: all(told)}
+            precision = str(seen)
+            refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
+        if self.products is not None and operator.order > self.products:
+            result.bounded = bounded_condition(
+                operator,
+                self.products,
+                error=result.uncertainty,
+                # for a method's coordinates it is unknown which ones are alike
+                level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
+                memory=block.limits.memory,
+            )
+        return ProbeResult({NETWORK: result}, self.skipped, precision)
+
+    def _refuse_large(self) -> None:
+        """Raise an error, before any computation, if no vector of the network fits, or not those of the products."""
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        itemsize = max(((self.dtype or p.dtype).itemsize for p in parameters), default=1)
+        order = sum(p.numel() for p in parameters)
+        if self.choice.names is not None:
+            order = sum(block.order for block in self.choice.blocks(self.model).values())
+        self.refuse_little([order])
+        least = 2 * LEAST_VECTORS * order * itemsize
+        if self.products is not None and least > self.memory:
+            raise CaptureError(
+                f"{self.products} products with the Hessian of {order:,} parameters take {readable(least)} at least, "
+                f"half of it for {LEAST_VECTORS} vectors, more than memory={readable(self.memory)}: raise it, or keep "
+                "the precision of the model (dtype=None, --dtype as-is)"
+            )
+
+
+def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
+    """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
+    linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
+    return rounding_of(H) if linear or is_flat(H) else None
+
+
+def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:
+    """Congruence PᵀHP of ``whole``, to which H belongs, with the P of a method that has one for all parameters."""
+    P = method.of_parameters(NETWORK, H.names).of(H.layout)
+    return Congruence(whole, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
+
+
+def in_coordinates(error: float, operator: SymmetricOperator) -> float:
+    """Bound of the error of PᵀHP, in the 2-norm, if that of H is ``error``."""
+    return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
+
+
+def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], SolverHints]:
+    """Null directions of a Hessian, and an approximate inverse on their complement."""
+    found = network_null_directions(H)
+    everything = combined(found)
+    if everything is not None and everything.dimension == H.order:
+        return found, SolverHints(everything)
+    inverse = network_inverse(H, null_space=everything)
+    Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
+    return found, SolverHints(null, PulledInverse(inverse, Z), Z)
+
+
+def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
+    """Coordinates of all parameters of the network together, if ``method`` is no P of its layers; else None."""
+    if isinstance(method, ByParameter):
+        return None
+    found = [coordinates_at(method, name) for name in eligible_layers(model)]
+    charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
+    if not charts:
+        return None
+    if layers is not None:
+        raise ConfigError(f"{charts[0].name}: of some layers together they are not defined, leave out layers=")
+    return charts[0]
+
+
+def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
+    """P without the rows of the frozen parameters of a layer."""
+    trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
+    if all(trained.values()):
+        return P
+    geometry = Geometry.of(layer)
+    kept = torch.full(
+        (geometry.n_params,), float(trained.get("weight", True)), dtype=torch.float64, device=device_of(layer)
+    )
+    if geometry.bias:
+        kept[0] = float(trained.get("bias", True))
+    rows = Scaling(kept, "trained")
+    if P is None:
+        return rows
+    if P.left is not None or isinstance(P, LayerPreconditioner):
+        raise ConfigError(
+            f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
+        )
+    return rows @ P
+
+
+def layers_with_everything(model: nn.Module) -> list[str]:
+    """Layers with trained parameters; a ConfigError if a trained parameter belongs to no layer."""
+    outside = outside_of_layers(model)
+    if outside is not None:
+        raise ConfigError(
+            f"the coordinates of a method are those of layers, and {outside!r} belongs to none: name the layers to "
+            "measure with layers="
+        )
+    layers = eligible_layers(model)
+    return [name for name, layer in layers.items() if any(p.requires_grad for p in layer.parameters())]
+
+
+def outside_of_layers(model: nn.Module) -> str | None:
+    """Name of a trained parameter that belongs to no layer; None: there is none."""
+    inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+    return next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside), None)
+
+
+def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
+    """Operator of this process, once all processes have made theirs, of the same model."""
+    operator, failure = None, None
+    try:
+        operator = make()
+        _ = operator.problem.masses  # may be refused too
+    except HesscondError as error:
+        failure = error
+    all_or_none(team, None, failure)
+    assert operator is not None
+    fingerprint = hashlib.sha256(operator.point.cpu().numpy().tobytes()).hexdigest()
+    if len(set(team.gathered(fingerprint))) > 1:
+        raise ConfigError(
+            "the processes have different parameters: make the model with the same random seed in each, or load it"
+        )
+    return operator
+
+
+def shared(operator: HessianOperator, team: Team) -> DataParallel:
+    """Operator of the data of all processes, from the operator of each process."""
+    masses = operator.problem.masses
+    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

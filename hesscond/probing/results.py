@@ -1,0 +1,420 @@
+"""Results of a probe, layer by layer: Hessians, spectra and condition numbers, computed when asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
+from hesscond.errors import ConfigError
+from hesscond.hessians import BlockHessian, NullDirections
+from hesscond.hessians.network_hessian import NetworkHessian
+from hesscond.hessians.roles import NETWORK
+from hesscond.operators import SymmetricOperator
+from hesscond.probing.check import Check
+from hesscond.probing.differences import worst
+from hesscond.sheets import Sheet, Shown
+from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
+from hesscond.spectra.condition import unresolved, zero_matrix
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Names of the routes that form S without subtraction, accurate to the last digits where a product has none left.
+CLOSED_FORM = ("loss curvature", "loss factor")
+
+#: Number of products that are timed; seconds over n³ that one core takes for the eigenvalues of H in two scalings.
+TRIED, DECOMPOSITION = 8, 1.2e-10
+
+
+class LayerResult(Shown):
+    """Hessians of one layer, in the coordinates asked for.
+
+    `str` and notebooks show the table of the command line. A pickled result has κ and all Hessians that were captured;
+    for Hessians known by products it has the eigenvalues that were asked for before, and raises an error for the rest.
+
+    Attributes
+    ----------
+    name
+        Name of the layer.
+    level
+        ``"unit"``, ``"layer"`` or ``"network"``: the owner of one Hessian.
+    units
+        Units that were probed.
+    parameters
+        Names of the model's tensors that the Hessian is in: weight and bias of a layer, with rows ordered unit by unit
+        as [b_i, w_i]. If ``route`` names products in a chart of the parameters, they are the trained tensors of the
+        module, with rows ordered tensor by tensor (for a unit: its rows of each tensor).
+    n_params
+        Number of parameters of one Hessian, biases included.
+    route
+        How the curvature S was computed.
+    check
+        Comparison with the double-backward product of the model itself; None: it was not made.
+    uncertainty
+        ε such that operations of the model in a lower precision than was asked for change entry (i, j) of a Hessian by
+        ε d_i d_j, with its scales d; 0: there are none. κ's interval is widened accordingly.
+    uncertain
+        Cause of the uncertainty.
+    kind
+        Class of the module.
+    rounding
+        Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        level: str,
+        units: Sequence[int],
+        block: Callable[[int | None], BlockHessian],
+        *,
+        parameters: Sequence[str],
+        n_params: int,
+        route: str,
+        rtol: float = 1e-8,
+        conditions: Callable[[], Sequence[ConditionNumber]] | None = None,
+    ) -> None:
+        self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
+        self.parameters = tuple(parameters)
+        self.check: Check | None = None
+        self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
+        self.rounding: dict[int | None, bool] = {}
+        self.block, self._rtol, self._conditions = block, rtol, conditions
+        self._eigenvalues: dict[int | None, torch.Tensor] = {}
+
+    def __repr__(self) -> str:
+        blocks = f"{len(self.units)} units" if self.level == "unit" else f"level {self.level}"
+        return f"<{type(self).__name__} {self.name!r}: {blocks}, {self.n_params:,} parameters>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {"conditions": self.conditions, "_conditions": None}
+        return vars(self) | kept | {"block": {unit: self.block(unit) for unit in self.blocks}.__getitem__}
+
+    def sheet(self) -> Sheet:
+        return ProbeResult({self.name: self}, {}, "").sheet()
+
+    def remarks(self) -> list[str]:
+        """Remarks printed below the table, other than on κ."""
+        return []
+
+    @property
+    def blocks(self) -> Sequence[int | None]:
+        """Unit of every Hessian; None for a whole layer."""
+        return self.units if self.level == "unit" else [None]
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layer by another name."""
+        self.name = name_of(self.name)
+
+    def _checked(self, unit: int | None) -> int | None:
+        if self.level != "unit":
+            if unit is not None:
+                raise ConfigError(
+                    f"{self.level} {self.name!r} was probed as a whole: it has no unit {unit} (use level='unit')"
+                )
+        elif unit is None:
+            raise ConfigError(f"layer {self.name!r} was probed by unit: say which, as in unit={self.units[0]}")
+        elif unit not in self.units:
+            raise ConfigError(
+                f"unit {unit} of layer {self.name!r} was not probed: {len(self.units)} units were, from {self.units[0]}"
+            )
+        return unit
+
+    @cached_property
+    def conditions(self) -> tuple[ConditionNumber, ...]:
+        """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
+        if self._conditions is not None:
+            found = list(self._conditions())
+        else:
+            found = [self.block(unit).condition_number(rtol=self._rtol) for unit in self.blocks]
+        pairs = list(zip(self.blocks, found, strict=True))
+        if self.uncertainty != 0:
+            pairs = [(unit, kappa.widened(self.error(unit), self.uncertain)) for unit, kappa in pairs]
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in pairs)
+
+    def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
+        """Return κ of one block; zero or unresolved if its products, or those of the check, are only rounding."""
+        zero = self.rounding.get(unit)
+        if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
+            zero = self.check.zero and not self._vanishing(unit)
+        if zero is None:
+            zero = kappa.is_zero or None
+        if not zero:
+            return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or ALL_ROUNDING)
+        cause = Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
+        return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
+
+    def _vanishing(self, unit: int | None) -> Cause:
+        """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
+        found: Cause = getattr(self.block(unit).plain, "vanishing", NOTHING)
+        return found
+
+    def error(self, unit: int | None = None) -> float:
+        """Bound ε ‖DP‖² of the error of a Hessian, in the 2-norm, that follows from `uncertainty`."""
+        if self.uncertainty == 0:
+            return 0.0
+        block = self.block(unit)
+        scales = block.plain.scales()
+        if block.P is None:
+            return self.uncertainty * float(scales.max()) ** 2
+        return self.uncertainty * block.P.scaled_norm(scales, block.units)
+
+    @property
+    def plain(self) -> LayerResult:
+        """Same Hessians in the plain parameters, if they are PᵀHP here."""
+        result = LayerResult(
+            self.name,
+            self.level,
+            self.units,
+            lambda unit: self.block(unit).plain,
+            parameters=self.parameters,
+            n_params=self.n_params,
+            route=self.route,
+            rtol=self._rtol,
+        )
+        result.check, result.uncertainty, result.uncertain = self.check, self.uncertainty, self.uncertain
+        result.rounding, result.kind = self.rounding, self.kind
+        return result
+
+    @property
+    def kappa(self) -> Any:
+        """κ of every probed unit, in the order of ``units`` (a tuple), or the one κ of the layer."""
+        return self.conditions if self.level == "unit" else self.conditions[0]
+
+    def hessian(self, unit: int | None = None) -> torch.Tensor:
+        """Dense Hessian, float64, PᵀHP if a method was given.
+
+        Parameters
+        ----------
+        unit
+            Unit, whose parameters are [bias, weights as torch flattens them]; None at level ``"layer"``, where the
+            order is unit by unit. For Hessians by products in the parameters of a module it is tensor after tensor: see
+            ``parameters``.
+        """
+        return self.block(self._checked(unit)).matrix()
+
+    def eigenvalues(self, unit: int | None = None) -> torch.Tensor:
+        """All nonzero eigenvalues of a Hessian, descending, float64."""
+        unit = self._checked(unit)
+        if unit not in self._eigenvalues:
+            self._eigenvalues[unit] = self.block(unit).eigenvalues()
+        return self._eigenvalues[unit].clone()
+
+    def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
+        """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`."""
+        return self.block(self._checked(unit)).eigenpairs()[1]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Table with one row per Hessian, as in `ProbeResult.to_frame`."""
+        return ProbeResult({self.name: self}, {}, "").to_frame()
+
+
+class NetworkResult(LayerResult):
+    """Hessian in all parameters of the network together.
+
+    Attributes
+    ----------
+    parts
+        Rows of the Hessian that belong to each module.
+    bounded
+        Bounds from a given number of products; None: no number was given.
+    """
+
+    def __init__(
+        self,
+        block: NetworkHessian,
+        parts: Mapping[str, Sequence[slice]],
+        parameters: Sequence[str],
+        route: str,
+        rtol: float,
+    ) -> None:
+        super().__init__(
+            NETWORK,
+            "network",
+            (),
+            lambda unit: block,
+            parameters=parameters,
+            n_params=block.order,
+            route=route,
+            rtol=rtol,
+        )
+        self._block, self.parts = block, dict(parts)
+        self.bounded: Bounded | None = None
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        super().rename(name_of)
+        self.parts = {name_of(part): where for part, where in self.parts.items()}
+
+    @property
+    def operator(self) -> SymmetricOperator:
+        """Hessian in the coordinates asked for, as an operator for `hesscond.lanczos` and `hesscond.density`."""
+        return self._block.operator
+
+    def remarks(self) -> list[str]:
+        if self.bounded is None:
+            return []
+        ends = f"{float(self.top.lower[0]):.9g} to {float(self.top.upper[0]):.9g}"
+        return [f"eigenvalue of the largest size: {ends}"]
+
+    @cached_property
+    def conditions(self) -> tuple[ConditionNumber, ...]:
+        """κ of the network's Hessian, with bounds that include the uncertainty of its products."""
+        return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
+
+    @cached_property
+    def top(self) -> EigenResult:
+        """Eigenvalue of largest |λ| with its interval, which includes the rounding of products.
+
+        If a number of products was given, it comes from these; else it takes a separate iteration.
+        """
+        if self.bounded is not None:
+            return self.bounded.top
+        which = "top" if self.operator.psd else "magnitude"
+        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
+        return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
+
+    def seconds(self) -> float | None:
+        """Estimated seconds for κ if the matrix is formed; None: κ is found by an iteration of unknown length."""
+        order, limits = self.operator.order, self._block.limits
+        if self.bounded is not None or order > limits.dense_order or not limits.holds(order):
+            return None
+        few = torch.ones(order, TRIED, dtype=self.operator.dtype, device=self.operator.device)
+        began = time.perf_counter()
+        _ = self.operator @ few
+        return (time.perf_counter() - began) * order / TRIED + DECOMPOSITION * order**3
+
+    @property
+    def null_directions(self) -> Sequence[NullDirections]:
+        """Null directions that are known beforehand, each with its reason."""
+        return self._block.known[0]
+
+    def by_layer(self) -> pd.DataFrame:
+        """Share of each module in the network's extreme eigenvectors.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per module: layer, n_params, share_top and share_bottom: the sum of squares of its entries in the
+            eigenvectors (of norm 1) of the largest and the smallest (algebraic) eigenvalue of the network's Hessian.
+        """
+        import pandas as pd
+
+        squares = self._block.extremes.to(torch.float64).square()
+        rows = []
+        for name, slices in self.parts.items():
+            top, bottom = sum(squares[where].sum(0) for where in slices).tolist()  # type: ignore[union-attr]
+            size = sum(where.stop - where.start for where in slices)
+            rows.append({"layer": name, "n_params": size, "share_top": top, "share_bottom": bottom})
+        return pd.DataFrame(rows)
+
+
+class ProbeResult(Shown, Mapping[str, LayerResult]):
+    """Results of `probe`, by layer name.
+
+    `str` and notebooks show the table of the command line; the result can be pickled and copied (see `LayerResult`).
+
+    Attributes
+    ----------
+    skipped
+        Parts of the model without a Hessian here, with the reason and the way to get it: layers that could not be
+        probed on this data, and modules of other kinds whose parameters receive a gradient.
+    coordinates
+        Description of the measurement: the network and the coordinates.
+    precision
+        Precision that the forward pass and the loss were computed in, found from the operations that ran:
+        ``"float64"``, or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
+    """
+
+    def __init__(self, layers: Mapping[str, LayerResult], skipped: Mapping[str, str], precision: str) -> None:
+        self._layers = dict(layers)
+        self.skipped = dict(skipped)
+        self.precision = precision
+        self.coordinates = "plain coordinates"
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Call the layers, and the parts of a network, by other names."""
+        for layer in self._layers.values():
+            layer.rename(name_of)
+        self._layers = {layer.name: layer for layer in self._layers.values()}
+        self.skipped = {name_of(name): why for name, why in self.skipped.items()}
+
+    def first(self, count: int, reason: str) -> ProbeResult:
+        """Return the first ``count`` layers; the others are skipped, with ``reason``."""
+        kept = dict(list(self._layers.items())[:count])
+        left_out = dict.fromkeys([name for name in self._layers if name not in kept], reason)
+        result = ProbeResult(kept, self.skipped | left_out, self.precision)
+        result.coordinates = self.coordinates
+        return result
+
+    def __getitem__(self, layer: str) -> LayerResult:
+        if layer not in self._layers:
+            raise KeyError(f"layer {layer!r} was not probed: {', '.join(self._layers)} were")
+        return self._layers[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __repr__(self) -> str:
+        names = [*map(repr, list(self)[:3]), *["…"] * (len(self) > 3)]
+        return f"<ProbeResult: {', '.join(names)} in {self.coordinates}>"
+
+    def sheet(self, frame: pd.DataFrame | None = None, kinds: Mapping[str, str] | None = None) -> Sheet:
+        """Return the table, with the description of the measurement above it and the notes below it.
+
+        Parameters
+        ----------
+        frame
+            Rows to show; None: those of `to_frame`.
+        kinds
+            Classes of the modules by name; None: those of these layers.
+        """
+        from hesscond.probing.tables import layer_table, network_table, notes, unit_table
+
+        frame = self.to_frame() if frame is None else frame
+        above = [f"{self.coordinates} · forward pass in {self.precision}"] if self.precision else []
+        # the table says which Hessians are zero
+        curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
+        checks = {name: own.check for name, own in curved.items() if own.check is not None}
+        if checks:
+            name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
+            own, *_ = str(least).split("; ")
+            above.append(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""))
+            made = {one.central: one.against for one in checks.values() if one.central is not None}
+            if (largest := worst(made)) is not None:
+                above.append(f"         {made[largest]}")
+        by_unit = any(own.level == "unit" for own in self.values())
+        draw = network_table if "share_top" in frame else unit_table if by_unit else layer_table
+        table = draw(frame, {name: own.kind for name, own in self.items()} if kinds is None else kinds)
+        below = [line for own in self.values() for line in own.remarks()]
+        below += notes(frame, {name: own.route for name, own in self.items()})
+        skipped: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            skipped.setdefault(reason.replace(f"name it, layers=[{name!r}],", "name it with layers="), []).append(name)
+        below += [f"skipped {', '.join(names)}: {reason}" for reason, names in skipped.items()]
+        return Sheet(above, table, below)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
+        lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver, reason, advice. ``negative`` is
+        missing if not all negative eigenvalues were counted; ``reason`` and ``advice`` are empty where κ is resolved.
+        """
+        import pandas as pd
+
+        rows = [
+            {"layer": layer.name, "unit": unit, "n_params": layer.n_params}
+            | kappa.columns
+            | {"reason": kappa.reason, "advice": kappa.advice}
+            for layer in self._layers.values()
+            for unit, kappa in zip(layer.blocks, layer.conditions, strict=True)
+        ]
+        frame = pd.DataFrame(rows).astype({"resolved": bool})
+        return frame.astype({name: "Int64" for name in ("unit", "negative") if frame[name].isna().any()})

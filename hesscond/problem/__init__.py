@@ -1,0 +1,19 @@
+"""Problem: a model, its loss and its data, frozen at one moment and evaluated again without side effects.
+
+`snapshot` copies the model, `batches` keeps the data and their random states, `evaluation` runs the loss, `weighting`
+finds the weight of a batch in the loss of all data, `graph` reads the autograd graph of an evaluated loss.
+"""
+
+from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted
+from hesscond.problem.problem import MEMORY, Call, Problem, WatchedEvaluation
+
+__all__ = [
+    "MEMORY",
+    "Batch",
+    "Call",
+    "LossFunction",
+    "Problem",
+    "WatchedEvaluation",
+    "checked_batch",
+    "converted",
+]

@@ -1,0 +1,159 @@
+"""The batches of a data set, the same and in the same order every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from copy import copy as copied
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+
+from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem.evaluation import Batch, kind, tensors_of
+from hesscond.problem.randomness import RandomState, generators_of, untouched_randomness
+
+
+def is_batch(data: Any) -> TypeGuard[Batch]:
+    """Whether ``data`` is one batch, not a stream: a mapping, a tuple of two, or a list of two that are no batches."""
+    if isinstance(data, list):
+        # a loader yields each batch as a list [inputs, targets]
+        return len(data) == 2 and not all(isinstance(item, (tuple, list, Mapping)) for item in data)
+    if isinstance(data, tuple):
+        if len(data) != 2:
+            raise ConfigError(
+                f"a tuple of {len(data)} is no batch (inputs, targets): give a stream of batches as a list"
+                if data
+                else "the data are an empty tuple: give a pair (inputs, targets), or a list of such pairs"
+            )
+        if all(isinstance(item, (tuple, list)) and len(item) == 2 for item in data) and form(data[0]) == form(data[1]):
+            raise ConfigError(
+                "the data ((a, b), (c, d)) may be two batches or one with two inputs and two targets: write "
+                "[(a, b), (c, d)] for two batches, or [((a, b), (c, d))] for one"
+            )
+        return True
+    if isinstance(data, Mapping):
+        return True
+    if isinstance(data, (torch.Tensor, str, bytes)) or not isinstance(data, Iterable):
+        raise ConfigError(f"the data must be a pair (inputs, targets) or a stream of them, not {kind(data)}")
+    return False
+
+
+def form(value: Any) -> Any:
+    """Structure of a batch, without sizes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.ndim
+    if isinstance(value, Mapping):
+        return {key: form(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [form(item) for item in value]
+    return type(value)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Batch with its position in the data and the random state in which it was read, which dropout depends on."""
+
+    number: int
+    batch: Batch
+    state: RandomState
+
+
+class Batches:
+    """One batch or a stream of batches; each iteration yields the same batches in the same order, as `Drawn`.
+
+    The first iteration, which must be complete, reads the source once and keeps the batches if they fit into ``memory``
+    bytes; a batch or a sequence that was given exists already and is free. Otherwise the source is read anew in every
+    iteration, in the random state of the first one, and every batch is compared with the one read then. The random
+    state (of the CPU and of ``gpus``) is left as it is found.
+    """
+
+    def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:
+        self.source: Iterable[Batch] = [data] if is_batch(data) else data
+        self.gpus, self.memory = list(gpus), memory
+        self.free = isinstance(self.source, (list, tuple))
+        self._kept: list[Drawn] | None = None
+        self._start: RandomState | None = None
+        self._sums: list[str] = []
+        self.held = 0
+
+    def __iter__(self) -> Iterator[Drawn]:
+        if self._start is None:
+            return self._first()
+        return iter(self._kept) if self._kept is not None else self._again(self._start)
+
+    def _first(self) -> Iterator[Drawn]:
+        start = RandomState.now(self.gpus, generators_of(self.source))
+        kept: list[Drawn] | None = []
+        taken = 0
+        # the generators of the source are left as one reading leaves them
+        with untouched_randomness(self.gpus):
+            for number, batch in enumerate(self.source):
+                drawn = Drawn(number, batch, RandomState.now(self.gpus))
+                taken += sum(t.numel() * t.element_size() for t in tensors_of(batch))
+                if taken > self.memory and not self.free:
+                    kept = None
+                    if isinstance(self.source, Iterator):
+                        raise CaptureError(
+                            f"the data can be read only once ({type(self.source).__name__}) and take more than the "
+                            f"{self.memory / 1e9:.3g} GB there are for them: give a DataLoader, or more memory"
+                        )
+                if kept is not None:
+                    kept.append(drawn)
+                if not self.free:
+                    self._sums.append(checksum(batch))
+                yield drawn
+        self._start, self._kept = start, kept
+        self.held = 0 if kept is None or self.free else taken
+
+    def _again(self, start: RandomState) -> Iterator[Drawn]:
+        count = -1
+        with start.again():
+            for count, batch in enumerate(self.source):
+                if count >= len(self._sums) or checksum(batch) != self._sums[count]:
+                    self._refuse(count)
+                yield Drawn(count, batch, RandomState.now(self.gpus))
+        if count + 1 < len(self._sums):
+            self._refuse(count + 1)
+
+    def _refuse(self, number: int) -> None:
+        raise CaptureError(
+            f"batch {number} of the data is not what it was when they were first read, so that products would be with "
+            "different matrices: make the data set return the same every time, or give enough memory= to keep it"
+        )
+
+
+def checksum(value: Any) -> str:
+    """Short text that differs for batches that differ, also if only the order of their entries does."""
+    return ";".join(
+        f"{tuple(tensor.shape)}{tensor.dtype}{weighted_sum(tensor.detach())!r}" for tensor in tensors_of(value)
+    )
+
+
+def weighted_sum(tensor: torch.Tensor) -> float:
+    """Σ (1 + i/n) x_i in float64."""
+    flat = tensor.flatten()
+    flat = (torch.view_as_real(flat).flatten() if flat.is_complex() else flat).to(torch.float64)
+    return float(flat @ torch.linspace(1, 2, len(flat), dtype=torch.float64, device=flat.device))
+
+
+def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None = None) -> Any:
+    """Move every tensor in a value to a device (None: nowhere); a tensor that occurs twice stays a single one."""
+    if device is None:
+        return value
+    done = {} if done is None else done
+    if isinstance(value, Mapping):
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, part in value.items():
+            result[key] = moved(part, device, done)
+        return result
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(part, device, done) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(part, device, done) for part in value)
+    if getattr(value, "is_meta", False):
+        raise ConfigError("the data are on the meta device, so they have no values")
+    if hasattr(value, "to"):
+        # the value itself is kept too, so that its id is not reused
+        return done.setdefault(id(value), (value.to(device), value))[0]
+    return value

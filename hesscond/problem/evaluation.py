@@ -1,0 +1,479 @@
+"""Evaluation of a model and its loss on copies, without side effects."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, suppress
+from copy import copy as copied
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.problem.graph import is_transformed
+from hesscond.problem.masks import MASKED, SHIFTED, Masks
+from hesscond.problem.precision import WIDER, Operations, lifted, named, operations
+from hesscond.problem.untouched import untouched
+from hesscond.problem.wrappers import plainly
+
+Result = TypeVar("Result")
+Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: Prefixes of functions that give equal values for different entries without rounding, or combine several entries.
+FLAT = (
+    *("get", "relu", "leaky_relu", "rrelu", "prelu", "threshold", "hard", "softshrink", "clamp", "clip", "abs", "sign"),
+    *("sgn", "max", "min", "fmax", "fmin", "mul", "rmul", "dropout", "alpha_dropout", "feature_", "where", "masked_"),
+    *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
+    *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
+    *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside", "detach", "clone", "contiguous"),
+    *("float", "double", "type", "requires_grad"),
+)
+#: Functions that round to their argument where it is small.
+IDENTITY_AT_ZERO = frozenset(
+    {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
+    | {"expm1", "log1p", "softsign"}
+)
+#: Keys of the targets in a batch that is a mapping.
+LABELS = ("labels", "label")
+#: Types that may be mixed if a model keeps tensors besides its parameters and buffers.
+NUMBERS = {*WIDER, *WIDER.values()}
+LossFunction = Callable[[Any, Any], torch.Tensor]
+#: Lookups, with the positions of the arguments that make the gradient differ from the derivative (divided by the counts
+#: of the rows), or not differentiable again (sparse).
+LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
+    functional.embedding: (5, 6),
+    functional.embedding_bag: (5, 7),
+    torch.embedding: (3, 4),
+    torch.embedding_bag: (3, 5),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Value of a loss with its graph."""
+
+    loss: torch.Tensor
+    output: Any
+    target: Any
+    samples: int  # N, the leading dimension of the inputs
+    # index of the first function in which rounding made different numbers equal, as tanh of large ones; None: none
+    flattened: int | None
+
+
+def evaluate(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: tuple[Any, Any],
+    state: Mapping[str, torch.Tensor],
+    *,
+    dtype: torch.dtype | None,
+    watch: WeightWatch,
+    copy: bool = False,
+    counted: Operations | None = None,
+) -> Evaluation:
+    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
+
+    ``batch`` is a `checked_batch`; ``state`` has tensors by name, as in `tensors_by_module`; ``watch`` sees every
+    function called. With ``copy`` the model and the loss get copies of the batch, which they may change in place. The
+    loss is not checked: see `scalar`.
+    """
+    inputs, target = batch
+    args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
+    target = converted(target, dtype, copy=copy)
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model, loss_fn))
+        stack.enter_context(plainly(model))
+        stack.enter_context(explained(model, loss_fn, batch, dtype))
+        stack.enter_context(default_dtype(dtype))
+        stack.enter_context(torch.enable_grad())
+        # the other backends have no second derivatives
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(operations(counted))
+        watch.lifts = dtype == torch.float64
+        watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
+        stack.enter_context(watch)
+        both = ModelAndLoss(model, loss_fn, dtype)
+        replaced = {f"model.{name}": tensor for name, tensor in state.items()}
+        output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
+    if counted is not None:
+        counted.lifted += watch.lifted
+    return Evaluation(loss, output, target, leading_dimension(inputs), watch.flattened())
+
+
+class ModelAndLoss(nn.Module):
+    """Model and loss as one module, so that replaced parameters of the model are replaced in the loss too."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        # within a tuple, the loss is no submodule: its tensors are not replaced
+        self._loss = (loss_fn, dtype)
+
+    def forward(self, args: Any, kwargs: dict[str, Any], target: Any) -> tuple[Any, Any]:
+        """Output and loss."""
+        output = self.model(*args, **kwargs)
+        try:
+            return output, in_precision(*self._loss, self.model)(output, target)
+        except TypeError as error:
+            if target is not None:
+                raise
+            raise ConfigError("the batch has no target (None), which the loss does not take") from error
+
+
+def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
+    """Make the copies (by the ids of the originals) of all trained parameters require a gradient."""
+    for tensor in tensors.values():
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            copies[id(tensor)].requires_grad_()
+
+
+def retried(evaluated: Callable[[bool], Result]) -> Result:
+    """Result of ``evaluated(False)``, or of ``evaluated(True)`` if the model differentiates in its constant copies."""
+    try:
+        return evaluated(False)
+    except CaptureError as error:
+        if "does not require grad" not in str(error.__cause__):
+            raise
+    return evaluated(True)
+
+
+@contextmanager
+def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
+    """Context that explains a failure of the model if it fails only on copies of the parameters or in ``dtype``.
+
+    An exception that the unchanged model raises too is passed on as it is.
+    """
+    try:
+        yield
+    except (HesscondError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if "allocate memory" in str(error) or not runs(model, loss_fn, batch):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise CaptureError(
+            "the model and its loss run as they are, but not on copies of the parameters"
+            + ("" if dtype is None else f" in {named(dtype)}")
+            + f" ({type(error).__name__}: {first})"
+            + ("" if dtype is None else "; dtype=None leaves the precision as it is")
+        ) from error
+
+
+def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
+    """Whether the unchanged model and its loss accept the batch."""
+    inputs, target = converted(batch[0], None, copy=True), converted(batch[1], None, copy=True)
+    args, kwargs = call_of(model, inputs)
+    with untouched(model, loss_fn), plainly(model), suppress(Exception):
+        loss_fn(model(*args, **kwargs), target)
+        return True
+    return False
+
+
+def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a model, without labels that it does not take."""
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):  # not written in Python: nothing to look at
+        return args, kwargs
+    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
+        kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters or name not in LABELS}
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(f"the model's forward{signature} does not take the inputs of the batch: {error}") from None
+    return args, kwargs
+
+
+def scalar(loss: object) -> torch.Tensor:
+    """Loss as a tensor without dimensions; raise a CaptureError if it is no scalar."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")
+    return loss.reshape(())
+
+
+class WeightWatch(TorchFunctionMode):
+    """Mode that notes uses of a layer's weight or bias outside the layer's forward pass, and lifts casts on request.
+
+    It also restores the digits that torch's GELU lacks and the derivatives of weight normalization and lookups, and
+    notes the scores that masks hide. A single mode does all this, since every mode slows down every function call.
+    """
+
+    #: Attributes that return the values in another form; other attributes only describe the tensor.
+    VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
+    HARMLESS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "__len__", "__hash__"})
+
+    def __init__(self, weights: Mapping[int, str]) -> None:
+        super().__init__()
+        self.weights = weights
+        self.inside: list[str] = []
+        self.used_outside: set[int] = set()
+        #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
+        #: float32), and their number
+        self.lifts, self.clones, self.lifted = False, False, 0
+        #: for each elementwise function called, a Boolean tensor: whether rounding made different numbers equal
+        self.flat: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for value in (*args, *(kwargs or {}).values()):
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                name = self.weights.get(id(item))
+                if name is not None and name not in self.inside and not self.reads_metadata(func):
+                    self.used_outside.add(id(item))
+        if func in LOOKUPS:
+            args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
+            kwargs = {
+                key: value for key, value in (kwargs or {}).items() if key not in ("scale_grad_by_freq", "sparse")
+            }
+        if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
+            x = args[0] if args else (kwargs or {})["input"]
+            found = gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
+        elif func is torch._weight_norm:
+            found = weight_norm(*args, **(kwargs or {}))
+        else:
+            with Masks.around(func, args):
+                found = self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
+        if (flat := flattens(func, args, found)) is not None:
+            self.flat.append(flat)
+        return found
+
+    def flattened(self) -> int | None:
+        """Index of the first function that made different numbers equal; None: there is none."""
+        if not self.flat:
+            return None
+        flags = torch.stack([flat.to(self.flat[0].device) for flat in self.flat]).tolist()
+        return flags.index(True) if True in flags else None
+
+    def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Call a function without casts to float32, widening float32 tensors that the model keeps where types clash."""
+        wide = lifted(func, args, kwargs)
+        if wide is not None:
+            self.lifted += 1
+            func, args, kwargs = wide
+            found = func(*args, **kwargs)
+            # the copy that the cast would have made may be written to
+            return found.clone() if self.clones and args and found is args[0] else found
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if len({tensor.dtype for tensor in tensors_of((tuple(args), kwargs))} & NUMBERS) < 2:
+                raise
+            # the argument that an operation writes to stays
+            kept = 1 if writes(func) else 0
+            wider = (*args[:kept], *mapped(tuple(args[kept:]), widened))
+            with suppress(RuntimeError):
+                return func(*wider, **mapped(kwargs, widened))
+            raise
+
+    def reads_metadata(self, func: Any) -> bool:
+        """Whether ``func`` reads only the shape, type or device of a tensor."""
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return getattr(func.__self__, "__name__", "") not in self.VALUES
+        return name in self.HARMLESS or name.startswith("is_")
+
+
+def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
+    """Whether an elementwise function gives its largest or smallest value, or zero, for different entries.
+
+    It is also true if the function gives one value for all samples of a feature that varies, or returns a feature
+    unchanged because it is so small that the function rounds to the identity. None: the function is not elementwise,
+    or may do so without rounding.
+    """
+    x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
+    if (
+        not (isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and x.shape == result.shape)
+        or not (x.is_floating_point() and result.is_floating_point() and result.numel() > 1)
+        or x is result
+        or is_transformed(result)
+        or name.startswith(FLAT)
+        # sums of whole numbers may be equal
+        or (name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:]))
+    ):
+        return None
+    x, y = x.detach(), result.detach()
+    found = []
+    # scores that a mask shifts vanish on purpose, and the probability of a single score is 1
+    hidden = (x <= SHIFTED) | ((x > SHIFTED).sum(-1, keepdim=True) == 1) if name.endswith("softmax") else None
+    if x.ndim > 1:
+        constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)
+        found.append((constant if hidden is None else constant & ~hidden.all(0)).any())
+        if name in IDENTITY_AT_ZERO:
+            found.append(((x == y).all(0) & (x != 0).any(0)).any())
+    x, y = x.flatten(), y.flatten()
+    # nothing here waits for the device
+    for edge in (y.amin(), y.amax(), 0.0):
+        equal = (y == edge) & (y > SHIFTED) & (y < MASKED)
+        if hidden is not None:
+            equal &= ~hidden.flatten()
+        found.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
+    return torch.stack(found).any()
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, accurate where torch's (1 + erf(x/√2))/2 has no digits left."""
+    return 0.5 * x * torch.special.erfc(-(0.5**0.5) * x)
+
+
+def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
+    """Weights g v/‖v‖ by plain operations: second derivatives of torch's kernel hold ‖v‖ constant (torch 2.13)."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name, once per module (torch 2.13 leaves copies behind in a module with two names).
+
+    A tensor that several modules share has a name in each.
+    """
+    return {
+        f"{name}.{attribute}" if name else attribute: tensor
+        for name, module in model.named_modules()
+        for own in (module._parameters, module._buffers)
+        for attribute, tensor in own.items()
+        if tensor is not None
+    }
+
+
+def writes(func: Any) -> bool:
+    """Whether a function changes its first argument."""
+    name = getattr(func, "__name__", "")
+    return name.startswith("__i") or name == "__setitem__" or (name.endswith("_") and not name.startswith("__"))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Tensor with float32 cast to float64, complex64 to complex128, and other types unchanged."""
+    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no entry is NaN or infinite: a finite sum implies it, otherwise all entries are checked."""
+    return math.isfinite(tensor.sum()) or bool(torch.isfinite(tensor).all())
+
+
+def checked_batch(batch: Batch) -> tuple[Any, Any]:
+    """Pair (inputs, target) of a batch, or a ConfigError if it has no samples, targets or tensors.
+
+    The target of a mapping is its item ``"labels"`` or ``"label"``, and the inputs are the whole mapping.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in LABELS if batch.get(name) is not None), None)
+        if name is None:
+            names = ", ".join(map(repr, batch)) or "empty"
+            raise ConfigError(
+                f"a batch that is a mapping needs its targets under 'labels' or 'label', and this one is {names}: give "
+                "a pair (inputs, targets)"
+            )
+        batch = batch, batch[name]
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ConfigError(f"the batch must be a pair (inputs, targets) or a mapping with 'labels', not {kind(batch)}")
+    inputs, target = batch
+    if target is None and isinstance(inputs, Mapping):
+        target = next((inputs[name] for name in LABELS if inputs.get(name) is not None), None)
+    tensors = list(tensors_of(inputs))
+    if not tensors:
+        raise ConfigError(f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}")
+    for tensor in tensors:
+        if tensor.ndim == 0 or len(tensor) == 0:
+            raise ConfigError("the batch is empty: it needs at least one sample")
+    return inputs, target
+
+
+def kind(value: Any) -> str:
+    """Description of a value, for an error message."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def leading_dimension(inputs: Any) -> int:
+    """Number N of samples: the leading dimension of the first tensor among the inputs (1 if there is none)."""
+    return next((len(tensor) for tensor in tensors_of(inputs)), 1)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield all tensors in nested tuples, lists, mappings and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_of(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif is_record(value):
+        for field in fields(value):
+            yield from tensors_of(getattr(value, field.name))
+
+
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply ``function`` to every tensor in nested tuples, lists, mappings and dataclasses; leave the rest as it is."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        # a subclass may have further attributes
+        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, item in value.items():
+            result[key] = mapped(item, function)
+        return result
+    if isinstance(value, (tuple, list)):
+        items = [mapped(item, function) for item in value]
+        # a named tuple takes its fields one by one
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if is_record(value):
+        result = copied(value)
+        for field in fields(value):
+            # it may be frozen
+            object.__setattr__(result, field.name, mapped(getattr(value, field.name), function))
+        return result
+    return value
+
+
+def is_record(value: Any) -> bool:
+    """Whether a value is an instance of a dataclass."""
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:
+    """Cast floating tensors to ``dtype`` (None: no cast), also in nested containers; leave the rest unchanged."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        # a tensor made in inference mode cannot be differentiated through
+        own = copy or tensor.is_inference()
+        if dtype is not None and tensor.is_floating_point():
+            return tensor.to(dtype, copy=own)
+        return tensor.clone() if own else tensor
+
+    return mapped(value, cast)
+
+
+def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Module | None = None) -> LossFunction:
+    """Loss function; of a module, the tensors (class weights) that ``model`` lacks are cast to ``dtype``."""
+    if not isinstance(loss_fn, nn.Module):
+        return loss_fn
+    others = set() if model is None else set(map(id, tensors_by_module(model).values()))
+    state = {
+        name: converted(tensor.detach(), dtype)
+        for name, tensor in tensors_by_module(loss_fn).items()
+        if id(tensor) not in others
+    }
+    return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Context in which tensors made without a dtype get the precision of the model's parameters."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(before if dtype is None else dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,152 @@
+"""Model, loss and data of a Hessian operator, frozen at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+
+from hesscond.errors import bytes_of
+from hesscond.problem.batches import Batches, Drawn, is_batch
+from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
+from hesscond.problem.graph import is_transformed
+from hesscond.problem.snapshot import Snapshot
+from hesscond.problem.weighting import BatchWeight, Rule, Weights, refuse_nothing
+
+#: Bytes that a capture and the computations with it may take by default.
+MEMORY = 4 * 10**9
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call of a layer."""
+
+    inputs: torch.Tensor  # detached; a copy if the pass keeps inputs
+    delta: torch.Tensor  # zeros of the output's shape, added to it: the loss is differentiated in them
+    node: Any  # node of the sum in the graph; None for a layer that is differentiated in its parameters
+
+
+@dataclass(frozen=True)
+class WatchedEvaluation(Evaluation):
+    """Value of a loss with its graph, and the calls of some layers in its forward pass."""
+
+    # of each layer; ``delta`` has the output's shape but no memory, ``node`` is its edge; without those outside the
+    # graph
+    calls: Mapping[str, list[Call]]
+    given: frozenset[str]  # layers whose inputs all depend on no parameter
+
+
+class Problem:
+    """Loss of a model over a data set, frozen with the present parameters, buffers, mode and random state.
+
+    Every part of a computation evaluates the same batches, each in the random state in which it was first read. The
+    model is only run, never changed. ``weights``, the weight of each batch, and ``total_mass``, the divisor of the
+    weighted sum, are known once the batches were read.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFunction,
+        data: Batch | Iterable[Batch],
+        parameters: Sequence[nn.Parameter],
+        *,
+        watched: Mapping[str, nn.Module],
+        dtype: torch.dtype | None,
+        memory: float | str | None,
+        reduction: str | None,
+        weight: BatchWeight | None,
+    ) -> None:
+        memory = bytes_of(memory)
+        self.model, self.loss_fn, self.dtype = model, loss_fn, dtype
+        self.snapshot = Snapshot(model, parameters, dtype)
+        self.memory = MEMORY if memory is None else int(memory)
+        # the loss of a single batch is the loss of the data set
+        self.single = is_batch(data)
+        self.weights: list[float] = []
+        self.total_mass = 1.0
+        self._watched = dict(watched)
+        self._weights = Weights(model, loss_fn, dtype, reduction, weight)
+        self._copies = sum(leaf.numel() * leaf.element_size() for leaf in self.snapshot.leaves)
+        room = self.memory - self._copies
+        # graphs that cannot be kept are built again from the batches, so that each gets half of the memory
+        self.batches = Batches(data, self.snapshot.gpus, room // 2)
+        # bytes that are left for graphs
+        self.room = room if self.batches.free else room // 2
+
+    @property
+    def held(self) -> int:
+        """Bytes that the copies and the batches take."""
+        return self._copies + self.batches.held
+
+    def read(self) -> Iterator[tuple[Drawn, WatchedEvaluation]]:
+        """Yield every batch that counts, with its first evaluation; afterwards the weights are known."""
+        for drawn in self.batches:
+            evaluation = self._watch(drawn.batch)
+            # the loss of a single batch is the loss of the data, whatever its weight
+            self.weights.append(1.0 if self.single else self._weights.add(drawn.batch, evaluation))
+            if self.weights[-1]:
+                refuse_nothing(self.loss_fn, evaluation)
+                yield drawn, evaluation
+            # one graph at a time
+            del evaluation
+        self.total_mass = 1.0 if self.single else self._weights.total
+
+    def counted(self) -> Iterator[tuple[Drawn, float]]:
+        """Yield the batches that count in their order, each with its weight; the weights sum to ``total_mass``."""
+        for drawn in self.batches:
+            if weight := self.weights[drawn.number]:
+                yield drawn, weight
+
+    def evaluate(self, drawn: Drawn) -> WatchedEvaluation:
+        """Evaluate a batch again, in the random state in which it was first read."""
+        with drawn.state.again():
+            return self._watch(drawn.batch)
+
+    @cached_property
+    def masses(self) -> Mapping[Rule, float]:
+        """Weight Σ_k m_k of the data relative to the data of other processes, by each rule that may hold."""
+        if self.single:
+            (drawn,) = self.batches
+            with drawn.state.again():
+                self._weights.add(drawn.batch, self.snapshot.evaluate(self.loss_fn, drawn.batch))
+        return self._weights.totals()
+
+    def _watch(self, batch: Batch) -> WatchedEvaluation:
+        """Evaluate the loss of a batch and record the calls of the watched layers."""
+        calls: dict[str, list[Call]] = {}
+        computed: set[str] = set()
+        versions: dict[str, list[tuple[torch.Tensor, int]]] = {}
+
+        def note(name: str) -> Any:
+            def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+                x: Any = args[0] if args else kwargs.get("input")
+                own = calls.setdefault(name, [])
+                plain = all(isinstance(t, torch.Tensor) and not is_transformed(t) for t in (x, output))
+                if not plain or not output.requires_grad or x.requires_grad:
+                    computed.add(name)
+                if plain and output.requires_grad:
+                    # the graph has it too
+                    seen = x.detach()
+                    versions.setdefault(name, []).append((seen, seen._version))
+                    shape = output.detach().new_zeros(()).expand(output.shape)
+                    own.append(Call(seen, shape, get_gradient_edge(output)))
+
+            return hook
+
+        with ExitStack() as stack:
+            for name, layer in self._watched.items():
+                stack.callback(layer.register_forward_hook(note(name), with_kwargs=True, prepend=True).remove)
+            found = self.snapshot.evaluate(self.loss_fn, batch)
+        for name, seen in versions.items():
+            if any(x._version != version for x, version in seen):
+                # changed in place after the call: the input of the layer is lost
+                calls[name] = []
+                computed.add(name)
+        return WatchedEvaluation(**vars(found), calls=calls, given=frozenset(calls) - computed)

@@ -1,0 +1,122 @@
+"""Model at one moment, to be evaluated again later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem.evaluation import (
+    Batch,
+    Evaluation,
+    LossFunction,
+    WeightWatch,
+    checked_batch,
+    converted,
+    evaluate,
+    make_differentiable,
+    retried,
+    scalar,
+    tensors_by_module,
+    tensors_of,
+)
+from hesscond.problem.graph import refuse_originals
+from hesscond.problem.precision import Operations
+from hesscond.problem.randomness import gpus_of
+
+
+class Snapshot:
+    """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
+
+    ``leaves`` are differentiable copies of ``parameters``, in their order. All tensors are cast to ``dtype`` (None: no
+    cast); in float64, what the model casts to float32 stays in float64.
+    """
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
+        self.model, self.dtype = model, dtype
+        tensors = tensors_by_module(model)
+        copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
+        self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
+        self.gpus = gpus_of(tensors.values())
+        self._state = {key: copies[id(t)] for key, t in tensors.items()}
+        # an evaluation may write to the buffers, so that each gets copies
+        self._buffers = {id(copies[id(t)]) for t in tensors.values() if not isinstance(t, nn.Parameter)}
+        self._make_differentiable = partial(make_differentiable, tensors, copies)
+        self._training = [module.training for module in model.modules()]
+        self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
+        self._homes = {t.device for t in tensors.values()}
+
+    def at(self, values: Mapping[int, torch.Tensor]) -> Snapshot:
+        """Copy of the snapshot with some leaves, given by number, replaced by other tensors."""
+        moved = copy(self)
+        moved.leaves = [values.get(number, leaf) for number, leaf in enumerate(self.leaves)]
+        places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
+        moved._state = {key: places.get(id(tensor), tensor) for key, tensor in self._state.items()}
+        return moved
+
+    @torch.enable_grad()
+    def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
+        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state."""
+        inputs, target = checked_batch(batch)
+        for tensor in tensors_of(inputs):
+            if tensor.device not in self._homes:
+                home = next(iter(self._homes))
+                raise ConfigError(
+                    f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
+                )
+        found = retried(partial(self._evaluated, loss_fn, (inputs, target), counted))
+        loss = scalar(found.loss)
+        refuse_originals(loss, self.model)
+        return replace(found, loss=loss)
+
+    def _evaluated(
+        self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None, differentiable: bool
+    ) -> Evaluation:
+        """Evaluation of the loss, whose value is not checked."""
+        if differentiable:
+            self._make_differentiable()
+        fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
+        state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
+        watch = WeightWatch(self._owners)
+        with in_modes(self.model, self._training):
+            found = evaluate(
+                self.model,
+                loss_fn,
+                batch,
+                state,
+                dtype=self.dtype,
+                watch=watch,
+                copy=True,
+                counted=counted,
+            )
+        for number in watch.used_outside:
+            raise CaptureError(
+                f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
+                "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
+            )
+        return found
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """All parameters of the model, as used in its evaluations."""
+        return [self._state[key] for key in self._owners.values()]
+
+
+@contextmanager
+def in_modes(model: nn.Module, modes: Sequence[bool]) -> Iterator[None]:
+    """Context in which each module is in a training mode (True) or in evaluation mode; `train` may be overridden."""
+    before = {module: module.training for module in model.modules()}
+    for module, training in zip(before, modes, strict=True):
+        module.training = training
+    try:
+        yield
+    finally:
+        for module, training in before.items():
+            module.training = training

@@ -1,0 +1,142 @@
+"""Restoring of modules after they were run."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import is_not, ne
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hesscond.errors import CaptureError
+from hesscond.problem.randomness import Generator, RandomState, gpus_of
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: Types without state, and types whose state does not belong to a module.
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
+FOREIGN = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
+
+
+@contextmanager
+def untouched(*roots: object) -> Iterator[None]:
+    """Leave modules as they are found: attributes, mode, hooks, buffers, gradients; and all random generators.
+
+    The attributes of every module are restored with the contents of lists, dicts, sets and plain objects among them,
+    tensors that are not parameters, the generators of torch, numpy and Python, and generators that the modules own.
+    ``roots`` that are not modules are ignored.
+    """
+    state = State([root for root in roots if isinstance(root, nn.Module)])
+    try:
+        yield
+    except BaseException:
+        state.restore()
+        raise
+    if changed := state.restore():
+        raise CaptureError(
+            f"evaluating the model changes {changed} of the model itself in place, which cannot be undone: let the "
+            "forward pass or the loss write to no parameter through a reference of its own"
+        )
+
+
+class State:
+    """State of modules and their submodules at one moment, down to one level below their attributes."""
+
+    def __init__(self, roots: list[nn.Module]) -> None:
+        self.dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self.empty: list[dict[Any, Any]] = []
+        self.others: list[tuple[Any, list[Any]]] = []
+        self.tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
+        self.parameters: list[tuple[str, nn.Parameter, int, torch.Tensor | None, int, bool]] = []
+        self.generators: list[Generator] = []
+        self._seen: set[int] = set()
+        for root in roots:
+            for name, module in root.named_modules():
+                self._attributes(vars(module), 2)
+                for key, parameter in module._parameters.items():
+                    if parameter is not None and self._first(parameter):
+                        self._parameter(f"{name}.{key}" if name else key, parameter)
+        places = [tensor for tensor, *_ in self.tensors] + [entry[1] for entry in self.parameters]
+        self.random = RandomState.now(gpus_of(places), self.generators)
+
+    def _first(self, value: object) -> bool:
+        """Whether a value is met for the first time."""
+        seen = id(value) in self._seen
+        self._seen.add(id(value))
+        return not seen
+
+    def _attributes(self, own: dict[Any, Any], depth: int) -> None:
+        self.dicts.append((own, dict(own)))
+        for value in own.values() if depth else ():
+            if isinstance(value, dict) and not value:
+                # most dicts are empty: a module has a dozen for its hooks
+                self.empty.append(value)
+            elif type(value) not in PLAIN:
+                self._remember(value, depth - 1)
+
+    def _remember(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind is nn.Parameter or isinstance(value, FOREIGN) or not self._first(value):
+            return
+        if isinstance(value, dict):
+            self._attributes(value, depth)
+        elif isinstance(value, (list, set, deque, tuple)):
+            if kind is not tuple:
+                self.others.append((value, list(value)))
+            for item in value if depth else ():
+                if type(item) not in PLAIN:
+                    self._remember(item, depth - 1)
+        elif isinstance(value, torch.Tensor):
+            if isinstance(value, nn.Parameter):
+                return
+            self.tensors.append((value, version(value), value.detach().clone()))
+        elif isinstance(value, GENERATORS):
+            self.generators.append(value)
+        elif hasattr(value, "__dict__"):
+            self._attributes(vars(value), depth)
+
+    def _parameter(self, name: str, p: nn.Parameter) -> None:
+        grad = p.grad
+        self.parameters.append((name, p, version(p), grad, 0 if grad is None else version(grad), p.requires_grad))
+
+    def restore(self) -> str | None:
+        """Restore everything, and describe what cannot be restored; None: nothing."""
+        for own, before in self.dicts:
+            same = len(own) == len(before) and not any(map(is_not, own.values(), before.values()))
+            if not same or any(map(ne, own, before)):
+                own.clear()
+                own.update(before)
+        for values in self.empty:
+            values.clear()
+        for container, items in self.others:
+            if len(container) != len(items) or any(map(is_not, container, items)):
+                container.clear()
+                (container.update if isinstance(container, set) else container.extend)(items)
+        with torch.no_grad():
+            for tensor, number, copy in self.tensors:
+                # batch normalization writes its statistics without counting
+                if version(tensor) != number or not torch.equal(tensor, copy):
+                    # observers of quantization change shapes too
+                    (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
+        self.random.restore()
+        changed = None
+        for name, p, number, grad, grad_number, requires_grad in self.parameters:
+            if p.grad is not grad:
+                p.grad = grad
+            if p.requires_grad != requires_grad:
+                p.requires_grad_(requires_grad)
+            if version(p) != number:
+                changed = changed or f"the parameter {name!r}"
+            elif grad is not None and version(grad) != grad_number:
+                changed = changed or f"the gradient of {name!r}"
+        return changed
+
+
+def version(tensor: torch.Tensor) -> int:
+    """Number of times a tensor was written to; -1 for a tensor of inference mode, which keeps no count."""
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,241 @@
+"""κ of an operator: dense where that is affordable, else from both ends of its spectrum by iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from hesscond.causes import BELOW_BOUND, NONE_TOLD, SCALES, SUMMED, unconverged
+from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
+from hesscond.operators.parallel import led
+from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
+from hesscond.spectra.eigen import EigenResult
+from hesscond.spectra.lanczos import lanczos
+from hesscond.spectra.matrices import as_matrix
+from hesscond.spectra.smallest import smallest_nonzero
+from hesscond.spectra.solvers.factored import EPS, EQUILIBRATION_STEPS
+from hesscond.spectra.solvers.symmetric import eigenvalue_values, symmetric_condition
+
+#: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
+DENSE_ORDER = 12_000
+#: The same where an iteration can be expected to be quicker: positive semidefinite, with an approximate inverse.
+QUICK_ORDER = 1000
+#: Formed matrices up to this order are worth Jacobi's method, which has small eigenvalues to more digits.
+JACOBI_ORDER = 1000
+#: Matrices of the order of a formed one that are held at a time for its eigenvalues, itself included; for Jacobi's
+#: method; and for eigenvectors.
+MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
+#: Rows of a matrix that are compared with its columns at a time.
+ROWS = 64
+#: Asymmetry of a formed matrix is rounding; this multiple of its size bounds the rounding in the matrix.
+SAFETY = 16.0
+
+
+@dataclass(frozen=True)
+class SolverLimits:
+    """Limits of an iteration."""
+
+    products: int = 2000  # for the smallest nonzero eigenvalue
+    memory: int | None = None  # bytes for its vectors
+    #: operators up to these orders are formed, up to the second where an iteration is expected to be quicker
+    dense_order: int = DENSE_ORDER
+    quick_order: int = QUICK_ORDER
+    seed: int = 0
+
+    def holds(self, order: int, matrices: int = MATRICES) -> bool:
+        """Whether the memory holds this number of matrices, by default that of a dense decomposition."""
+        return self.memory is None or 8 * matrices * order**2 <= self.memory
+
+
+@dataclass(frozen=True)
+class SolverHints:
+    """Null space, preconditioner and coordinates that a solver uses where they are known."""
+
+    null_space: Subspace | None = None  # None: ``operator.null_space``
+    inverse: ApproximateInverse | None = None  # for the smallest eigenvalue
+    #: Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates
+    coordinates: LinearOperator | None = None
+
+
+def operator_condition(
+    operator: SymmetricOperator,
+    *,
+    known: Callable[[], SolverHints] = SolverHints,
+    rtol: float = 1e-8,
+    limits: SolverLimits | None = None,
+) -> ConditionNumber:
+    """Condition number of a symmetric operator from its products.
+
+    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
+    of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
+    then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
+    rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
+    and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
+    smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
+    """
+    limits = limits or SolverLimits()
+    facts = known()
+    A = operator if facts.coordinates is None else Congruence(operator, facts.coordinates)
+    null_space = A.null_space if facts.null_space is None else facts.null_space
+    if null_space is not None and null_space.dimension == A.order:
+        return zero_matrix(operator.order)
+    iterable = A.psd and facts.inverse is not None
+    if A.order <= (limits.quick_order if iterable else limits.dense_order) and limits.holds(A.order):
+        # that of float64 shows in the asymmetry, and costs products to measure
+        rounding = 0.0 if A.dtype == torch.float64 else A.rounding
+        jacobi = A.order <= JACOBI_ORDER and limits.holds(A.order, JACOBI)
+        kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi)
+        return replace(kappa, nullity=kappa.nullity + operator.order - A.order)
+    # the eigenvalue's error is of the order of the square of the residual
+    largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
+    norm = float(largest.eigenvalues.abs().max())
+    if norm == 0:
+        return zero_matrix(operator.order)
+    bottom = smallest_nonzero(
+        A,
+        1,
+        inverse=facts.inverse,
+        null_space=null_space,
+        tol=rtol,
+        norm=norm,
+        memory=limits.memory,
+        seed=limits.seed,
+        max_products=limits.products,
+    )
+    known_null = operator.order - A.order + (0 if null_space is None else null_space.dimension)
+    found = from_ends(operator.order, largest, bottom, known_null, psd=A.psd)
+    message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
+    formable = A.order <= limits.dense_order and not limits.holds(A.order)
+    # half of the memory is for the graphs
+    return found.because(unconverged(message, A.order, 2 * 8 * MATRICES * A.order**2 if formable else 0))
+
+
+def formed(operator: SymmetricOperator) -> torch.Tensor:
+    """Matrix (n, n) of an operator, not yet symmetric to the last bit."""
+    return led(operator, operator.to_dense)
+
+
+def dense_condition(
+    matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float, *, jacobi: bool
+) -> ConditionNumber:
+    """κ of a matrix of products, whose asymmetry is rounding; with Jacobi's method if it may be used and helps."""
+    given = as_matrix(matrix)
+    # squares of numbers that are far from 1 overflow or underflow
+    largest = float(max(given.max(), -given.min())) or 1.0
+    parts = []
+    for start in range(0, len(given), ROWS):
+        rows = given[start : start + ROWS] / largest
+        parts.append((np.linalg.norm(rows - given[:, start : start + ROWS].T / largest), np.linalg.norm(rows)))
+    asymmetry, scale = (largest * float(np.linalg.norm(own)) for own in zip(*parts, strict=True))
+    # round-off of float64 at least; of the precision of the products if that is coarser
+    coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
+    error = max(SAFETY * asymmetry / 2, NOISE * EPS * scale, coarse)
+    bound = None if known is None else len(given) - known.dimension
+    H = given + given.T
+    H /= 2
+    if jacobi:
+        rank_bound = None if bound is None else partial(int, bound)
+        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error, floor=error)
+    else:
+        alive = H.any(1)
+        if not alive.any():
+            return zero_matrix(len(given))
+        if not alive.all():
+            H = H[np.ix_(alive, alive)]
+        exponent = int(np.frexp(max(H.max(), -H.min()))[1])
+        values = eigenvalue_values(
+            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(error, -exponent)) for _ in range(2))
+        )
+        found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
+    del H
+    if found.cause in (BELOW_BOUND, NONE_TOLD):
+        return found.because(SUMMED)
+    if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
+        return unresolved(found, SCALES)
+    return found
+
+
+def equilibrated_rank(H: np.ndarray) -> int:
+    """Number of nonzero eigenvalues after every parameter is scaled separately to one size, which changes no rank.
+
+    0 if all are of one size already. Parameters of small features have eigenvalues below eps times the norm that are no
+    round-off. Rows whose asymmetry is that of rounding alone are left out: a principal submatrix has no larger rank.
+    """
+
+    def sizes(matrix: np.ndarray) -> np.ndarray:
+        return np.asarray(np.maximum(matrix.max(1), -matrix.min(1)))
+
+    scaled = H + H.T
+    scaled /= 2
+    rows = sizes(scaled)
+    alive = rows > 0
+    if not alive.any() or rows.max() < GAP * rows[alive].min():
+        return 0
+    error = H - H.T
+    error /= 2
+    for _ in range(EQUILIBRATION_STEPS):
+        factors = np.where(alive, np.ldexp(1.0, -(np.frexp(sizes(scaled))[1] // 2)), 0.0)
+        for part in (scaled, error):
+            part *= factors[:, None]
+            part *= factors
+    # zeros change neither norms nor the eigenvalues that are counted
+    left_out = ~(sizes(error) < sizes(scaled) / GAP)
+    for part in (scaled, error):
+        part[left_out] = 0
+        part[:, left_out] = 0
+    noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
+    del error, part
+    return int((np.abs(np.linalg.eigvalsh(scaled)) > noise).sum())
+
+
+def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *, psd: bool) -> ConditionNumber:
+    """κ from the eigenvalue of largest size and the smallest nonzero ones; ``psd``: none is negative."""
+    largest = abs(float(ends.eigenvalues[0]))
+    low, high = magnitude_interval(ends, 0)
+    nullity = known + bottom.null
+    # the smallest one that is certainly not zero, of all that were seen
+    seen = [(result, i) for result in (bottom, ends) for i in range(len(result.eigenvalues))]
+    nonzero = [(abs(float(r.eigenvalues[i])), r, i) for r, i in seen if magnitude_interval(r, i)[0] > 0]
+    solver = f"iteration, {ends.products + bottom.products} products"
+    if not nonzero:
+        return replace(zero_matrix(order), lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
+    smallest, result, index = min(nonzero, key=lambda item: item[0])
+    least, most = magnitude_interval(result, index)
+    resolved = bottom.converged and ends.converged and result is bottom
+    # the same eigenvalue may have been found from both ends
+    counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
+    reached = [magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues))]
+    apart = resolved and max(reached, default=math.inf) < low
+    seen_negative = sum(counts) if apart else max(counts)
+    uncertain = max(1.0, low / most)
+    # the eigenvalues that were distinguished from zero, if not all were
+    nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
+    distinct = max(reached, default=math.inf) < low
+    rank = order - nullity if resolved else sum(nonzeros) if distinct else max(nonzeros)
+    return ConditionNumber(
+        value=largest / smallest if resolved else math.inf,
+        lower=uncertain,
+        upper=high / least if resolved else math.inf,
+        lambda_max=largest,
+        lambda_min=smallest,
+        rank=rank,
+        nullity=order - rank,
+        negative=0 if psd else seen_negative,
+        cutoff=most - smallest,
+        gap=smallest / (most - smallest) if most > smallest else math.inf,
+        resolved=resolved,
+        solver=solver,
+        rank_decision="iterative" if resolved else "unresolved",
+        negative_counted=psd,
+    )
+
+
+def magnitude_interval(result: EigenResult, index: int) -> tuple[float, float]:
+    """Bounds of |λ| of an eigenvalue; the lower one is 0 if its sign is not certain."""
+    lower, upper = float(result.lower[index]), float(result.upper[index])
+    return max(0.0, lower, -upper), max(abs(lower), abs(upper))
