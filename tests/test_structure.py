@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.operators import Dense
-from hesscond.probing.entry import structure
+from hesscond.probing import structure
 from hesscond.probing.structure import BlockStructure, measured
 from tests.cases import OTHERS, Case
 from tests.test_probe_blocks import places, whole_truth
