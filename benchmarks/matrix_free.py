@@ -31,8 +31,7 @@ from torch import nn
 from workloads import FULL, QUICK, Problem, Size, training_set
 
 from hesscond.hessians import HessianOperator
-from hesscond.hessians.null_space.directions import combined, network_null_directions
-from hesscond.hessians.null_space.inverse import network_inverse
+from hesscond.hessians.null_space import combined, network_inverse, network_null_directions
 from hesscond.operators import ApproximateInverse, Deflated, Subspace, SymmetricOperator
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import smallest_nonzero

@@ -10,7 +10,7 @@ import torch
 from hesscond.commands.density import NEAR_ZERO
 from hesscond.commands.target import load_target
 from hesscond.hessians import GGNOperator, HessianOperator, network_null_directions
-from hesscond.hessians.null_space.directions import combined
+from hesscond.hessians.null_space import combined
 from hesscond.spectra.density import density
 from tests import cli_targets
 

@@ -16,11 +16,11 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, network_null_directions
 from hesscond.hessians.network_hessian import NetworkHessian
-from hesscond.hessians.null_space.directions import combined
+from hesscond.hessians.null_space import combined
 from hesscond.hessians.null_space.reduced import remaining
 from hesscond.methods import parse
 from hesscond.probing.results import NETWORK
-from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits
+from hesscond.spectra.solvers.matrix_free import SolverLimits
 from tests.cases import CASES, case, split
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa
@@ -189,8 +189,8 @@ def test_iterations_agree_with_the_dense_route(make):
     """Or say that they cannot: an indefinite Hessian may need more products than they are given."""
     result = hesscond.probe(*make(), level="network")[NETWORK]
     block = result.block(None)
-    found, known = block.known
-    iterative = NetworkHessian(block.operator, lambda: (found, known), SolverLimits(dense_order=0, quick_order=0))
+    known = block.known
+    iterative = NetworkHessian(block.operator, SolverLimits(dense_order=0, quick_order=0), lambda: known)
     kappa, truth = iterative.condition_number(), result.kappa
     assert kappa.lambda_max == pytest.approx(truth.lambda_max, rel=1e-6)
     assert kappa.lower <= truth.value * (1 + 1e-9)
@@ -205,9 +205,7 @@ def test_iterations_agree_with_the_dense_route(make):
 def test_too_few_products_are_unresolved():
     block = hesscond.probe(*convex(features=200), level="network")[NETWORK].block(None)
     # without an inverse a few products do not reach the bottom
-    poor = NetworkHessian(
-        block.operator, lambda: ((), SolverHints()), SolverLimits(products=6, dense_order=0, quick_order=0)
-    )
+    poor = NetworkHessian(block.operator, SolverLimits(products=6, dense_order=0, quick_order=0))
     kappa = poor.condition_number()
     assert not kappa.resolved
     assert kappa.upper == float("inf")

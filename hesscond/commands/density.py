@@ -30,7 +30,7 @@ from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
 from hesscond.errors import ConfigError
 from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, network_null_directions
-from hesscond.hessians.null_space.directions import combined
+from hesscond.hessians.null_space import combined
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
 from hesscond.probing.network import agreed, shared

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hesscond.hessians.coordinates.statistics import CentringScaling, GroupedPreconditioner
     from hesscond.hessians.coordinates.tangent import SphereTangentOperator
     from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-    from hesscond.hessians.null_space.directions import NullDirections, network_null_directions
+    from hesscond.hessians.null_space import NullDirections, network_null_directions
 else:
     __getattr__, __dir__ = attach(__name__)
 

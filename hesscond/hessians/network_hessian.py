@@ -1,29 +1,33 @@
-"""Hessians known by their products, such as that of a whole network."""
+"""Hessians known by their products, such as that of a whole network, and the source that makes blocks of a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.coordinates.base import BlockHessian, LinearCoordinates, UnitCoordinates
-from hesscond.hessians.null_space.directions import NullDirections
+from hesscond.hessians.coordinates.base import (
+    BlockHessian,
+    Coordinates,
+    HessianMaker,
+    LinearCoordinates,
+    UnitCoordinates,
+)
+from hesscond.hessians.network_operator import HessianOperator
+from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.forms import ProductForm
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
-from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverHints, SolverLimits, formed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverLimits, formed
 
 #: Matrices up to this order are decomposed in less time than an iteration takes.
 SMALL = 1000
@@ -32,15 +36,15 @@ SMALL = 1000
 class NetworkHessian(BlockHessian):
     """H (n, n) of an operator, which may be PᵀHP.
 
-    ``known`` gives null directions and `SolverHints` when they are first needed. κ's interval is widened by ``error``,
+    ``known`` gives null directions and preconditioner when they are first needed. κ's interval is widened by ``error``,
     a bound of the rounding in H in the 2-norm. If ``saturated`` gives a cause, only known null directions are zeros.
     """
 
     def __init__(
         self,
         operator: SymmetricOperator,
-        known: Callable[[], tuple[Sequence[NullDirections], SolverHints]],
         limits: SolverLimits,
+        known: Callable[[], NullSpaceAndPreconditioner] = NullSpaceAndPreconditioner,
         error: float = 0.0,
         saturated: Callable[[], Cause] = lambda: NOTHING,
     ) -> None:
@@ -60,8 +64,8 @@ class NetworkHessian(BlockHessian):
         return self.operator.order
 
     @cached_property
-    def known(self) -> tuple[Sequence[NullDirections], SolverHints]:
-        """Null directions and solver hints."""
+    def known(self) -> NullSpaceAndPreconditioner:
+        """Null directions and preconditioner."""
         return self._known()
 
     def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
@@ -99,8 +103,8 @@ class NetworkHessian(BlockHessian):
                 f"{readable(least)}, and {readable(memory)} are left for it: raise memory to {readable(2 * least)}; at "
                 "level='network' products=60 asks for λ_max and a lower bound of κ"
             )
-        kappa = ProductForm(self.operator, lambda: self.known[1], self.limits).condition(rtol=rtol)
-        if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known[0]) and self._saturated():
+        kappa = ProductForm(self.operator, lambda: self.known.hints, self.limits).condition(rtol=rtol)
+        if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known.directions) and self._saturated():
             kappa = unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
         return kappa.widened(self.error) if self.error else kappa
@@ -111,9 +115,8 @@ class NetworkHessian(BlockHessian):
             return self
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
         error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
-        return NetworkHessian(
-            Congruence(self.operator, change), lambda: ((), SolverHints()), self.limits, error, self._saturated
-        )
+        changed = Congruence(self.operator, change)
+        return NetworkHessian(changed, self.limits, error=error, saturated=self._saturated)
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
@@ -207,3 +210,49 @@ def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = 
             f"the {what} of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
             f"{memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
         )
+
+
+class BlockSource:
+    """Hessians of a loss over data in any coordinates.
+
+    Half of ``memory`` is for the graphs of an operator, the rest for solvers. ``captured`` gives captured Hessians.
+    """
+
+    latest: HessianOperator  # the operator that was asked for last
+
+    def __init__(
+        self,
+        evaluate: HessianMaker,
+        memory: int,
+        captured: Callable[[str, int | None], BlockHessian] | None = None,
+    ) -> None:
+        self.memory, self._evaluate, self._captured = memory, evaluate, captured
+        self._operators: dict[str, HessianOperator] = {}
+
+    def block(self, coordinates: Coordinates | None, layer: str, unit: int | None) -> BlockHessian:
+        """Hessian of a unit, or of the layer (``unit`` None), in coordinates (None: the plain ones)."""
+        return self.plain(layer, unit) if coordinates is None else coordinates.block(self, layer, unit)
+
+    def plain(self, layer: str, unit: int | None) -> BlockHessian:
+        """Captured H of a unit or of a layer."""
+        assert self._captured is not None
+        return self._captured(layer, unit)
+
+    def operator(self, **wanted: Any) -> HessianOperator:
+        """Operator of ``layers=``, ``unit=`` or ``parameters=``, shared by all blocks that ask for the same."""
+        key = repr(wanted)
+        if key not in self._operators:
+            self._operators[key] = self._evaluate(**wanted, memory=self.memory / 2)
+        self.latest = self._operators[key]
+        return self.latest
+
+    def products(
+        self,
+        operator: SymmetricOperator,
+        known: Callable[[], NullSpaceAndPreconditioner] = NullSpaceAndPreconditioner,
+        error: float = 0.0,
+    ) -> NetworkHessian:
+        """Block of an operator that is derived from the `latest` one; ``error``: bound of its rounding, if known."""
+        left = max(self.memory - self.latest.held, self.memory // 2)
+        H = self.latest
+        return NetworkHessian(operator, SolverLimits(memory=left), known, error, lambda: H.saturated)

@@ -33,7 +33,7 @@ from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Operations, Perturbed, Precision
 from hesscond.problem.randomness import RandomState
 from hesscond.problem.snapshot import Snapshot
-from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits
+from hesscond.spectra.solvers.matrix_free import SolverLimits
 
 #: Relative differences that need no explanation, in float64; in ordinary networks rounding is far smaller.
 TOLERANCE = 1e-8
@@ -541,7 +541,7 @@ def reference_of(
 
 def as_block(H: HessianOperator) -> NetworkHessian:
     """Block of an operator, without null directions or a preconditioner."""
-    return NetworkHessian(H, lambda: ((), SolverHints()), SolverLimits(memory=H.problem.memory))
+    return NetworkHessian(H, SolverLimits(memory=H.problem.memory))
 
 
 def most_curved(own: LayerCapture) -> int:

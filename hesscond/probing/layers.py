@@ -23,10 +23,9 @@ from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
 from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
-from hesscond.hessians.network_hessian import ZeroPaddedHessian
+from hesscond.hessians.network_hessian import BlockSource, ZeroPaddedHessian
 from hesscond.hessians.network_operator import UnitMatrices
 from hesscond.hessians.parameters import Layout, UnitLayout, parameters_of
-from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import StreamedBlock, stream
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs

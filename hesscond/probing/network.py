@@ -19,18 +19,13 @@ from hesscond.hessians import (
     Coordinates,
     HessianOperator,
     LinearCoordinates,
-    NullDirections,
     Scaling,
-    network_null_directions,
 )
 from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
 from hesscond.hessians.coordinates.base import LayerPreconditioner, UnitCoordinates, coordinates_of
-from hesscond.hessians.network_hessian import NetworkHessian
-from hesscond.hessians.null_space.directions import combined
-from hesscond.hessians.null_space.inverse import network_inverse
-from hesscond.hessians.null_space.reduced import PulledInverse, remaining
+from hesscond.hessians.network_hessian import BlockSource, NetworkHessian
+from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.hessians.roles import NETWORK
-from hesscond.hessians.source import BlockSource, nothing_known
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
@@ -42,7 +37,6 @@ from hesscond.probing.results import NetworkResult, ProbeResult
 from hesscond.problem.weighting import mass_of
 from hesscond.spectra import bounded_condition
 from hesscond.spectra.bounded import LEAST_VECTORS
-from hesscond.spectra.solvers.matrix_free import SolverHints
 
 
 class NetworkProbe(Measurement):
@@ -59,7 +53,7 @@ class NetworkProbe(Measurement):
             operator, rows = chart.network(source.operator)
             parts: dict[str, list[slice]]
             parts = {name: [where] for name, where in rows.items()}
-            block, route = source.products(operator, nothing_known), f"products, in {chart.name}"
+            block, route = source.products(operator), f"products, in {chart.name}"
             return self._checked(block, source.latest, parts, route, operator)
         by_parameter = None
         if isinstance(self.method, ByParameter):
@@ -79,19 +73,19 @@ class NetworkProbe(Measurement):
             parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
             changed = Congruence(whole, change)
-            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
+            return self._checked(source.products(changed), H, parts, route, changed)
         parts = {}
         for name, where in H.parts.items():
             owner = name.rpartition(".")[0] or "model" if named is None else name
             parts.setdefault(owner, []).append(where)
         if by_parameter is not None:
             changed = in_parameters(by_parameter, H, whole)
-            return self._checked(source.products(changed, nothing_known), H, parts, route, changed)
+            return self._checked(source.products(changed), H, parts, route, changed)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
-            return self._checked(source.products(whole, nothing_known), H, parts, route, whole)
+            return self._checked(source.products(whole), H, parts, route, whole)
         # null directions for the data of one process need not be null for the data of another
-        known = partial(all_known, H) if self.team is None else lambda: ((), SolverHints(None, network_inverse(H)))
-        return self._checked(source.products(whole, known), H, parts, route, whole)
+        known = NullSpaceAndPreconditioner.of if self.team is None else NullSpaceAndPreconditioner.without_directions
+        return self._checked(source.products(whole, partial(known, H)), H, parts, route, whole)
 
     def _moved(self) -> dict[str, Block]:
         """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
@@ -210,17 +204,6 @@ def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOpera
 def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     """Bound of the error of PᵀHP, in the 2-norm, if that of H is ``error``."""
     return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
-
-
-def all_known(H: HessianOperator) -> tuple[Sequence[NullDirections], SolverHints]:
-    """Null directions of a Hessian, and an approximate inverse on their complement."""
-    found = network_null_directions(H)
-    everything = combined(found)
-    if everything is not None and everything.dimension == H.order:
-        return found, SolverHints(everything)
-    inverse = network_inverse(H, null_space=everything)
-    Z, null = remaining(found, H.order, dtype=H.dtype, device=H.device)
-    return found, SolverHints(null, PulledInverse(inverse, Z), Z)
 
 
 def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:

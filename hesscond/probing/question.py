@@ -16,7 +16,7 @@ from hesscond.capture.backward import readable
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator
 from hesscond.hessians.blocks import Block, Choice
-from hesscond.hessians.source import BlockSource
+from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
 from hesscond.operators.parallel import Team
 from hesscond.probing.applied import Measured

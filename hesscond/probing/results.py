@@ -292,7 +292,7 @@ class NetworkResult(LayerResult):
     @property
     def null_directions(self) -> Sequence[NullDirections]:
         """Null directions that are known beforehand, each with its reason."""
-        return self._block.known[0]
+        return self._block.known.directions
 
     def by_layer(self) -> pd.DataFrame:
         """Share of each module in the network's extreme eigenvectors.

@@ -36,9 +36,9 @@ from hesscond.hessians.coordinates.from_hessian import best_kronecker, semidefin
 from hesscond.hessians.coordinates.parameter_maps import ParameterMap
 from hesscond.hessians.coordinates.statistics import scaling_conditions
 from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
+from hesscond.hessians.network_hessian import BlockSource
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.hessians.roles import NETWORK
-from hesscond.hessians.source import BlockSource
 from hesscond.hessians.streaming import stream
 from hesscond.methods import Method
 from hesscond.methods.bnp import from_statistics, regularized

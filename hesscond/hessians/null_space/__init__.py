@@ -1,1 +1,41 @@
-"""Null space of a network's Hessian: known null directions, their complement, and an approximate inverse on it."""
+"""Null space of a network's Hessian, and a preconditioner on its complement: what an iterative solver starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hesscond.hessians.network_operator import NetworkOperator
+from hesscond.hessians.null_space.directions import NullDirections, combined, network_null_directions
+from hesscond.hessians.null_space.inverse import network_inverse
+from hesscond.hessians.null_space.reduced import PulledInverse, remaining
+from hesscond.spectra.solvers.matrix_free import SolverHints
+
+__all__ = ["NullDirections", "NullSpaceAndPreconditioner", "combined", "network_inverse", "network_null_directions"]
+
+
+@dataclass(frozen=True)
+class NullSpaceAndPreconditioner:
+    """Known null directions of a Hessian, and an approximate inverse on their complement; by default nothing is known.
+
+    ``hints`` are in coordinates of the complement, as far as the null space has a structure to remove it by.
+    """
+
+    directions: Sequence[NullDirections] = ()
+    hints: SolverHints = field(default_factory=SolverHints)
+
+    @classmethod
+    def of(cls, H: NetworkOperator) -> NullSpaceAndPreconditioner:
+        """Null directions and preconditioner of a network; no preconditioner where everything is null."""
+        directions = network_null_directions(H)
+        null_space = combined(directions)
+        if null_space is not None and null_space.dimension == H.order:
+            return cls(directions, SolverHints(null_space))
+        inverse = network_inverse(H, null_space=null_space)
+        Z, left = remaining(directions, H.order, dtype=H.dtype, device=H.device)
+        return cls(directions, SolverHints(left, PulledInverse(inverse, Z), Z))
+
+    @classmethod
+    def without_directions(cls, H: NetworkOperator) -> NullSpaceAndPreconditioner:
+        """Preconditioner alone, for a Hessian whose null directions need not be those of ``H``."""
+        return cls(hints=SolverHints(None, network_inverse(H)))
