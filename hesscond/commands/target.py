@@ -27,10 +27,11 @@ from hesscond.problem.weighting import BatchWeight, check_weighting
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
 PACKAGE = "_hesscond_target"
+#: The package.
+OURS = Path(__file__).parents[1]
 #: Folders of code that is not the user's, even if the user's folder contains them.
 FOREIGN = tuple(
-    Path(folder).resolve()
-    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(Path(__file__).parent))
+    Path(folder).resolve() for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(OURS))
 )
 
 
@@ -239,7 +240,7 @@ def explained(error: Exception, spec: str) -> str | None:
     where = user_failure(error, Path(spec.rpartition(":")[0]))
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
-    if where is None and not Path(frames[-1].filename).is_relative_to(Path(__file__).parent):
+    if where is None and not Path(frames[-1].filename).is_relative_to(OURS):
         return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
     return where
 
