@@ -1,4 +1,4 @@
-"""A file as a user would give it to the commands: a small network, with what is wrong in other ones."""
+"""Files as a user would give them to the commands: a study, and a small network with what is wrong in other ones."""
 
 NET = """
 import torch
@@ -26,4 +26,53 @@ def bad_forward():
 def bad_targets():
     model, loss_fn, (inputs, targets) = make()
     return model, loss_fn, (inputs, targets + 3)
+
+def bad_shape():
+    model, loss_fn, (inputs, targets) = make()
+    return model, loss_fn, (inputs[:, :3], targets)
+
+def bad_loss():
+    def loss(output, target):
+        raise RuntimeError("no loss today")
+    return make()[0], loss, make()[2]
+
+def functional_loss():
+    return make()[0], torch.nn.functional.cross_entropy, (make()[2][0], torch.zeros(7, dtype=torch.long))
+
+def no_layer():
+    return nn.ReLU(), nn.CrossEntropyLoss(), make()[2]
+
+def wide():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 3))
+    return model, nn.CrossEntropyLoss(), (torch.randn(50, 30), torch.randint(0, 3, (50,)))
+
+def random():
+    model, loss_fn, data = make()
+    return nn.Sequential(*model, nn.Linear(3, 3)), loss_fn, data
+
+def fail():
+    raise ValueError("the [/data] are missing")
+"""
+STUDY = """
+name = "tiny"
+description = "for the [/tests]"
+
+[data]
+name = "digits"
+
+[model]
+hidden = [8]
+
+[training]
+batch_size = 60
+iterations = 3
+
+[[learning_rates]]
+batch_size = 60
+rate = { vanilla = 0.1, bnp = 0.5 }
+
+[probe]
+layers = ["fc2"]
+units = [3]
 """

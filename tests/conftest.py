@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from hesscond.data import load
+from hesscond.data.files import DownloadError
 from hesscond.errors import HesscondError
+from tests import cli_targets
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a shell's background job ignores Ctrl-C, and so would the processes that tests start and interrupt
@@ -82,5 +85,66 @@ def call_cli(monkeypatch, capsys):
             cli.main()
         out, err = capsys.readouterr()
         return SimpleNamespace(code=exit.value.code, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A working directory with a study and a model, `tiny.toml` and `net.py`; no network, no cache, no terminal."""
+    for name in ("HESSCOND_DATA_DIR", "FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "no-cache"))
+    monkeypatch.setenv("HOME", str(tmp_path / "no-home"))
+
+    def refuse(*args):
+        raise DownloadError("there is no network in a test")
+
+    monkeypatch.setattr("hesscond.data.loading.download_files", refuse)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "tiny.toml").write_text(cli_targets.STUDY)
+    (work / "net.py").write_text(cli_targets.NET)
+    monkeypatch.chdir(work)
+    return work
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """The folder of a finished run of `tiny.toml`."""
+    from hesscond.study import RunPlan, load_study, run
+
+    place = tmp_path_factory.mktemp("trained")
+    (place / "tiny.toml").write_text(cli_targets.STUDY)
+    plan = RunPlan(load_study(str(place / "tiny.toml")), "bnp", 0, 0.5, place / "done", torch.device("cpu"))
+    run(plan, load("digits"))
+    return plan.folder
+
+
+@pytest.fixture
+def stored(workplace, trained):
+    """That run, in the folder `done`."""
+    from hesscond.study import open_run
+
+    shutil.copytree(trained, workplace / "done")
+    return open_run(workplace / "done")
+
+
+@pytest.fixture
+def refused(call_cli):
+    """Call hesscond with bad arguments, which must get one sentence with these words and leave no trace."""
+
+    def call(arguments, *words):
+        before = sorted(Path.cwd().rglob("*"))
+        result = call_cli(*arguments)
+        err = result.err.replace("made in the file\n", "")
+        assert (result.code, result.out) == (2, ""), result
+        assert err.startswith("error: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+        assert "Traceback" not in err
+        for word in words:
+            assert word in err
+        assert sorted(Path.cwd().rglob("*")) == before
 
     return call

@@ -153,29 +153,6 @@ def test_runs_that_did_not_come_to_their_end(call_cli, write, status, found, sai
     assert (one["status"], one["reason"]) == (found, said)
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ([], "say what is expected"),
-        (["--expect", "kapa < 3"], "at character 1, 'kapa' is not a column of the log: did you mean kappa?"),
-        (["--expect", "kappa < (3"], "')' is missing"),
-        (["--expect", "vanilla.kappa < 3"], "none of the runs is of method 'vanilla': they are of bnp"),
-        (["--expect", "kappa[layer = fc1] < 3"], "did you mean fc3?"),
-        (["--expect", MET, "--unresolved", "skip"], "fail, pass"),
-        (["--expect", MET, "--junit", "nowhere/report.xml"], "there is no folder nowhere"),
-    ],
-)
-def test_bad_use_is_one_sentence(call_cli, write, options, complaint):
-    result = call_cli("check", write(), *options)
-    assert (result.code, result.out) == (2, "")
-    assert complaint in result.err
-    assert len(result.err.splitlines()) == 1
-
-
-def test_a_folder_without_runs(call_cli, tmp_path):
-    assert call_cli("check", tmp_path, "--expect", MET).code == 2
-
-
 @pytest.mark.slow
 def test_a_study_that_must_meet_something(call_cli, tmp_path, monkeypatch):
     study = ["study", "fc-digits", "--method", "bnp", "--iterations", "3", "--out"]

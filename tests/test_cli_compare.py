@@ -312,28 +312,3 @@ def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):
     assert result.code == 0
     assert "diverged at every" in result.out
     assert pd.read_csv("out/comparison.csv")["refusal"].tolist() == ["diverged at every learning rate"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--rates", "much"], "--rates takes numbers"),
-        (["--rates", "-1"], "must be positive"),
-        (["-m", "nothing"], "unknown method 'nothing'"),
-        (["-m", "bnp", "-m", "bnp"], "given twice"),
-        (["-m", "bnp:rho=2"], "bnp needs epsilon_1 ≥ 0"),
-        (["--probe-every", "0"], "at least 1"),
-        (["--level", "block"], "--level is unit, layer or network, not 'block'"),
-        (["--level", "unit,unit"], "a level is given twice"),
-        (["--jobs", "0"], "--jobs must be at least 1"),
-        (["--seed", "-1"], "--seed"),
-        (["--seed", "1,1"], "only once"),
-        (["--iterations", "0"], "--iterations must be at least 1"),
-    ],
-)
-def test_bad_use_is_one_sentence(folder, call_cli, arguments, sentence):
-    result = call_cli("compare", "tiny.toml", "--out", "out", *arguments)
-    assert result.code == 2
-    assert sentence in result.err
-    assert result.err.count("\n") == 1
-    assert not (folder / "out").exists()

@@ -101,25 +101,6 @@ def test_the_exit_code_says_how_the_runs_ended(tmp_path, call_cli, status, code)
     assert [line.split(" · ")[1] for line in result.out.splitlines()] == ["finished", status]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (("nowhere", "--wait", "0"), "no run in nowhere"),
-        (("file",), "file is a file"),
-        (("run", "--interval", "-1"), "--interval"),
-        (("run", "--wait", "nan"), "--wait"),
-    ],
-)
-def test_bad_use(tmp_path, call_cli, monkeypatch, arguments, word):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("")
-    written_run(tmp_path / "run")
-    result = call_cli("follow", *arguments)
-    assert (result.code, result.out) == (2, "")
-    (line,) = result.err.splitlines()
-    assert word in line
-
-
 def terminal():
     """A terminal of 80 columns, and what is written to it."""
     written = io.StringIO()

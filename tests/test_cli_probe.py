@@ -20,45 +20,14 @@ from hesscond.commands.probe import parse_units
 from hesscond.commands.target import Stream, load_target
 from hesscond.errors import ConfigError
 from hesscond.probing.results import ProbeResult
-from tests import cli_targets
+from tests.cli_targets import NET
 
-NET = (
-    cli_targets.NET
-    + """
-def bad_shape():
-    model, loss_fn, (inputs, targets) = make()
-    return model, loss_fn, (inputs[:, :3], targets)
-
-def bad_loss():
-    def loss(output, target):
-        raise RuntimeError("no loss today")
-    return make()[0], loss, make()[2]
-
-def functional_loss():
-    return make()[0], torch.nn.functional.cross_entropy, (make()[2][0], torch.zeros(7, dtype=torch.long))
-
-def no_layer():
-    return nn.ReLU(), nn.CrossEntropyLoss(), make()[2]
-
-def fail():
-    raise ValueError("the [/data] are missing")
-"""
-)
 COLUMNS = ["layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min"]
 COLUMNS += ["kappa", "kappa_lower", "kappa_upper", "resolved", "solver", "reason", "advice"]
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def run_cli(folder, call_cli):
+def run_cli(workplace, call_cli):
     """Call hesscond with arguments in the folder: code, out, err (without what the file itself prints)."""
 
     def call(*arguments):
@@ -168,23 +137,23 @@ def test_table(run_cli, monkeypatch, width):
     assert re.search(r"^κ of 4: .*Gram", result.out, re.MULTILINE)
 
 
-def test_files(run_cli, folder):
+def test_files(run_cli, workplace):
     result = run_cli("probe", "net.py:make", "-o", "rows.csv", "--figure", "k[bold].svg")
     assert (result.code, result.err) == (0, "")
     assert "figure: k[bold].svg\n" in result.out
-    assert "<svg" in (folder / "k[bold].svg").read_text()
+    assert "<svg" in (workplace / "k[bold].svg").read_text()
     printed = run_cli("probe", "net.py:make", "--csv").out
-    assert (folder / "rows.csv").read_text() == printed
+    assert (workplace / "rows.csv").read_text() == printed
     result = run_cli("probe", "net.py:make", "--json", "--output", "rows.txt", "--figure", "k.png")
     assert (result.code, result.out, result.err) == (0, "", "")
-    same(json.loads((folder / "rows.txt").read_text()), expected())
-    assert (folder / "k.png").read_bytes().startswith(b"\x89PNG")
+    same(json.loads((workplace / "rows.txt").read_text()), expected())
+    assert (workplace / "k.png").read_bytes().startswith(b"\x89PNG")
     run_cli("probe", "net.py:make", "-o", "rows.json")
-    assert (folder / "rows.json").read_text() == (folder / "rows.txt").read_text()
+    assert (workplace / "rows.json").read_text() == (workplace / "rows.txt").read_text()
 
 
-def test_seed_and_model_are_the_files_own(run_cli, folder):
-    (folder / "net.py").write_text(NET.replace("    torch.manual_seed(1)\n", ""))
+def test_seed_and_model_are_the_files_own(run_cli, workplace):
+    (workplace / "net.py").write_text(NET.replace("    torch.manual_seed(1)\n", ""))
     outs = [run_cli("probe", "net.py:make", "--json", "--seed", seed).out for seed in (0, 0, 1)]
     assert outs[0] == outs[1] != outs[2]
 
@@ -269,81 +238,6 @@ def test_out_of_memory(run_cli, monkeypatch):
     assert result.code == 2
     assert "out of memory" in result.err
     assert "--memory" in result.err
-
-
-# --- bad use ---------------------------------------------------------------------------------------------------------
-
-
-def line_of(words):
-    """The number of the line of `NET` that has these words."""
-    return next(number for number, line in enumerate(NET.splitlines(), 1) if words in line)
-
-
-TARGET = ("probe", "net.py:make")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("probe",), ["target"]),
-        (("probe", "nte.py:make"), ["no file nte.py", "net.py"]),
-        (("probe", "net.py"), ["FILE.py:FUNCTION"]),
-        (("probe", "net.py:mak"), ["no function 'mak'", "did you mean make"]),
-        (
-            ("probe", "net.py:fail"),
-            [f"net.py:{line_of('raise ValueError')} raised ValueError: the [/data] are missing"],
-        ),
-        (("probe", "net.py:bad_forward"), [f"net.py:{line_of('+ missing')} raised NameError", "missing"]),
-        (("probe", "net.py:bad_shape"), ["net.py:bad_shape raised RuntimeError", "20x3"]),
-        (("probe", "net.py:bad_loss"), [f"net.py:{line_of('no loss today')} raised RuntimeError: no loss today"]),
-        (("probe", "net.py:bad_targets"), ["IndexError: Target", "out of bounds"]),
-        (("probe", "net.py:functional_loss"), ["batch_size"]),
-        (("probe", "net.py:no_layer"), ["layer"]),
-        ((*TARGET, "-l", "fc9"), ["fc9"]),
-        ((*TARGET, "-l", ""), ["''"]),
-        ((*TARGET, "--level", "unti"), ["--level", "unit, layer", "'unti'"]),
-        ((*TARGET, "--units", "0"), ["--units needs --layers"]),
-        ((*TARGET, "-l", "0", "--units", "0", "--level", "layer"), ["--units", "--level layer"]),
-        ((*TARGET, "-l", "0", "--units", "99"), ["99"]),
-        ((*TARGET, "-l", "0", "--units", "3-1"), ["--units", "'3-1'"]),
-        ((*TARGET, "-l", "0", "--units", "a"), ["--units"]),
-        ((*TARGET, "-l", "0", "--units", ""), ["--units"]),
-        ((*TARGET, "-l", "0", "--units", "0-99999999"), ["--units", "million"]),
-        ((*TARGET, "-m", "adamant"), ["adamant", "did you mean adam?"]),
-        ((*TARGET, "--dtype", "float16"), ["--dtype", "as-is"]),
-        ((*TARGET, "--rtol", "0"), ["--rtol"]),
-        ((*TARGET, "--rtol", "nan"), ["--rtol"]),
-        ((*TARGET, "--products", "40"), ["--products goes with --level network, not with --level unit"]),
-        ((*TARGET, "--products", "40", "--level", "layer"), ["--products", "not with --level layer"]),
-        ((*TARGET, "--products", "3", "--level", "network"), ["products=3 is too few", "10 or more"]),
-        ((*TARGET, "--products", "many", "--level", "network"), ["--products", "integer"]),
-        (
-            (*TARGET, "--products", "40", "--level", "network", "--memory", "1KB"),
-            ["40 products with the Hessian of 74 parameters take", "more than memory", "--dtype as-is"],
-        ),
-        ((*TARGET, "--device", "cuda:99"), ["cuda:99"]),
-        ((*TARGET, "--device", "tpu"), ["tpu"]),
-        ((*TARGET, "--memory", "lots"), ["--memory", "2GB"]),
-        ((*TARGET, "--memory", "0"), ["--memory"]),
-        ((*TARGET, "--seed", "-1"), ["--seed"]),
-        ((*TARGET, "--json", "--csv"), ["--json", "--csv"]),
-        ((*TARGET, "-o", "rows.txt"), ["rows.txt", ".csv"]),
-        ((*TARGET, "-o", "nowhere/rows.csv"), ["nowhere"]),
-        ((*TARGET, "--figure", "a.docx"), ["a.docx", ".pdf"]),
-        ((*TARGET, "--figure", "nowhere/a.pdf"), ["nowhere"]),
-    ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
-)
-def test_bad_use(run_cli, folder, arguments, words):
-    before = sorted(folder.rglob("*"))
-    result = run_cli(*arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert len(result.err.splitlines()) == 1
-    assert "Traceback" not in result.err
-    for word in words:
-        assert word in result.err
-    assert sorted(folder.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["fail", "bad_forward", "bad_shape"])

@@ -25,29 +25,6 @@ def test_a_page_is_written_and_replaced(call_cli, run, tmp_path):
     assert "<h1>Again</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["runs", "-o", "report.pdf"], ["report.pdf", ".html"]),
-        (["runs", "-o", "nowhere/report.html"], ["no folder nowhere"]),
-        (["runs", "--layer", "fc9"], ["'fc9'", "not probed"]),
-        (["runs", "--unit", "99"], ["unit 99", "not probed"]),
-        (["nothing"], ["no folder nothing"]),
-        (["runs", "-o", "folder.html"], ["folder.html", "cannot be written"]),
-    ],
-)
-def test_refusals_are_one_sentence_and_leave_nothing(call_cli, run, tmp_path, arguments, words):
-    (tmp_path / "folder.html").mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    result = call_cli("report", *arguments)
-    assert result.code == 2
-    assert result.out == ""
-    assert result.err.startswith("error: ")
-    assert result.err.count("\n") == 1
-    assert all(word in result.err for word in words)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_runs_of_two_studies_do_not_go_on_one_page(call_cli, run, tmp_path):
     other = logged(tmp_path / "runs" / "other", "vanilla")
     config = other.folder / "config.toml"

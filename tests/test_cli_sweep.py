@@ -147,40 +147,6 @@ def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
     assert states("o")["vanilla-b60-lr1e+30-seed0"]["starts"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("tiny.toml",), "name at least one method"),
-        (("tiny.toml", "-m", "nonsense"), "unknown method 'nonsense'"),
-        (("tiny.toml", "-m", "vanilla", "-m", "vanilla"), "methods: each may be given only once"),
-        (("tiny.toml", "-m", "vanilla", "--seed", "5:5"), "--seed 5:5"),
-        (("tiny.toml", "-m", "vanilla", "--seed", "x"), "--seed takes integers"),
-        (("tiny.toml", "-m", "vanilla", "--seed", "0:2,1"), "seeds: each may be given only once"),
-        (("tiny.toml", "-m", "vanilla", "--lr", "fast"), "--lr takes numbers"),
-        (("tiny.toml", "-m", "vanilla", "--lr", "-1"), "--lr: rates must be positive"),
-        (("tiny.toml", "-m", "vanilla", "--batch-size", "0"), "--batch-size must be"),
-        (("tiny.toml", "-m", "vanilla", "--batch-size", "5000", "--lr", "0.1"), "exceeds the 1437 training samples"),
-        (("tiny.toml", "-m", "vanilla", "--set", "training.momentun=0"), "unknown key 'momentun'"),
-        (("tiny.toml", "-m", "vanilla", "--jobs", "0"), "--jobs must be at least 1"),
-        (("tiny.toml", "-m", "vanilla", "--threads", "0"), "threads: "),
-        (("tiny.toml", "-m", "vanilla", "--device", "tpu"), "unknown device 'tpu'"),
-        (("tiny.toml", "-m", "vanilla", "--dask", "a:1", "--jobs", "2"), "the number of Dask's workers"),
-        (("tiny.toml", "-m", "vanilla", "--dask", "a:1", "--device", "cuda:1"), "the cluster says which GPU"),
-        (("tiny.toml", "-m", "vanilla", "--slurm", "time=1"), "No such option: --slurm"),
-        (("tiny.toml", "-m", "vanilla", "--together"), "No such option: --together"),
-        ((".",), "is not the folder of a sweep"),
-        ((".", "-m", "vanilla"), "leave the other options out"),
-    ],
-)
-def test_bad_use_is_one_sentence(folder, call_cli, arguments, words):
-    done = call_cli("sweep", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-    assert done.err.count("\n") == 1
-    assert words in done.err
-    assert [path.name for path in folder.iterdir()] == ["tiny.toml"]
-
-
 def test_a_missing_extra_is_said_with_the_command_that_brings_it(folder, call_cli, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--dask", "a:1")

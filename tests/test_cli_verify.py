@@ -97,24 +97,6 @@ def test_the_lists(call_cli):
     assert "κ(PA)" in long
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((), "name the statements, or give --all"),
-        (("wc-theorem-1", "--all"), "name the statements, or give --all"),
-        (("nothing",), "unknown statement 'nothing': choose from"),
-        (("wc-theorem-1", "--trials", "0"), "--trials must be at least 1"),
-        (("wc-theorem-1", "--seed", "-1"), "--seed must be"),
-        (("wc-theorem-1", "--junit", "no/such/folder.xml"), "there is no folder"),
-    ],
-)
-def test_bad_use_is_one_sentence(call_cli, arguments, sentence):
-    result = call_cli("verify", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert sentence in result.err
-    assert result.err.count("\n") == 1
-
-
 STUDY = """
 name = "tiny"
 description = "for the tests"
@@ -135,11 +117,11 @@ id = "bnp-theorem-4"
 """
 
 
-@pytest.mark.slow
 def run_ids(run):
     return [own["id"] for own in run.config["statements"]]
 
 
+@pytest.mark.slow
 def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(STUDY)

@@ -1,0 +1,250 @@
+"""What the commands refuse: one sentence, exit code 2, nothing printed and nothing left behind."""
+
+import shlex
+
+import pytest
+
+import hesscond
+from hesscond import errors
+from tests.cli_targets import NET, STUDY
+
+TINY = "study tiny.toml --method bnp --out out"
+
+
+def line_of(words):
+    """The number of the line of `net.py` that has these words."""
+    return next(number for number, line in enumerate(NET.splitlines(), 1) if words in line)
+
+
+#: Arguments, and words of the sentence.
+BAD = {
+    "frobnicate": ["frobnicate"],
+    # study
+    "study": ["name"],
+    "study nope -m bnp": ["unknown study 'nope'", "fc-digits"],
+    "study nope.toml -m bnp": ["no study file nope.toml"],
+    f"study {300 * 'a'}.toml -m bnp": ["too long"],
+    "study tiny.toml": ["--method", "bnp", "vanilla"],
+    f"{TINY} --frob 1": ["--frob"],
+    f"{TINY} -m adamant": ["unknown method 'adamant'", "did you mean adam?"],
+    f"{TINY} -m bnp": ["twice"],
+    f"{TINY} --seed 0,0": ["twice"],
+    f"{TINY} --seed 0,,1": ["--seed"],
+    f"{TINY} --seed -1": ["--seed", "-1"],
+    f"{TINY} --seed {2**63}": ["--seed", str(2**63)],
+    f"{TINY} --iterations 0": ["--iterations", "0"],
+    f"{TINY} --iterations x": ["--iterations"],
+    f"{TINY} --iterations {21 * '9'}": ["iterations", 21 * "9"],
+    f"{TINY} --epochs 0": ["--epochs", "0"],
+    f"{TINY} --epochs 1 --iterations 1": ["--epochs", "--iterations"],
+    f"{TINY} --batch-size 0": ["--batch-size", "0"],
+    f"{TINY} --batch-size 1438 --lr 1": ["1438", "1437"],
+    f"{TINY} --lr 0": ["--lr"],
+    f"{TINY} --lr nan": ["--lr", "nan"],
+    f"{TINY} --lr 1e39": ["--lr", "1e+39"],
+    f"{TINY} --probe-every -1": ["--probe-every", "-1"],
+    f"{TINY} --device cuda:99": ["cuda:99", "does not exist"],
+    f"{TINY} --device tpu": ["tpu"],
+    f"{TINY} --statement van-der": ["unknown statement"],
+    "study tiny.toml -m bnp --out tiny.toml": ["tiny.toml is a file"],
+    "study tiny.toml -m bnp --out tiny.toml/below": ["tiny.toml/below", "Not a directory"],
+    "study tiny.toml -m bnp --out /proc/hesscond-test": ["/proc/hesscond-test", "cannot be written"],
+    "study tiny.toml -m bnp --out ..": ["not empty"],
+    "study tiny.toml -m bnp --out .": ["is a folder of runs (done)"],
+    "study tiny.toml -m bnp --out done": ["done holds a run: add --resume"],
+    "study tiny.toml -m bnp --out done -m vanilla": ["done holds a run: add --resume"],
+    "study fc-mnist -m bnp --data-dir tiny.toml": ["tiny.toml"],
+    "study fc-mnist -m bnp --data-dir .": ["hesscond data fetch mnist", "no network"],
+    "study fc-cifar10 -m bnp": ["hesscond data fetch cifar10", "no network"],
+    "data fetch imagenet": ["imagenet", "cifar10"],
+    # sweep
+    "sweep tiny.toml": ["name at least one method"],
+    "sweep tiny.toml -m vanilla -m vanilla": ["methods: each may be given only once"],
+    "sweep tiny.toml -m vanilla --seed 5:5": ["--seed 5:5"],
+    "sweep tiny.toml -m vanilla --seed x": ["--seed takes integers"],
+    "sweep tiny.toml -m vanilla --lr fast": ["--lr takes numbers"],
+    "sweep tiny.toml -m vanilla --lr -1": ["--lr: rates must be positive"],
+    "sweep tiny.toml -m vanilla --batch-size 5000 --lr 0.1": ["exceeds the 1437 training samples"],
+    "sweep tiny.toml -m vanilla --set training.momentun=0": ["unknown key 'momentun'"],
+    "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
+    "sweep tiny.toml -m vanilla --threads 0": ["threads: "],
+    "sweep tiny.toml -m vanilla --dask a:1 --jobs 2": ["the number of Dask's workers"],
+    "sweep tiny.toml -m vanilla --dask a:1 --device cuda:1": ["the cluster says which GPU"],
+    "sweep .": ["is not the folder of a sweep"],
+    "sweep . -m vanilla": ["leave the other options out"],
+    # compare
+    "compare tiny.toml --out out --rates much": ["--rates takes numbers"],
+    "compare tiny.toml --out out --rates -1": ["must be positive"],
+    "compare tiny.toml --out out -m bnp:rho=2": ["bnp needs epsilon_1 ≥ 0"],
+    "compare tiny.toml --out out -m bnp -m bnp": ["given twice"],
+    "compare tiny.toml --out out --probe-every 0": ["at least 1"],
+    "compare tiny.toml --out out --level block": ["--level is unit, layer or network, not 'block'"],
+    "compare tiny.toml --out out --level unit,unit": ["a level is given twice"],
+    "compare tiny.toml --out out --seed 1,1": ["only once"],
+    # probe
+    "probe": ["target"],
+    "probe nte.py:make": ["no file nte.py", "net.py"],
+    "probe net.py": ["FILE.py:FUNCTION"],
+    "probe net.py:mak": ["no function 'mak'", "did you mean make"],
+    "probe net.py:fail": [f"net.py:{line_of('raise ValueError')} raised ValueError: the [/data] are missing"],
+    "probe net.py:bad_forward": [f"net.py:{line_of('+ missing')} raised NameError", "missing"],
+    "probe net.py:bad_shape": ["net.py:bad_shape raised RuntimeError", "20x3"],
+    "probe net.py:bad_loss": [f"net.py:{line_of('no loss today')} raised RuntimeError: no loss today"],
+    "probe net.py:bad_targets": ["IndexError: Target", "out of bounds"],
+    "probe net.py:functional_loss": ["batch_size"],
+    "probe net.py:no_layer": ["layer"],
+    "probe net.py:make -l fc9": ["fc9"],
+    "probe net.py:make -l ''": ["''"],
+    "probe net.py:make --level unti": ["--level", "unit, layer", "'unti'"],
+    "probe net.py:make --units 0": ["--units needs --layers"],
+    "probe net.py:make -l 0 --units 0 --level layer": ["--units", "--level layer"],
+    "probe net.py:make -l 0 --units 99": ["99"],
+    "probe net.py:make -l 0 --units 3-1": ["--units", "'3-1'"],
+    "probe net.py:make -l 0 --units 0-99999999": ["--units", "million"],
+    "probe net.py:make -m adamant": ["adamant", "did you mean adam?"],
+    "probe net.py:make --dtype float16": ["--dtype", "as-is"],
+    "probe net.py:make --rtol nan": ["--rtol"],
+    "probe net.py:make --products 40": ["--products goes with --level network, not with --level unit"],
+    "probe net.py:make --products 3 --level network": ["products=3 is too few", "10 or more"],
+    "probe net.py:make --products many --level network": ["--products", "integer"],
+    "probe net.py:make --products 40 --level network --memory 1KB": [
+        *("40 products with the Hessian of 74 parameters take", "more than memory", "--dtype as-is"),
+    ],
+    "probe net.py:make --device tpu": ["tpu"],
+    "probe net.py:make --memory lots": ["--memory", "2GB"],
+    "probe net.py:make --memory 0": ["--memory"],
+    "probe net.py:make --json --csv": ["--json", "--csv"],
+    "probe net.py:make -o rows.txt": ["rows.txt", ".csv"],
+    "probe net.py:make -o nowhere/rows.csv": ["nowhere"],
+    "probe net.py:make --figure a.docx": ["a.docx", ".pdf"],
+    "probe net.py:make --figure nowhere/a.pdf": ["nowhere"],
+    # density
+    "density net.py:make --probes 0": ["--probes must be at least 1"],
+    "density net.py:make --steps -3": ["--steps must be at least 1"],
+    "density net.py:make --seed -1": ["--seed must be from 0"],
+    "density net.py:make --dtype float16": ["--dtype is one of"],
+    "density net.py:make --figure density.gif": [".pdf"],
+    "density net.py:bad_forward": ["missing"],
+    "density net.py:wide --memory 200KB": ["steps"],
+    # verify
+    "verify": ["name the statements, or give --all"],
+    "verify wc-theorem-1 --all": ["name the statements, or give --all"],
+    "verify nothing": ["unknown statement 'nothing': choose from"],
+    "verify wc-theorem-1 --trials 0": ["--trials must be at least 1"],
+    "verify wc-theorem-1 --seed -1": ["--seed must be"],
+    "verify wc-theorem-1 --junit no/such/folder.xml": ["there is no folder"],
+    # stored runs
+    "runs nowhere": ["nowhere"],
+    "runs tiny.toml": ["tiny.toml"],
+    "table": ["kind"],
+    "table summary": ["runs"],
+    "table poem .": ["poem", "summary"],
+    "table summary nowhere": ["nowhere"],
+    "export nowhere": ["nowhere"],
+    "export done --table weights": ["'weights'", "training, evaluation, probe"],
+    "export done --format xlsx": ["'xlsx'", "csv, json"],
+    "export done --format parquet": ["-o"],
+    "export done --format json -o nowhere/probe.json": ["nowhere", "No such file"],
+    "export done -o .": ["directory"],
+    "figure pie done -o a.pdf": ["'pie'", "conditioning"],
+    "figure conditioning done -o a.docx": ["a.docx", ".pdf"],
+    "figure conditioning done -o nowhere/a.pdf": ["nowhere", "no folder"],
+    "figure conditioning done": ["--output"],
+    "figure conditioning done -o a.pdf --layer fc1": ["fc1", "fc2"],
+    "figure conditioning done -o a.pdf --unit -1": ["-1", "3"],
+    "figure conditioning done -o a.pdf --unit x": ["--unit"],
+    "report done -o report.pdf": ["report.pdf", ".html"],
+    "report done -o nowhere/report.html": ["no folder nowhere"],
+    "report done --layer fc9": ["'fc9'", "not probed"],
+    "report done --unit 99": ["unit 99", "not probed"],
+    "report nothing": ["no folder nothing"],
+    "follow nowhere --wait 0": ["no run in nowhere"],
+    "follow tiny.toml": ["tiny.toml is a file"],
+    "follow done --interval -1": ["--interval"],
+    "follow done --wait nan": ["--wait"],
+    "check done": ["say what is expected"],
+    "check done --expect 'kapa < 3'": ["at character 1, 'kapa' is not a column of the log: did you mean kappa?"],
+    "check done --expect 'kappa < (3'": ["')' is missing"],
+    "check done --expect 'vanilla.kappa < 3'": ["none of the runs is of method 'vanilla': they are of bnp"],
+    "check done --expect 'kappa[layer = fc1] < 3'": ["did you mean fc2?"],
+    "check done --expect 'kappa < 200' --unresolved skip": ["fail, pass"],
+    "check done --expect 'kappa < 200' --junit nowhere/report.xml": ["there is no folder nowhere"],
+}
+
+
+@pytest.mark.parametrize("line", BAD, ids=lambda line: line[:60])
+def test_bad_use(refused, stored, line):
+    refused(shlex.split(line), *BAD[line])
+
+
+@pytest.mark.parametrize("command", ["table summary .", "figure conditioning . -o a.pdf", "check . --expect kappa<1"])
+def test_a_folder_without_runs(refused, workplace, command):
+    refused(command.split(), "no run")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('name = "tiny"', "name = [", ["not valid TOML"]),
+        ('name = "tiny"', 'name = "tiny"\nnmae = 1', ["tiny.toml", "unknown key 'nmae'"]),
+        ("hidden = [8]", "hidden = [999999999999]", ["999999999999", "cannot be built"]),
+        ("vanilla = 0.1", "sgd = 0.1", ["unknown method 'sgd'"]),
+        ("vanilla = 0.1", '"van\\nilla" = -0.1', ["greater than 0"]),
+    ],
+)
+def test_bad_study_files(refused, workplace, old, new, words):
+    assert old in STUDY
+    (workplace / "tiny.toml").write_text(STUDY.replace(old, new, 1))
+    refused(TINY.split(), *words)
+
+
+def test_study_files_that_are_something_else(refused, workplace):
+    (workplace / "dir.toml").mkdir()
+    (workplace / "binary.toml").write_bytes(bytes(range(256)))
+    for name, word in (("dir.toml", "directory"), ("binary.toml", "not valid TOML")):
+        refused(("study", name, "-m", "bnp"), name, word)
+
+
+def test_one_of_several_folders_is_taken(refused, workplace, stored):
+    stored.folder.rename(workplace / "bnp-seed1")
+    (workplace / "tiny.toml").replace(workplace.parent / "tiny.toml")
+    several = ("study", "../tiny.toml", "-m", "bnp", "--seed", "0,1", "--out", ".")
+    refused(several, "bnp-seed1 holds a run: add --resume")
+
+
+def test_data_that_are_not_the_published_ones(refused, workplace):
+    batches = workplace / "data" / "cifar-10-batches-py"
+    batches.mkdir(parents=True)
+    cifar = ("study", "fc-cifar10", "-m", "bnp", "--out", "out", "--data-dir", "data")
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        refused(cifar, "lacks", name, "hesscond data fetch cifar10")
+        (batches / name).write_bytes(b"not CIFAR")
+    refused(cifar, "data_batch_1", "md5", "hesscond data fetch cifar10")
+
+
+@pytest.mark.parametrize("command", ["export done", "runs .", "table summary done", "runs . --json"])
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("run.sqlite", lambda content: content[:5000], ["run.sqlite"]),
+        ("run.sqlite", lambda content: b"", ["run.sqlite"]),
+        ("run.sqlite", lambda content: bytes(reversed(content)), ["run.sqlite"]),
+        ("config.toml", lambda content: content[:30], ["config.toml", "damaged"]),
+        ("config.toml", lambda content: content.replace(b"[run]", b"[ruin]"), ["config.toml", "'method'"]),
+        ("config.toml", lambda content: b"\xff" + content, ["config.toml", "damaged"]),
+    ],
+)
+def test_damaged_runs(refused, stored, command, file, damage, words):
+    path = stored.folder / file
+    path.write_bytes(damage(path.read_bytes()))
+    refused(command.split(), *words)
+
+
+def test_what_is_gone_names_what_serves_instead(refused, workplace, monkeypatch):
+    monkeypatch.setitem(errors.GONE, "--worst", "sort the table")
+    monkeypatch.setitem(errors.GONE, "newton", "use kfac")
+    monkeypatch.setitem(errors.GONE, "Newton", "use probe")
+    refused(["probe", "model.py:make", "--worst", "3"], "'--worst' is gone: sort the table")
+    refused(["study", "fc-digits", "-m", "newton"], "is gone: use kfac")
+    with pytest.raises(AttributeError, match="it is gone, use probe"):
+        getattr(hesscond, "Newton")  # noqa: B009
