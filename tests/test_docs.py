@@ -158,13 +158,6 @@ def test_every_public_method_is_explained_there_or_in_a_base_class():
     assert [name for name, one in methods if not inspect.getdoc(one)] == []
 
 
-def test_marks_are_replaced_and_nothing_else(reference_pages):
-    page = reference_pages.filled_in("a\n<!-- generated: room hesscond -->\n<!-- a comment -->")
-    assert "autoclass:: hesscond.ConfigError" in page
-    assert page.startswith("a\n")
-    assert page.endswith("<!-- a comment -->")
-
-
 @pytest.mark.parametrize("page", ["docs/contributing.md", "tests/README.md"])
 def test_every_path_on_the_map_exists(page):
     text = (ROOT / page).read_text(encoding="utf-8")

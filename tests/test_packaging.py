@@ -1,4 +1,4 @@
-"""What a repository has: versions, extras, make targets and forms that agree with each other."""
+"""What a repository has: versions, extras and make targets that agree with each other."""
 
 import re
 import tomllib
@@ -13,7 +13,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
-FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").iterdir())
 PAGES = [
     *ROOT.glob("*.md"),
     *(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("methods", "statements")),
@@ -24,11 +23,6 @@ WORK = {"dev", "docs", "bench", "support"}
 
 def relative(path):
     return path.relative_to(ROOT).as_posix()
-
-
-def read(path):
-    yaml = pytest.importorskip("yaml", reason="needs PyYAML: pip install pyyaml (extra 'dev')")
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def requirements(extra):
@@ -82,45 +76,6 @@ def test_make_targets_exist(path):
     assert given or path.name not in ("ci.yml", ".readthedocs.yaml", "CONTRIBUTING.md", "README.md")
     for target in {word for line in given for word in line.split() if "=" not in word}:
         assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=relative)
-def test_a_workflow_checks_out_and_sets_up_python(path):
-    workflow = read(path)
-    # YAML 1.1 reads the key "on" as a truth value
-    assert set(workflow) >= {"name", True, "permissions", "jobs"}
-    for job in workflow["jobs"].values():
-        uses = [step.get("uses", "").partition("@")[0] for step in job["steps"]]
-        assert uses[:2] == ["actions/checkout", "actions/setup-python"]
-        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
-        assert job["timeout-minutes"]
-
-
-def test_hooks_before_a_commit_are_local_programs_of_the_environment():
-    repositories = read(ROOT / ".pre-commit-config.yaml")["repos"]
-    assert [one["repo"] for one in repositories] == ["local"]
-    for hook in repositories[0]["hooks"]:
-        assert hook["language"] == "system"
-        program = re.match(r"\.venv/bin/(\w+)", hook["entry"])[1]
-        assert program in requirements("dev")[0]
-
-
-@pytest.mark.parametrize("path", FORMS, ids=relative)
-def test_forms_of_issues_are_forms(path):
-    form = read(path)
-    assert set(form) == {"name", "description", "body"}
-    assert len({field["id"] for field in form["body"]}) == len(form["body"])
-    for field in form["body"]:
-        assert set(field) <= {"type", "id", "attributes", "validations"}
-        assert field["type"] in ("input", "textarea")
-        assert field["attributes"]["label"]
-    assert any(field.get("validations", {}).get("required") for field in form["body"])
-
-
-def test_the_site_is_built_where_it_is_looked_for():
-    commands = read(ROOT / ".readthedocs.yaml")["build"]["commands"]
-    assert re.search(r"-b html docs build/docs$", MAKEFILE, re.MULTILINE)
-    assert commands[-1] == 'cp -r build/docs "$READTHEDOCS_OUTPUT/html"'
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)

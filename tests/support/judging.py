@@ -1,17 +1,12 @@
 """Constructions that a condition number was once printed for as resolved although it was wrong, and the judge of them.
 
 A construction is a model, a loss, a batch and an independent truth; `verdict_of` compares κ, rank and interval with the
-eigenvalues of the truth. ``PYTHONPATH=CHECKOUT python tests/support/judging.py [--verbose] [WORD …]`` judges the
-package of any checkout and prints how many constructions of each kind are wrong, refused, unresolved and right.
+eigenvalues of the truth.
 """
 
-import sys
-import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +14,6 @@ import torch
 import hesscond
 from hesscond.capture import eligible_layers
 from hesscond.errors import HesscondError
-
-if __name__ == "__main__":
-    # hesscond may be that of another checkout, and is imported by now; the tests are those of this one
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.support.truth import Truth
 
 LEVELS = ("unit", "layer", "network")
@@ -322,63 +312,3 @@ def text_of(found, layer):
     """What the page says of a level: the first verdict of the layer that it shows."""
     own = [verdict for where, verdict in found if where.split("[")[0] in (layer, "network")] or [found[0][1]]
     return "not resolved" if own[0].word == "unresolved" else own[0].sentence
-
-
-def main(words):
-    """Judge the constructions whose kind, name or title contains one of the words, and print a table of kinds."""
-    from tests.support.constructions import GROUPS, KINDS
-
-    torch.set_num_threads(1)
-    verbose, words = "--verbose" in words, [word for word in words if not word.startswith("--")]
-    print(f"judged: {Path(hesscond.__file__).parent}\n")
-    totals, began, missed = {}, time.perf_counter(), []
-    for one in KINDS:
-        if words and not any(word == one.trust or word in f"{one.name} {one.title}" for word in words):
-            continue
-        start = time.perf_counter()
-        try:
-            levels = {level: one.verdicts(level) for level in one.levels}
-        except Exception as error:
-            levels = {"all": [("", Verdict("traceback", f"{type(error).__name__}: {error}".splitlines()[0]))]}
-        found = [pair for pairs in levels.values() for pair in pairs]
-        word = worst(found)
-        total = totals.setdefault(one.trust, Counter())
-        total.update({"constructions": 1, word: 1})
-        total["hessians"] += len(found)
-        total["wrong hessians"] += sum(verdict.word == "wrong" for _, verdict in found)
-        alarm = one.control and word == "refused"
-        total["false alarms"] += alarm
-        if word in ("refused", "unresolved"):
-            possible = not (one.refusal and word == "refused")
-            possible = possible and any(v.possible for _, v in found if v.word == word)
-            total["answer possible"] += possible
-            missed += [one.name] if possible else []
-        bad = word in ("traceback", "wrong") or alarm
-        if verbose or bad:
-            shout = word.upper() if bad else word
-            print(f"{shout} {one.trust} {one.name}: {one.title} ({time.perf_counter() - start:.1f} s)")
-            for level, pairs in levels.items():
-                shown = [pair for pair in pairs if verbose or pair[1].word in WORST_FIRST[:3]]
-                for where, verdict in shown if verbose else shown[:2]:
-                    print(f"    {level} {where}: {verdict.word}: {verdict.sentence[:300]}")
-    columns = [
-        "constructions",
-        "wrong",
-        "traceback",
-        "refused",
-        "unresolved",
-        "right",
-        "false alarms",
-        "answer possible",
-    ]
-    columns += ["hessians", "wrong hessians"]
-    print("\n| kind | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
-    totals["all"] = sum(totals.values(), Counter())
-    for trust, total in totals.items():
-        print(f"| {trust} {GROUPS.get(trust, '')} | " + " | ".join(str(total[column]) for column in columns) + " |")
-    print(f"\nrefused or unresolved where an answer is possible: {', '.join(missed) or 'none'}")
-    print(f"{time.perf_counter() - began:.0f} s")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
