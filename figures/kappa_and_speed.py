@@ -33,9 +33,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hesscond import ConditionNumber, lanczos, probe
-from hesscond.probing.applied import ProbeMethod
 from hesscond.capture import eligible_layers
-from hesscond.problem.untouched import untouched
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
 from hesscond.hessians import HessianOperator, Reparametrized
@@ -43,8 +41,10 @@ from hesscond.hessians.coordinates.base import unit_layout
 from hesscond.methods import Method, parse, registered
 from hesscond.models import build
 from hesscond.operators import Congruence, SymmetricOperator, trace
-from hesscond.report import Page, method_colors, save_figure
+from hesscond.probing.applied import ProbeMethod
 from hesscond.probing.results import NetworkResult
+from hesscond.problem.untouched import untouched
+from hesscond.report import Page, method_colors, save_figure
 from hesscond.spectra.condition import NOISE, conclude
 from hesscond.spectra.solvers.symmetric import eigenvalue_values
 from hesscond.study import StudyConfig, load_data, load_study
