@@ -1,12 +1,13 @@
 """Capture of the inputs of layers: extended activations Ĥ, curvature S and feature statistics, without side effects.
 
 `forward` runs the model of a `problem`, `curved` reads the curved nodes of its graph, `curvature` chooses the route to
-S, `layers` knows the modules.
+S, `kinds` has a file for each kind of layer.
 """
 
 from hesscond.capture.captured import DiagonalS, EntryBounds, FactoredS, FormedH, LayerCapture, LayerInputs
 from hesscond.capture.capturing import Captures, capture
-from hesscond.capture.layers import Geometry, Layer, checked_units, chosen_layers, dense_layers, eligible_layers
+from hesscond.capture.kinds import Geometry, Layer, is_layer
+from hesscond.capture.layers import checked_units, chosen_layers, dense_layers, eligible_layers
 from hesscond.capture.progress import STOPPED, ProbeProgress, ProgressRecord
 from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import (
@@ -45,5 +46,6 @@ __all__ = [
     "eligible_layers",
     "entry_statistics",
     "inputs_of",
+    "is_layer",
     "row_factor",
 ]

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer, bare, device_of, windows
+from hesscond.capture.kinds import Geometry, Layer, kind_of
+from hesscond.capture.layers import bare, device_of
 from hesscond.causes import NOTHING, REPEATED, UNDERFLOW, Cause
 from hesscond.errors import CaptureError
 
@@ -134,13 +134,10 @@ class LayerInputs:
 
     def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Rows (L, p, G, n̂) of one call, in newly allocated memory."""
-        geometry, x = self.geometry, x.to(torch.float64)
-        if isinstance(self.layer, nn.Linear):
-            h = x.reshape(len(x) if x.ndim > 1 else 1, -1, 1, geometry.fan_in)
-            return torch.cat([h.new_ones(*h.shape[:3], 1), h], 3) if geometry.bias else h.clone()
-        view = windows(self.layer, x, shape)
+        geometry = self.geometry
+        view = kind_of(self.layer).windows(self.layer, x.to(torch.float64), shape)
         # the positions come first, then the groups, then the weights
-        dims = len(self.layer.kernel_size)
+        dims = max(geometry.dims, 1)
         positions, weights = view.shape[1 : 1 + dims], view.shape[2 + dims :]
         rows = view.new_empty(len(view), *positions, geometry.groups, geometry.n_params)
         rows[..., geometry.bias :].unflatten(-1, weights).copy_(view)

@@ -30,7 +30,8 @@ from hesscond.capture.captured import DiagonalS, LayerCapture
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
-from hesscond.capture.layers import Geometry, by_position
+from hesscond.capture.kinds import Geometry
+from hesscond.capture.layers import by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
 from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
@@ -301,12 +302,10 @@ def is_diagonal(curved: CurvedNode, request: Request) -> bool:
     """Whether the loss has no mixed second derivatives within a unit of this output layer."""
     if curved.class_dim is None:
         return True
-    shape, layer = request.deltas[0].shape, request.layer
-    last = len(curved.shape) - 1
-    if isinstance(layer, torch.nn.Linear):
-        # the classes are the units, also after a reshape of all dimensions before them
-        return curved.class_dim == last and curved.shape[-1] == shape[-1]
-    return curved.shape == shape and curved.class_dim == last - len(layer.kernel_size)
+    shape, dims = request.deltas[0].shape, Geometry.of(request.layer).dims
+    # where the classes are the units, also after a reshape of all dimensions before the features
+    same = curved.shape == shape if dims else curved.shape[-1] == shape[-1]
+    return same and curved.class_dim == len(curved.shape) - 1 - dims
 
 
 def joined_signs(signs: Sequence[torch.Tensor | None], passes: Sequence[int]) -> torch.Tensor | None:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.layers import ELIGIBLE, Layer, device_of, is_computed, own_parameters, stock_class
+from hesscond.capture.kinds import Layer, class_of
+from hesscond.capture.layers import device_of, is_computed, own_parameters
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError
 from hesscond.problem.evaluation import (
     Batch,
@@ -228,11 +229,11 @@ def variables_of(loss: torch.Tensor) -> set[int]:
 @torch.no_grad()
 def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
     """Whether a layer with a custom forward pass has inputs and outputs of the shapes that torch's class has."""
-    kind = stock_class(layer) or next(kind for kind in ELIGIBLE if isinstance(layer, kind))
+    own: Any = class_of(layer)
     if not isinstance(h, torch.Tensor) or not isinstance(output, torch.Tensor):
         return False
     try:
-        return kind.forward(layer, h).shape == output.shape
+        return bool(own.forward(layer, h).shape == output.shape)
     except RuntimeError:
         return False
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.layers import Layer
+from hesscond.capture.kinds import Layer
 from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.problem.evaluation import LossFunction, is_finite

@@ -11,7 +11,8 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture.captured import Curvature, DiagonalS, FactoredS, FormedH, LayerCapture, LayerInputs
-from hesscond.capture.layers import Geometry, Layer, by_position, from_position
+from hesscond.capture.kinds import Geometry, Layer
+from hesscond.capture.layers import by_position, from_position
 from hesscond.errors import NotFiniteError
 from hesscond.problem import Call
 from hesscond.problem.evaluation import is_finite

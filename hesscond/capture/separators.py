@@ -28,7 +28,7 @@ from hesscond.capture.backward import (
     separating_subsets,
     unit_directions,
 )
-from hesscond.capture.layers import Geometry
+from hesscond.capture.kinds import Geometry
 from hesscond.capture.request import Request
 from hesscond.problem.graph import backward, dependent, dominators, dtype_of, shape_of
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from math import prod
 
 import torch
-from torch import nn
 
 from hesscond.capture.captured import KEPT, LayerInputs
-from hesscond.capture.layers import Layer
+from hesscond.capture.kinds import Geometry, Layer
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.errors import CaptureError
 
@@ -112,7 +110,7 @@ def triangular(rows: torch.Tensor) -> torch.Tensor:
 def inputs_of(layer: Layer, calls: Sequence[tuple[torch.Tensor, torch.Size]]) -> LayerInputs:
     """Inputs of a layer, from the input and output shape of each call; blocks are samples if possible."""
     refuse_uncalled(layer, calls)
-    dimensions = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)
+    dimensions = 2 + Geometry.of(layer).dims
     lengths = {len(x) if x.ndim >= dimensions else 1 for x, _ in calls}
     return LayerInputs(layer, tuple(calls), lengths.pop() if len(lengths) == 1 else 1)
 
@@ -142,7 +140,7 @@ def row_factor(inputs: LayerInputs) -> RowFactor:
 
 def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureStatistics]:
     """Channel statistics of several layers; those of dense layers with rows of one shape are computed together."""
-    whole = [k for k, own in enumerate(inputs) if isinstance(own.layer, nn.Linear) and len(own.steps(KEPT)) == 1]
+    whole = [k for k, own in enumerate(inputs) if own.geometry.dims == 0 and len(own.steps(KEPT)) == 1]
     rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
     found: dict[int, FeatureStatistics] = {}
     for members in by_shape(rows):
@@ -153,10 +151,10 @@ def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureSta
 
 def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:
     """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry."""
-    layer = inputs.layer
-    if isinstance(layer, nn.Linear):
+    geometry = inputs.geometry
+    if not geometry.dims:
         return entry_statistics(inputs)
-    refuse_uncalled(layer, inputs.calls)
-    channels = layer.in_channels
-    rows = (x.to(torch.float64).movedim(-1 - len(layer.kernel_size), -1).reshape(-1, channels) for x, _ in inputs.calls)
-    return reduce(FeatureStatistics.merged, map(FeatureStatistics.of, rows)).repeated(prod(layer.kernel_size))
+    refuse_uncalled(inputs.layer, inputs.calls)
+    last = (x.to(torch.float64).movedim(-1 - geometry.dims, -1) for x, _ in inputs.calls)
+    rows = (h.reshape(-1, geometry.channels) for h in last)
+    return reduce(FeatureStatistics.merged, map(FeatureStatistics.of, rows)).repeated(geometry.per_channel)

@@ -13,16 +13,8 @@ from math import prod
 import torch
 from torch import nn
 
-from hesscond.capture.layers import (
-    CONVOLUTIONS,
-    ELIGIBLE,
-    TRANSPOSED,
-    Geometry,
-    Layer,
-    chosen_layers,
-    eligible_layers,
-    is_computed,
-)
+from hesscond.capture.kinds import Geometry, Layer, is_layer, is_turned, kind_of
+from hesscond.capture.layers import chosen_layers, eligible_layers, is_computed
 from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
 from hesscond.hessians.parameters import Layout
@@ -286,19 +278,19 @@ class Catalogue:
 
     def _of_module(self, name: str, module: nn.Module, inside: Sequence[str]) -> Block:
         """Block of a module's parameters: units are the rows of the first, and of others with as many rows."""
-        if isinstance(module, ELIGIBLE) and not is_computed(module):
+        if is_layer(module) and not is_computed(module):
             prefix = "" if module is self.model else f"{name}."
             own = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
-            pieces = self._pieces(sorted(own), None if isinstance(module, TRANSPOSED) else Geometry.of(module).units)
+            pieces = self._pieces(sorted(own), None if is_turned(module) else Geometry.of(module).units)
             return Block(name, pieces, range(Geometry.of(module).units), layer=module)
         undivided, count = "", None
         mine = [key for key in inside if self.owner(key) is module]
-        if isinstance(module, TRANSPOSED):
+        if is_turned(module):
             undivided = (
-                f"layer {name!r} is a transposed convolution whose weight is computed: its units are not rows of its "
-                "parameters, use level='layer'"
+                f"the weight of layer {name!r}, a {Geometry.of(module).kind}, is computed, and its units are not its "
+                "rows: use level='layer'"
             )
-        elif isinstance(module, ELIGIBLE):
+        elif is_layer(module):
             count = Geometry.of(module).units
         elif isinstance(module, nn.RNNBase) and len(runs := list(self._runs(module))) > 1:
             undivided = f"layer {name!r} has units in each of {', '.join(f'{name}[{run}]' for run in runs)}: name these"
@@ -333,7 +325,7 @@ class Catalogue:
                 odd = weights.get(piece.parameter, piece).shape != piece.shape
                 refuse_unclear(block.name, piece, TURNED if odd else found[piece.parameter].reason)
             return [block]
-        if isinstance(module, ELIGIBLE):
+        if is_layer(module):
             # its outputs are known, and rows are those of them where nothing else is seen
             same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
             for piece in rows:
@@ -351,7 +343,7 @@ class Catalogue:
             parts.append(Block(first.parameter if parts else block.name, tuple(pieces), range(first.count)))
             left = [piece for piece in left if piece.parameter not in members]
         if not parts:
-            if not type(owner).__module__.startswith("torch.") or isinstance(owner, TRANSPOSED):
+            if not type(owner).__module__.startswith("torch.") or is_turned(owner):
                 for piece in rows:
                     refuse_unclear(block.name, piece, found[piece.parameter].reason)
             return [block]
@@ -422,7 +414,7 @@ class Catalogue:
         if label in parts:
             return parts[label](name)
         # units of a transposed convolution are no rows of its weight
-        count = 0 if isinstance(whole.layer, TRANSPOSED) else len(whole.units)
+        count = 0 if is_turned(whole.layer) else len(whole.units)
         if ":" in label and count:
             start, stop = map(int, label.split(":"))
             if start < stop <= count:
@@ -464,8 +456,8 @@ class Catalogue:
         path = next((name for name, module in self.modules.items() if module is owner), "")
         around, _, leaf = path.rpartition(".")
         fan_in = None
-        if isinstance(owner, nn.Linear):
-            fan_in = owner.in_features
+        if is_layer(owner) and kind_of(owner).role == "dense":
+            fan_in = Geometry.of(owner).fan_in
         elif is_transposed_dense(owner):
             fan_in = len(owner.get_parameter("weight"))
         if leaf in PACKED and fan_in is not None and count == 3 * fan_in:
@@ -549,12 +541,12 @@ class Catalogue:
             labels: Iterable[str] = ()
             if isinstance(module, nn.RNNBase):
                 labels = runs if len(runs := list(self._runs(module))) > 1 else ()
-            elif not isinstance(module, ELIGIBLE):
+            elif not is_layer(module):
                 labels = [label for label in self.parts(name) if label in ("q", "k", "v")]
             blocks: list[Block] = []
             if labels:
                 blocks = [self.parts(name)[label](f"{name}[{label}]") for label in labels]
-            elif alone or (isinstance(module, ELIGIBLE) and not is_computed(module)):
+            elif alone or (is_layer(module) and not is_computed(module)):
                 blocks = [self._of_module(name, module, mine)]
             for block in blocks:
                 own = set(block.parameters)
@@ -795,8 +787,8 @@ def role(model: nn.Module, name: str) -> Role:
         pass
     elif isinstance(module, nn.MultiheadAttention):
         kind = "query, key, value"
-    elif isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
-        kind = "convolution"
+    elif is_layer(module):
+        kind = kind_of(module).role
     else:
-        kind = "dense" if isinstance(module, nn.Linear) or is_transposed_dense(module) else "other"
+        kind = "dense" if is_transposed_dense(module) else "other"
     return Role(kind, depth)

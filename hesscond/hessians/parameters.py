@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hesscond.capture.kinds import Geometry, Layer, has_bias
 from hesscond.capture.layers import (
-    Geometry,
-    Layer,
     checked_units,
     chosen_layers,
     eligible_layers,
-    has_bias,
     is_plain,
     parameter_rows,
     parameter_tensors,

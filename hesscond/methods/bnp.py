@@ -90,8 +90,7 @@ class BNPState(LayerState):
     def __post_init__(self) -> None:
         super().__post_init__()
         layer, groups = self.module, self.geometry.groups
-        self.dense = isinstance(layer, nn.Linear)
-        kernel = 1 if isinstance(layer, nn.Linear) else prod(layer.kernel_size)
+        self.dense, kernel = not self.geometry.dims, self.geometry.per_channel
         channels = self.geometry.fan_in // kernel
         #: How many entries of a kernel share their statistics.
         self.repeat = 1 if self.exact else kernel
@@ -126,13 +125,11 @@ class BNPState(LayerState):
 
     def channels(self) -> torch.Tensor:
         """Inputs of a convolution by sample, channel and position, (N, C, p); of several calls, rows (N, C)."""
-        layer = self.module
-        assert not isinstance(layer, nn.Linear)
-        dims = len(layer.kernel_size)
+        dims, channels = self.geometry.dims, self.geometry.channels
         if len(self.inputs) == 1:
             h = self.inputs[0][0]
-            return h.reshape(-1, layer.in_channels, prod(h.shape[-dims:]))
-        return torch.cat([h.movedim(-1 - dims, -1).reshape(-1, layer.in_channels) for h, _ in self.inputs])
+            return h.reshape(-1, channels, prod(h.shape[-dims:]))
+        return torch.cat([h.movedim(-1 - dims, -1).reshape(-1, channels) for h, _ in self.inputs])
 
     def set_factor(self) -> None:
         """Write 1/q² to the bank."""
@@ -381,7 +378,7 @@ class BNP(InputMethod[BNPState]):
     @classmethod
     def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:
         """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches."""
-        refuse_transposed(cls.name, layer, inputs.geometry.kind)
+        refuse_transposed(cls.name, layer, inputs.layer)
         return entry_statistics(inputs) if exact else channel_statistics(inputs)
 
     @classmethod

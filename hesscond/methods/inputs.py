@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
-from hesscond.capture.layers import TRANSPOSED, windows
+from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Preconditioner
 from hesscond.hessians.coordinates.statistics import by_group
@@ -47,10 +47,10 @@ class LayerState(ABC):
         if shapes == self._counted:
             return
         self._counted = shapes
-        if isinstance(self.module, nn.Linear):
+        dims = self.geometry.dims
+        if not dims:
             samples, floor = sum(prod(shape[:-1]) for shape in shapes), 1.0
         else:
-            dims = len(self.module.kernel_size)
             calls = [(prod(shape[: -dims - 1]), prod(shape[-dims:])) for shape in shapes]
             samples = sum(n for n, _ in calls)
             floor = (sum(n * p for n, p in calls) / samples) ** 0.5
@@ -63,10 +63,8 @@ class LayerState(ABC):
 
     def rows_of(self, h: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Rows of one call: its inputs, or the patches of a convolution, with one row per sample and position."""
-        layer = self.module
-        if isinstance(layer, nn.Linear):
-            return h if h.ndim == 2 else h.reshape(-1, h.shape[-1])
-        return windows(layer, h, shape).reshape(-1, self.geometry.groups * self.geometry.fan_in)
+        windows = kind_of(self.module).windows(self.module, h, shape)
+        return windows.reshape(-1, self.geometry.groups * self.geometry.fan_in)
 
 
 class WholeState(LayerState):
@@ -90,7 +88,7 @@ class WholeState(LayerState):
 
     def by_position(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient in the output of a call as (N, T, m), float64."""
-        last = gradient if isinstance(self.module, nn.Linear) else gradient.movedim(1, -1)
+        last = gradient.movedim(1, -1) if self.geometry.dims else gradient
         return last.reshape(len(gradient), -1, last.shape[-1]).to(torch.float64)
 
     def precondition(self) -> None:
@@ -162,7 +160,7 @@ class LayerMethod(Method, Generic[State]):
     def _refuse(self, layers: Mapping[str, Layer]) -> None:
         owners: dict[int, str] = {}
         for name, layer in layers.items():
-            refuse_transposed(self.name, name, type(layer).__name__)
+            refuse_transposed(self.name, name, layer)
             weight = layer._parameters.get("weight")
             if weight is None:
                 raise ConfigError(
@@ -304,10 +302,11 @@ def trains(layer: Layer) -> bool:
     return not behind or any(p.requires_grad for p in behind)
 
 
-def refuse_transposed(method: str, layer: str, kind: str) -> None:
-    """Raise a ConfigError for a transposed convolution, by the name of its class."""
-    if kind in {c.__name__ for c in TRANSPOSED}:
+def refuse_transposed(method: str, name: str, layer: Layer) -> None:
+    """Raise a ConfigError for a transposed convolution, or another layer whose units are not rows of its weight."""
+    if is_turned(layer):
         raise ConfigError(
-            f"method {method!r} is not defined for transposed convolutions, and layer {layer!r} is a {kind}: name the "
-            "other layers (option or argument layers)"
+            f"method {method!r} is not defined for transposed convolutions and other layers whose units are not rows "
+            f"of their weight, and layer {name!r} is a {Geometry.of(layer).kind}: name the other layers (option or "
+            "argument layers)"
         )

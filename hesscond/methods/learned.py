@@ -32,7 +32,7 @@ class Learned(ByParameter):
         super().__init__(model)
         if self.sided:
             for name, layer in eligible_layers(model).items():
-                refuse_transposed(self.name, name, type(layer).__name__)
+                refuse_transposed(self.name, name, layer)
         self._states: dict[str, State] = {}
         #: Separate generator, so that the method does not change the random numbers of the training.
         self.generator = torch.Generator().manual_seed(0)

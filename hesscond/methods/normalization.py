@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from hesscond.capture.layers import Geometry, Layer
+from hesscond.capture import Geometry, Layer
 from hesscond.errors import ConfigError
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
-from hesscond.methods.wrapping import dimensions, layers_of, wrap
+from hesscond.methods.wrapping import layers_of, wrap
 
 Position = Literal["pre", "post"]
 EPS = 1e-5
@@ -30,11 +30,8 @@ class Site:
     @classmethod
     def of(cls, name: str, layer: Layer, position: Position) -> Site:
         """Site after the layer (``"pre"``: before its activation) or before it (``"post"``: after the previous one)."""
-        if position == "pre":
-            channels = Geometry.of(layer).units
-        else:
-            channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-        return cls(name, channels, dimensions(layer))
+        geometry = Geometry.of(layer)
+        return cls(name, geometry.units if position == "pre" else geometry.channels, geometry.dims)
 
 
 class FeaturesLast(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hesscond.capture import Layer, chosen_layers
-from hesscond.capture.layers import TRANSPOSED, Geometry
+from hesscond.capture import Geometry, Layer, chosen_layers
+from hesscond.capture.kinds import is_turned
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Reparametrized
 from hesscond.methods.base import Method
@@ -23,7 +23,7 @@ class WeightParametrization(nn.Module):
     def __init__(self, layer: Layer) -> None:
         super().__init__()
         self.geometry = Geometry.of(layer)
-        self.transposed = isinstance(layer, TRANSPOSED)
+        self.transposed = is_turned(layer)
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight as one matrix a group with one row an output unit, (G, m/G, n): n is the fan-in."""

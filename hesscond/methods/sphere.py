@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hesscond.capture.layers import ELIGIBLE, Geometry, Layer, chosen_layers, from_unit_weights, unit_weights
+from hesscond.capture import Geometry, Layer, chosen_layers, is_layer
+from hesscond.capture.layers import from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
 from hesscond.hessians.coordinates.base import HessianMaker
@@ -307,7 +308,7 @@ def fed(model: nn.Module) -> Iterator[Layer]:
     """The layers that are registered right before a batch normalization of as many channels as they have units."""
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     for layer, norm in pairwise(leaves):
-        if not isinstance(layer, ELIGIBLE) or not isinstance(norm, _BatchNorm):
+        if not is_layer(layer) or not isinstance(norm, _BatchNorm):
             continue
         if Geometry.of(layer).units == norm.num_features:
             yield layer

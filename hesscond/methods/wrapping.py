@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hesscond.capture import Layer, eligible_layers
+from hesscond.capture import Geometry, Layer, eligible_layers
 from hesscond.errors import ConfigError
 
 #: Name that stands for the first and the last of the layers that a method works on.
@@ -75,4 +75,4 @@ def layers_of(
 
 def dimensions(layer: Layer) -> int:
     """Number of spatial dimensions of the layer's outputs: 0 for a dense one."""
-    return 0 if isinstance(layer, nn.Linear) else len(layer.kernel_size)
+    return Geometry.of(layer).dims

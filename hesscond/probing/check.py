@@ -18,7 +18,7 @@ from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.forward import variables_of
-from hesscond.capture.layers import weight_shape
+from hesscond.capture.kinds import kind_of
 from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError
@@ -576,7 +576,7 @@ def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[l
         return
     steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
     like = next(steps.parameters())
-    shift = Shift(torch.zeros(weight_shape(layer), dtype=like.dtype, device=like.device))
+    shift = Shift(torch.zeros(kind_of(layer).weight_shape(layer), dtype=like.dtype, device=like.device))
     key = str(len(steps))
     steps.add_module(key, shift)
     try:

@@ -14,7 +14,8 @@ from torch import nn
 from hesscond.capture import STOPPED, Captures, Geometry, Layer, LayerCapture, LayerInputs, capture, checked_units
 from hesscond.capture.captured import EPS
 from hesscond.capture.forward import COMPLEX
-from hesscond.capture.layers import ELIGIBLE, TRANSPOSED, stock_class
+from hesscond.capture.kinds import is_layer, is_turned
+from hesscond.capture.layers import stock_class
 from hesscond.capture.nonfinite import reasons
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import BlockHessian, Chart, Coordinates, HessianOperator, HessianScaling, Preconditioner
@@ -139,7 +140,7 @@ class LayerProbe(Measurement):
             return coordinates_at(self.method, name)
         if any(self.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
             raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
-        computed = name not in self.choice.groups and isinstance(Catalogue(self.model).module(name), ELIGIBLE)
+        computed = name not in self.choice.groups and is_layer(Catalogue(self.model).module(name))
         if isinstance(self.method, Method) and not computed:
             own: Coordinates | OfInputs | None = self.method.of_parameters(name, block.parameters)
         else:
@@ -258,7 +259,7 @@ class LayerProbe(Measurement):
         catalogue = Catalogue(self.model)
         found: dict[str, Block] = {}
         reasons: dict[str, str] = {}
-        blocks = {name: self.blocks[name] for name in names if not isinstance(self.blocks[name].layer, TRANSPOSED)}
+        blocks = {name: self.blocks[name] for name in names if not is_turned(self.blocks[name].layer)}
         if not blocks:
             return {}, {}
         parameters = dict.fromkeys(key for own in blocks.values() for key in own.parameters)

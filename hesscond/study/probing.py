@@ -22,9 +22,10 @@ from hesscond.capture import (
     capture,
     channel_statistics_of_each,
     eligible_layers,
+    is_layer,
 )
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.layers import ELIGIBLE
+from hesscond.capture.kinds import kind_of
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.data import Samples, SampleStream
 from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
@@ -665,7 +666,7 @@ def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
     """Number of multiplications of a forward pass in the dense and convolutional layers of a model."""
 
     def own(module: nn.Module, output: torch.Tensor) -> int:
-        return output.numel() * module.weight[0].numel() if isinstance(module, ELIGIBLE) else 0
+        return output.numel() * kind_of(module).weight_shape(module)[1:].numel() if is_layer(module) else 0
 
     return summed(model, inputs, own)
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
-from hesscond.errors import CaptureError, HesscondError
+from hesscond.capture.kinds import KINDS, Geometry, LayerKind, has_bias
+from hesscond.errors import CaptureError, ConfigError, HesscondError
 from tests.truth import Problem, layer_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -272,3 +273,77 @@ def test_errors_of_the_model_are_its_own_and_those_of_another_precision_are_expl
         hesscond.probe(Strict(True), LOSS, (X, Y), level=level)
     with pytest.raises(RuntimeError, match="shapes"):
         hesscond.probe(inner(), F.mse_loss, (X[:, :3], Y), level=level)
+
+
+class Scaled(nn.Module):
+    """A dense layer of a class that torch does not have: its weight is stored as (inputs, outputs) and scaled."""
+
+    def __init__(self, inputs, outputs, scale=0.5):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs, generator=GENERATOR))
+        self.bias = nn.Parameter(torch.randn(outputs, generator=GENERATOR))
+        self.scale, self.sizes = scale, (inputs, outputs)
+
+    def forward(self, x):
+        return (self.scale * x) @ self.weight + self.bias
+
+
+@pytest.fixture
+def scaled():
+    """A kind of layer that one class adds, for the time of a test."""
+
+    class ScaledKind(LayerKind):
+        classes = (Scaled,)
+        rows_are_units = False
+        arguments = ("scale", "sizes")
+
+        def geometry(self, layer):
+            n, units = layer.sizes
+            return Geometry("Scaled", units, 1, n, has_bias(layer), channels=n)
+
+        def weight_shape(self, layer):
+            return torch.Size(layer.sizes)
+
+        def windows(self, layer, x, output_shape):
+            return layer.scale * x.reshape(len(x), -1, 1, x.shape[-1])
+
+        def unit_weights(self, layer, weights):
+            return weights.mT
+
+        def from_unit_weights(self, layer, rows):
+            return rows.mT
+
+    yield
+    del KINDS[Scaled]
+
+
+def unit_truth(model, name, unit):
+    """∇² in [b_i, w_i] of a unit of a `Scaled` layer, by `torch.func.hessian`."""
+    model = copy.deepcopy(model).double()
+    parameters = {key: p.detach() for key, p in model.named_parameters()}
+
+    def at(w):
+        bias, weight = parameters[f"{name}.bias"].clone(), parameters[f"{name}.weight"].clone()
+        bias[unit], weight[:, unit] = w[0], w[1:]
+        moved = parameters | {f"{name}.bias": bias, f"{name}.weight": weight}
+        return LOSS(torch.func.functional_call(model, moved, X.double()), Y)
+
+    own = torch.cat([parameters[f"{name}.bias"][unit, None], parameters[f"{name}.weight"][:, unit]])
+    return torch.func.hessian(at)(own)
+
+
+@pytest.mark.usefixtures("scaled")
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+def test_one_class_adds_a_kind_of_layer(activation):
+    model = nn.Sequential(Scaled(5, 4), activation, Scaled(4, 4), activation, Scaled(4, 3))
+    result = hesscond.probe(model, LOSS, (X, Y))
+    assert list(result) == ["0", "2", "4"]
+    for name, own in result.items():
+        assert own.check.difference < own.check.bound
+        for unit in own.units:
+            torch.testing.assert_close(own.hessian(unit=unit), unit_truth(model, name, unit))
+    streamed = hesscond.probe(model, LOSS, [(X[:5], Y[:5]), (X[5:], Y[5:])])
+    assert [own.kind for own in streamed.values()] == ["Scaled"] * 3
+    assert float(streamed["0"].kappa[1]) == pytest.approx(float(result["0"].kappa[1]), rel=1e-9)
+    with pytest.raises(ConfigError, match="layer '0' is a Scaled"):
+        hesscond.probe(model, LOSS, (X, Y), method="bnp")

@@ -166,7 +166,7 @@ def test_a_single_position_of_a_single_sample():
 
 def test_transposed_convolutions_are_refused_or_left_out():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ConvTranspose2d(2, 1, 3))
-    with pytest.raises(ConfigError, match="not defined for transposed convolutions, and layer '1'"):
+    with pytest.raises(ConfigError, match=r"not defined for transposed convolutions .* layer '1'"):
         BNP(model)
     method = parse("bnp:layers=0").create(model)
     model(torch.randn(2, 1, 5, 5)).square().sum().backward()

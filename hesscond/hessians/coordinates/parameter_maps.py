@@ -10,8 +10,8 @@ from math import prod
 import torch
 from torch.nn import functional
 
-from hesscond.capture import Layer
-from hesscond.capture.layers import TRANSPOSED, Geometry, unit_weights
+from hesscond.capture.kinds import Geometry, Layer, is_turned
+from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.base import (
     BlockHessian,
@@ -222,8 +222,8 @@ def layer_map(
         if any(still):
             return LayerMap(ParameterMap(d), None, name, still)
         return UnitScaling(d if bias is None else torch.cat([bias.v.reshape(-1, 1), d], 1), name)
-    if isinstance(layer, TRANSPOSED) or len(weight.v) != units:
-        what = "a transposed convolution" if isinstance(layer, TRANSPOSED) else f"viewed as {tuple(weight.v.shape)}"
+    if is_turned(layer) or len(weight.v) != units:
+        what = "a transposed convolution" if is_turned(layer) else f"viewed as {tuple(weight.v.shape)}"
         raise ConfigError(
             f"{name!r}: the factors of a weight of shape {tuple(layer.weight.shape)} ({what}) do not act on the "
             f"{units} units of its layer one by one: name other layers with layers="
