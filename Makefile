@@ -46,10 +46,10 @@ $(VENV)/.bench: $(VENV)/.installed
 	@touch $@
 
 bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools beside them (HESSCOND_DATA_DIR)
-	$(BIN)/python benchmarks/study_cost.py
+	$(BIN)/python benchmarks/training.py study
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/matrix_free.py
-	$(BIN)/python benchmarks/methods_cost.py
+	$(BIN)/python benchmarks/training.py methods
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/transformer.py
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import Outcome, after_forward, environment, interleaved, milliseconds, table, timing_table
-from peers import Comparison, compare
-from workloads import (
+from cases import (
     FULL,
     QUICK,
     Row,
-    check_rows,
     convolution_rows,
     convolutional,
     dense,
@@ -31,9 +27,11 @@ from workloads import (
     stream_rows,
     training_set,
 )
+from measuring import Outcome, after_forward, environment, interleaved, milliseconds, table, timing_table
+from peers import Comparison, compare
 
 CPU = torch.device("cpu")
-SECTIONS = ("float64", "float32", "check", "saturated", "convolution", "stream", "peers")
+SECTIONS = ("float64", "float32", "saturated", "convolution", "stream", "peers")
 
 
 class Bench:
@@ -68,34 +66,16 @@ class Bench:
             note = "" if dtype == torch.float64 else ", computed in float64"
             title = f"MLP {network}, batch {size.batch}, {name}{note}"
             self.timed(name, title, dense_rows(dense(size, dtype, CPU)))
-        self.timed(
-            "check", f"MLP {network}, batch {size.batch}: the check", check_rows(dense(size, torch.float64, CPU))
-        )
         title = f"The same with Glorot's weights: a saturated softmax, κ beyond 1e40 (float64, batch {size.batch})"
-        self.timed("saturated", title, saturated_rows(dense(size, torch.float64, CPU, glorot=True)))
-        self.convolution()
-        self.stream()
-        if not self.arguments.only or "peers" in self.arguments.only:
-            self.peers()
-
-    def convolution(self) -> None:
-        """The convolution, with the peak memory of a fresh process."""
-        size = self.size
+        self.timed("saturated", title, saturated_rows(dense(size, torch.float64, CPU, "glorot")))
         title = (
             f"Convolution 3×3, {size.channels} → {size.channels} channels on {size.image}×{size.image}, batch "
             f"{size.images}, all units, float32 computed in float64"
         )
-        rows = convolution_rows(convolutional(size, torch.float32, CPU))
-        for outcome in self.timed("convolution", title, rows):
-            if outcome.key == "step":
-                continue
-            memory = peak_memory(outcome.key, quick=self.arguments.quick, threads=self.arguments.threads)
-            self.measured.setdefault("memory", {})[outcome.key] = memory
-            if "error" in memory:
-                print(f"{outcome.what}: FAILED in a fresh process: {memory['error'].splitlines()[-1]}")
-            else:
-                peak, seconds = memory["peak_bytes"] / 1e9, memory["seconds"]
-                print(f"{outcome.what}: peak {peak:.2f} GB above the process before it, first call {seconds:.2f} s")
+        self.timed("convolution", title, convolution_rows(convolutional(size, torch.float32, CPU)))
+        self.stream()
+        if not self.arguments.only or "peers" in self.arguments.only:
+            self.peers()
 
     def stream(self) -> None:
         """The output layer over a training set."""
@@ -126,13 +106,6 @@ def peers_table(comparison: Comparison) -> str:
         for answer in comparison.answers
     ]
     return table(("block", "tool", "ms", "says"), rows, left=(0, 1, 3))
-
-
-def peak_memory(row: str, *, quick: bool, threads: int) -> dict[str, Any]:
-    """What one probe takes in a fresh process (see peak_memory.py)."""
-    command = [sys.executable, str(Path(__file__).with_name("peak_memory.py")), row, "--threads", str(threads)]
-    done = subprocess.run(command + ["--quick"] * quick, capture_output=True, text=True, check=False)
-    return json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr or f"exit {done.returncode}"}
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
-"""What a user waits for: everyday tasks in seconds and in gradients, how they grow, and where their time goes.
+"""What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|growth|profile] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
+Run: ``python benchmarks/everyday.py [--only tasks|growth] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
 naming a folder with CIFAR-10 for the tasks that take it. A gradient is a forward and a backward pass of the same
 network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell to
 the last file.
@@ -9,14 +9,11 @@ the last file.
 from __future__ import annotations
 
 import argparse
-import cProfile
 import os
-import pstats
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
@@ -25,9 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cases import FULL, QUICK, Problem, Size, convolutional, dense, training_set
 from measuring import environment, table
 from torch import nn
-from workloads import FULL, QUICK, Problem, Size, convolutional, dense, training_set
 
 import hesscond
 from hesscond.models import build
@@ -41,14 +38,6 @@ COMMANDS = (
 )
 #: Times that each task is done, and each point of a growth curve.
 ROUNDS = 3
-#: What of the profile belongs together: parts of the names of functions.
-PARTS = {
-    "derivatives": ("run_backward",),
-    "forward passes": ("_nn.linear", "conv2d", "scaled_dot_product", "layer_norm", "embedding", "'relu'", "max_pool2d"),
-    "decompositions": ("linalg_", "jacobi_svd", "left_inverse", "eigh", "_linalg.py"),
-    "products": ("einsum", "matmul", "'addmm", "'mm'"),
-    "other tensor operations": ("method '", "built-in method torch", "ufunc", "function '"),
-}
 
 
 class Task(NamedTuple):
@@ -204,34 +193,10 @@ def growth(quick: bool, rounds: int) -> None:
     print(table(titles, rows, left=(0,)) + "\n", flush=True)
 
 
-def part_of(name: str) -> str:
-    """Where a function belongs."""
-    return next((part for part, words in PARTS.items() if any(word in name for word in words)), "Python")
-
-
-def profiled(run: Callable[[], Any]) -> dict[str, float]:
-    """Shares of the time of a call; a profiler makes Python's own share larger than it is."""
-    run()
-    profile = cProfile.Profile()
-    profile.runcall(run)
-    spent: Counter[str] = Counter()
-    for (file, _, name), (_, _, own, _, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
-        spent[part_of(f"{file} {name}")] += own
-    return {part: spent[part] / spent.total() for part in (*PARTS, "Python")}
-
-
-def profile(size: Size) -> None:
-    """The table of where time goes."""
-    chosen = [task for task in tasks(size) if task.name.endswith(("all units", "whole layers", "all channels", "fc1"))]
-    found = [profiled(task.run) for task in chosen]
-    rows = [[part, *(f"{own[part]:.0%}" for own in found)] for part in (*PARTS, "Python")]
-    print(table(("share of the time", *(task.name for task in chosen)), rows, left=(0,)) + "\n", flush=True)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tasks", "growth", "profile"])
+    parser.add_argument("--only", choices=["tasks", "growth"])
     parser.add_argument("--quick", action="store_true", help="everything small, to see that it works")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
@@ -243,8 +208,6 @@ def main() -> None:
         everyday(size, rounds)
     if arguments.only in (None, "growth"):
         growth(arguments.quick, rounds)
-    if arguments.only in (None, "profile"):
-        profile(size)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,19 @@ ROOT = Path(__file__).resolve().parents[1]
 # a plain checkout: nothing is installed
 sys.path[:0] = [str(ROOT)]
 
+from cases import (  # noqa: E402
+    FULL,
+    QUICK,
+    Row,
+    convolution_rows,
+    convolutional,
+    dense,
+    dense_rows,
+    resnet18,
+    saturated_rows,
+    stream_rows,
+    training_set,
+)
 from measuring import (  # noqa: E402
     Outcome,
     TimeUp,
@@ -40,20 +53,7 @@ from measuring import (  # noqa: E402
     time_limit,
     timing_table,
 )
-from networks import resnet18  # noqa: E402
 from products import described, products_a_second, whole_network_rows  # noqa: E402
-from workloads import (  # noqa: E402
-    FULL,
-    QUICK,
-    Row,
-    convolution_rows,
-    convolutional,
-    dense,
-    dense_rows,
-    saturated_rows,
-    stream_rows,
-    training_set,
-)
 
 import hesscond  # noqa: E402
 
@@ -348,7 +348,7 @@ def time_rows(report: Report, small: bool) -> None:
         ),
         (
             "Saturated softmax, float64",
-            lambda: saturated_rows(dense(size, torch.float64, device, glorot=True)),
+            lambda: saturated_rows(dense(size, torch.float64, device, "glorot")),
         ),
     ]
     network_problem = report.attempt("ResNet-18", lambda: resnet18(size, torch.float32, device), 60)

@@ -11,24 +11,31 @@ import argparse
 import copy
 import json
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cases import (
+    FULL,
+    QUICK,
+    Problem,
+    Size,
+    convolutional_network,
+    network,
+    perceptron,
+    training_set,
+    transformer,
+)
 from measuring import TimeUp, environment, interleaved, milliseconds, seconds_of, table, time_limit
-from networks import convolutional_network, he_network, perceptron, transformer
 from peers import double_by_default, features_and_factors
 from products import described, direction, in_gradients, jvp_of_gradient, product_rows, row
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import eigsh, lobpcg
 from torch import nn
-from workloads import FULL, QUICK, Problem, Size, training_set
 
 from hesscond.hessians import HessianOperator
 from hesscond.hessians.null_space import combined, network_inverse, network_null_directions
@@ -219,11 +226,11 @@ def tops(size: Size, effort: dict[str, Any]) -> dict[str, Any]:
         samples = training_set(size, CPU)
         pairs = zip(samples.inputs.split(size.batch), samples.targets.split(size.batch), strict=True)
         batches = [(inputs.double(), targets) for (inputs, targets), _ in zip(pairs, range(count), strict=False)]
-        network = Network(he_network(size, torch.float64), batches, nn.CrossEntropyLoss())
-        truth, name = true_top(network), f"{count} × {size.batch} samples, {samples.source}"
+        asked_of = Network(network(size, torch.float64, "he"), batches, nn.CrossEntropyLoss())
+        truth, name = true_top(asked_of), f"{count} × {size.batch} samples, {samples.source}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            asked = tools(network).items()
+            asked = tools(asked_of).items()
             best = {tool: exact_enough(ways, truth, seeds, effort["limit"]) for tool, ways in asked}
             rows = [row(tool, tool, lambda c=b["call"]: c(SEEDS[0])) for tool, b in best.items() if b["reached"]]
             timed = {outcome.key: outcome for outcome in interleaved(rows, CPU, **effort)}
@@ -245,12 +252,11 @@ def tops(size: Size, effort: dict[str, Any]) -> dict[str, Any]:
 # the smallest nonzero eigenvalue of a layer
 
 
-@dataclass(frozen=True)
-class LayerSize:
+class Layer(NamedTuple):
     """A dense layer with ReLU behind it and a linear head, and its data.
 
     ``decades`` is how far the scales of the inputs' principal directions fall, ``copies`` the number of features that
-    repeat another (``units`` null directions each), ``cap`` the number of products that a solver may take.
+    repeat another (``units`` null directions each).
     """
 
     inputs: int
@@ -259,85 +265,69 @@ class LayerSize:
     decades: float
     classes: int = 10
     copies: int = 0
-    cap: int = 1500
 
     @property
     def order(self) -> int:
         """Parameters of the layer."""
         return (self.inputs + 1) * self.units
 
-    @property
-    def null(self) -> int:
-        """Null directions that are planted."""
-        return self.copies * self.units
+    def problem(self) -> Problem:
+        """The network and normally distributed inputs with graded scales along random directions, float64."""
+        torch.manual_seed(0)
+        first, last = nn.Linear(self.inputs, self.units), nn.Linear(self.units, self.classes)
+        model = nn.Sequential(first, nn.ReLU(), last).double()
+        nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
+        nn.init.zeros_(first.bias)
+        generator = torch.Generator().manual_seed(1)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        last.weight.data = normal(self.classes, self.units) / self.units**0.5
+        different = self.inputs - self.copies
+        scales = torch.logspace(0, -self.decades, different, dtype=torch.float64)
+        inputs = (normal(self.samples, different) * scales) @ torch.linalg.qr(normal(different, different)).Q
+        inputs = torch.cat([inputs, inputs[:, : self.copies]], 1)
+        return Problem(model, nn.CrossEntropyLoss(), (inputs, torch.arange(self.samples) % self.classes))
+
+    def null_basis(self) -> np.ndarray | None:
+        """Orthonormal columns that span the planted null space: e_a − e_b for every unit, where feature b repeats a."""
+        if not self.copies:
+            return None
+        features = np.zeros((self.inputs + 1, self.copies))
+        for k in range(self.copies):
+            features[[1 + k, 1 + self.inputs - self.copies + k], k] = 0.5**0.5, -(0.5**0.5)
+        return np.kron(np.eye(self.units), features)
 
 
-SIZES = (LayerSize(100, 50, 20_000, 2.0), LayerSize(125, 40, 20_000, 2.0, copies=1), LayerSize(500, 200, 40_000, 1.7))
-SMALL = (
-    LayerSize(24, 16, 1_500, 1.0, classes=5, cap=100),
-    LayerSize(24, 16, 1_500, 1.0, classes=5, copies=1, cap=100),
-)
-#: The largest order of a dense truth, and bytes of products of features that are formed at a time for it.
-DENSE, PIECE = 6_000, 2.5e8
+SIZES = (Layer(100, 50, 20_000, 2.0), Layer(125, 40, 20_000, 2.0, copies=1), Layer(500, 200, 40_000, 1.7))
+SMALL = (Layer(24, 16, 1_500, 1.0, classes=5), Layer(24, 16, 1_500, 1.0, classes=5, copies=1))
+#: The largest order of a dense truth, samples of which the factor is formed at a time, and products of a solver.
+DENSE, PIECE, MOST = 6_000, 500, 1_500
 
 
-def layer_problem(size: LayerSize) -> Problem:
-    """The network and normally distributed inputs with graded scales along random directions, float64."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(size.inputs, size.units), nn.ReLU(), nn.Linear(size.units, size.classes)).double()
-    nn.init.kaiming_normal_(model[0].weight, nonlinearity="relu")
-    generator = torch.Generator().manual_seed(1)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    nn.init.zeros_(model[0].bias)
-    model[2].weight.data = normal(size.classes, size.units) / size.units**0.5
-    different = size.inputs - size.copies
-    scales = torch.logspace(0, -size.decades, different, dtype=torch.float64)
-    inputs = (normal(size.samples, different) * scales) @ torch.linalg.qr(normal(different, different)).Q
-    inputs = torch.cat([inputs, inputs[:, : size.copies]], 1)
-    targets = torch.randint(0, size.classes, (size.samples,), generator=generator)
-    return Problem(model, nn.CrossEntropyLoss(), (inputs, targets))
-
-
-def dense_hessian(problem: Problem) -> np.ndarray:
-    """Σ_j C_j ⊗ ĥ_j ĥ_jᵀ of the first layer, from the Jacobian of the output alone."""
+def dense_hessian(problem: Problem) -> torch.Tensor:
+    """FᵀF of the first layer, F = C^½ J ⊗ ĥ from the Jacobian of the output alone."""
     H_hat, B = features_and_factors(problem, "0")
-    (samples, units, _), n = B.shape, H_hat.shape[1]
-    H = torch.zeros(units, n, units, n, dtype=torch.float64)
-    step = max(1, int(PIECE / (8 * units * n)))
-    for start in range(0, samples, step):
-        h, b = H_hat[start : start + step], B[start : start + step]
-        for u in range(units):
-            weights = (b[:, : u + 1] * b[:, u : u + 1]).sum(2)
-            products = (weights[:, :, None] * h[:, None, :]).flatten(1)
-            H[u, :, : u + 1] += (h.T @ products).view(n, u + 1, n)
-    for u in range(units):
-        H[:u, :, u] = H[u, :, :u].permute(1, 2, 0)
-    return H.reshape(units * n, units * n).numpy()
-
-
-class TooManyError(Exception):
-    """More products than allowed."""
+    order = B.shape[1] * H_hat.shape[1]
+    H = torch.zeros(order, order, dtype=torch.float64)
+    for h, b in zip(H_hat.split(PIECE), B.split(PIECE), strict=True):
+        F = torch.einsum("jur,jn->jrun", b, h).reshape(-1, order)
+        H += F.T @ F
+    return H
 
 
 class Counted(SymmetricOperator):
-    """An operator whose products are counted and timed, and refused beyond a number of them."""
+    """An operator whose products are counted and timed."""
 
-    def __init__(self, A: SymmetricOperator, cap: int) -> None:
+    def __init__(self, A: SymmetricOperator) -> None:
         super().__init__(A.order, A.dtype, A.device)
-        self.A, self.psd, self.cap = A, A.psd, cap
-        self.products, self.seconds = 0, 0.0
+        self.A, self.psd, self.products, self.seconds = A, A.psd, 0, 0.0
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         """A V."""
-        if self.products >= self.cap:
-            raise TooManyError
-        start = time.perf_counter()
-        result = self.A.multiply(vectors)
-        self.seconds += time.perf_counter() - start
-        self.products += vectors.shape[1]
+        seconds, result = seconds_of(lambda: self.A.multiply(vectors), CPU)
+        self.seconds, self.products = self.seconds + seconds, self.products + vectors.shape[1]
         return result
 
     @property
@@ -351,102 +341,65 @@ class Counted(SymmetricOperator):
         return self.A.null_space
 
 
-class Layer:
-    """One layer, its operator and its preconditioner, which all solvers share."""
+def by_lobpcg(A: Counted, inverse: ApproximateInverse, null: np.ndarray | None, tolerance: float) -> float:
+    """Scipy's, told a tolerance that fits the eigenvalue and an exact basis of the null space."""
 
-    def __init__(self, size: LayerSize) -> None:
-        self.size, self.problem = size, layer_problem(size)
-        H = HessianOperator(self.problem.model, self.problem.loss_fn, self.problem.batch, layers=["0"])
-        null_space = combined(network_null_directions(H))
-        self.operator = H if null_space is None else Deflated(H, null_space)
-        self.inverse: ApproximateInverse = network_inverse(H, null_space=null_space)
+    def solved(vectors: np.ndarray) -> np.ndarray:
+        block = torch.from_numpy(np.ascontiguousarray(vectors)).view(A.order, -1)
+        return inverse.solve(block).numpy().reshape(vectors.shape)
 
-    @cached_property
-    def eigenvalues(self) -> np.ndarray:
-        """All of them, ascending, of the dense Hessian."""
-        return np.linalg.eigvalsh(dense_hessian(self.problem))
-
-    def ours(self, A: Counted) -> tuple[float, float, float]:
-        """The eigenvalue and its interval, with the default tolerance and the null space found here."""
-        found = smallest_nonzero(A, 1, inverse=self.inverse)
-        return tuple(float(part[0]) for part in (found.eigenvalues, found.lower, found.upper))  # type: ignore[return-value]
-
-    def lobpcg(self, A: Counted, tolerance: float) -> float:
-        """Scipy's, told a tolerance that fits the eigenvalue and an exact basis of the null space."""
-        order, start = A.order, np.random.default_rng(0).standard_normal((A.order, 1))
-
-        def solved(vectors: np.ndarray) -> np.ndarray:
-            block = torch.from_numpy(np.ascontiguousarray(vectors)).view(order, -1)
-            return self.inverse.solve(block).numpy().reshape(vectors.shape)
-
-        M, Y = ScipyOperator((order, order), matvec=solved, matmat=solved, dtype=np.float64), null_basis(self)
-        values, _ = lobpcg(A.to_scipy(), start, M=M, Y=Y, tol=tolerance, largest=False, maxiter=A.cap)
-        return float(values[0])
+    M = ScipyOperator((A.order, A.order), matvec=solved, matmat=solved, dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal((A.order, 1))
+    return float(lobpcg(A.to_scipy(), start, M=M, Y=null, tol=tolerance, largest=False, maxiter=MOST)[0][0])
 
 
-def null_basis(layer: Layer) -> np.ndarray | None:
-    """Orthonormal columns that span the planted null space: e_a − e_b for every unit, where feature b repeats a."""
-    size = layer.size
-    if not size.null:
-        return None
-    columns = np.zeros((size.units, size.inputs + 1, size.units, size.copies))
-    for repeated in range(size.copies):
-        for unit in range(size.units):
-            columns[unit, 1 + repeated, unit, repeated] = 0.5**0.5
-            columns[unit, 1 + size.inputs - size.copies + repeated, unit, repeated] = -(0.5**0.5)
-    return columns.reshape(size.order, size.null)
-
-
-def counted(layer: Layer, solver: str, attempt: Callable[[Counted], Any], limit: float) -> dict[str, Any]:
-    """One solver on the layer, counted and timed, within the cap and the time limit."""
-    A, start = Counted(layer.operator, layer.size.cap), time.perf_counter()
-    found: dict[str, Any] = {"solver": solver, "value": None}
-    try:
-        with time_limit(limit), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            value = attempt(A)
-        found["value"], *found["interval"] = value if isinstance(value, tuple) else (value,)
-    except TooManyError:
-        found["says"] = f"no answer in {A.cap:,} products"
-    except TimeUp:
-        found["says"] = f"no answer in {limit:.0f} s"
-    seconds = time.perf_counter() - start
-    return {**found, "products": A.products, "seconds": seconds, "outside": (seconds - A.seconds) / seconds}
+def by_ours(A: Counted, inverse: ApproximateInverse) -> list[float]:
+    """The eigenvalue and its interval, with the default tolerance and the null space found here."""
+    found = smallest_nonzero(A, 1, inverse=inverse)
+    return [float(part[0]) for part in (found.eigenvalues, found.lower, found.upper)]
 
 
 def bottoms(size: Size, effort: dict[str, Any]) -> Found:
-    """λ_min⁺ of layers by ours and by lobpcg at tolerances of which the loosest one that suffices is kept."""
-    found: Found = []
-    for one in SMALL if size is QUICK else SIZES:
-        layer, limit = Layer(one), effort["limit"] * (1 if one.order <= DENSE else 10)
-        ours = counted(layer, "hesscond", layer.ours, limit)
-        if one.order <= DENSE:
-            truth = float(layer.eigenvalues[one.null])
-            slack = 4 * np.finfo(float).eps * float(layer.eigenvalues[-1]) / truth
-            for share in (1e-1, 1e-2, 1e-3, 1e-4, 1e-5):
-                name = f"scipy lobpcg, tol {share:.0e} λ"
-                peer = counted(layer, name, lambda A, own=layer, t=share * truth: own.lobpcg(A, t), limit)
-                if peer["value"] is None or abs(peer["value"] - truth) <= max(1e-8, slack) * truth:
-                    break
-        else:
-            # its answer counts as the truth
-            peer = counted(
-                layer, "scipy lobpcg", lambda A, own=layer, t=1e-4 * (ours["value"] or 0): own.lobpcg(A, t), limit
-            )
-            truth, slack = peer["value"] or float("nan"), 1e-8
-        low, high = ours.get("interval") or (float("nan"),) * 2
-        ours["inside"] = bool(low * (1 - slack) <= truth <= high * (1 + slack))
-        for solved in (ours, peer):
-            solved["error"] = None if solved["value"] is None else abs(solved["value"] - truth) / truth
-        lines = []
-        for s in (ours, peer):
-            says = s.get("says") or f"{s['error']:.0e} off"
-            says += {True: ", truth inside the interval", False: ", TRUTH OUTSIDE"}.get(s.get("inside"), "")
-            lines.append([s["solver"], f"{s['products']:,}", milliseconds(s["seconds"]), f"{s['outside']:.0%}", says])
-        print(f"\nλ_min⁺ of a layer {one.inputs} → {one.units}, {one.order:,} parameters, {one.null} null directions\n")
-        print(table(("solver", "products", "ms", "not products", "answer"), lines, left=(0, 4)), flush=True)
-        found.append({**vars(one), "truth": truth, "rows": [ours, peer]})
-    return found
+    """λ_min⁺ of layers by ours and by lobpcg with the same preconditioner, beside the dense truth up to some order."""
+    return [bottom(layer) for layer in (SMALL if size is QUICK else SIZES)]
+
+
+def bottom(layer: Layer) -> dict[str, Any]:
+    """One layer; where there is no truth, ours is told to lobpcg, and its own answer printed."""
+    problem, null = layer.problem(), layer.null_basis()
+    H = HessianOperator(problem.model, problem.loss_fn, problem.batch, layers=["0"])
+    null_space = combined(network_null_directions(H))
+    A = H if null_space is None else Deflated(H, null_space)
+    inverse = network_inverse(H, null_space=null_space)
+    planted, slack, truth = layer.copies * layer.units, 1e-8, None
+    if layer.order <= DENSE:
+        values = torch.linalg.eigvalsh(dense_hessian(problem))
+        truth = float(values[planted])
+        slack = 4 * np.finfo(float).eps * float(values[-1]) / truth
+    ours, seconds = Counted(A), []
+    took, (value, low, high) = seconds_of(lambda: by_ours(ours, inverse), CPU)
+    seconds.append(took)
+    true = truth or value
+    theirs = Counted(A)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        took, other = seconds_of(lambda: by_lobpcg(theirs, inverse, null, 1e-4 * true), CPU)
+    seconds.append(took)
+    inside = bool(low * (1 - slack) <= true <= high * (1 + slack))
+    says = f"truth {'inside' if inside else 'OUTSIDE'} the interval"
+    rows, lines = [], []
+    for solver, A, took, found, more in zip(
+        ("hesscond", "scipy lobpcg"), (ours, theirs), seconds, (value, other), (f", {says}", ""), strict=True
+    ):
+        error = abs(found - true) / true
+        answer = f"{found:.9g}" if truth is None else f"{error:.0e} off{more}"
+        outside = (took - A.seconds) / took
+        lines.append([solver, f"{A.products:,}", milliseconds(took), f"{outside:.0%}", answer])
+        rows.append({"solver": solver, "products": A.products, "seconds": took, "error": error, "inside": inside})
+    title = f"{layer.inputs} → {layer.units}, {layer.order:,} parameters, {planted} null directions"
+    print(f"\nλ_min⁺ of a layer {title}\n")
+    print(table(("solver", "products", "ms", "not products", "answer"), lines, left=(0, 4)), flush=True)
+    return {**layer._asdict(), "truth": truth, "rows": rows}
 
 
 SECTIONS: dict[str, Callable[[Size, dict[str, Any]], Any]] = {"product": products, "top": tops, "bottom": bottoms}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from workloads import Row
+from cases import Row
 
 from hesscond import ConditionNumber
 

@@ -1,7 +1,6 @@
-"""Peak memory of a probe beyond what the process held before it: one probe in a fresh process, as JSON.
+"""Peak memory of a probe of a whole network beyond what the process held before it, as JSON.
 
-Run: ``python benchmarks/peak_memory.py convolution|convolution-default [--quick]``, or for a whole network by a number
-of products ``python benchmarks/peak_memory.py words-12M|…|words-101M|resnet18|resnet50 --products 60 [--double]``.
+Run: ``python benchmarks/peak_memory.py words-12M|…|words-101M|resnet18|resnet50 --products 60 [--double]``.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import resident, seconds_of
-from networks import language_model, resnet18, resnet50
-from workloads import FULL, QUICK, Problem, convolution_rows, convolutional
+from cases import FULL, Problem, language_model, resnet18, resnet50
+from measuring import resident
 
 import hesscond
 
@@ -80,30 +78,17 @@ def whole_network(problem: Problem, products: int, dtype: torch.dtype | None, me
 
 
 def main() -> None:
-    """Build, train one step, probe once, print."""
+    """Build, probe once, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("row")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("row", choices=NETWORKS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--products", type=int, default=60)
     parser.add_argument("--double", action="store_true", help="products in float64")
     parser.add_argument("--memory", type=float, default=10e9)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.row in NETWORKS:
-        dtype = torch.float64 if arguments.double else None
-        print(json.dumps(whole_network(NETWORKS[arguments.row](), arguments.products, dtype, arguments.memory)))
-        return
-    rows = convolution_rows(convolutional(QUICK if arguments.quick else FULL, torch.float32, CPU))
-    by_key = {row.key: row for row in rows}
-    if arguments.row not in by_key:
-        parser.error(f"unknown row {arguments.row!r}: one of {', '.join([*by_key, *NETWORKS])}")
-    by_key["step"].run()
-    after_step, before = resident("VmHWM"), resident("VmRSS")
-    seconds, _ = seconds_of(by_key[arguments.row].run, CPU)
-    peak = resident("VmHWM")
-    # a peak of the step that was not exceeded says only that the probe took no more
-    print(json.dumps({"seconds": seconds, "peak_bytes": peak - before, "exceeds_step": peak > after_step}))
+    dtype = torch.float64 if arguments.double else None
+    print(json.dumps(whole_network(NETWORKS[arguments.row](), arguments.products, dtype, arguments.memory)))
 
 
 if __name__ == "__main__":

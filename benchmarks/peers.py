@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from cases import LAYERS, Problem
 from measuring import TimeUp, seconds_of, time_limit
 from torch.func import functional_call, hessian, jacrev, vmap
-from workloads import LAYERS, Problem
 
 import hesscond
 
@@ -229,59 +229,6 @@ class Comparison:
         self.ask("hessian-eigenthings", label, eigenthings(), top_says)
         self.ask("the same, 50 steps", label, eigenthings(max_iter=steps), top_says)
         self.ask("the same, 50 steps, SA", label, eigenthings(max_iter=steps, which="SA"), bottom_says)
-
-    def traces(self, layer: str, label: str, truth: Truth, matvecs: int = 99) -> None:
-        """The trace of the same Hessian, by as many products as each tool takes for it."""
-        true = float(truth.eigenvalues.sum())
-        # a multiple of 3 below the order, as curvlinops wants it
-        fitting = min(matvecs, 3 * ((truth.order - 1) // 3))
-        model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
-
-        def says(value: Any) -> str:
-            return f"trace {off(float(value), true)}"
-
-        def ours() -> float:
-            return float(
-                hesscond.probe(model, loss_fn, batch, layers=[layer], level="layer")[layer].eigenvalues().sum()
-            )
-
-        def curvlinops() -> Any:
-            from curvlinops import HessianLinearOperator, hutchpp_trace
-
-            parameters = list(model.get_submodule(layer).parameters())
-            return hutchpp_trace(HessianLinearOperator(model, loss_fn, parameters, [batch]), fitting)
-
-        def pyhessian() -> float:
-            from pyhessian import hessian as pyhessian_hessian
-
-            with only_trained(model, layer) as alone, double_by_default():
-                return float(np.mean(pyhessian_hessian(alone, loss_fn, data=batch, cuda=False).trace()))
-
-        def eigenthings() -> float:
-            from hessian_eigenthings import HessianOperator, match_names, supervised_loss, trace
-
-            operator = HessianOperator(model, [batch], supervised_loss(loss_fn), param_filter=match_names(f"{layer}.*"))
-            return trace(operator, num_matvecs=min(matvecs, truth.order), seed=0).estimate
-
-        self.ask("hesscond, sum of eigenvalues", label, ours, says)
-        self.ask("curvlinops, hutch++", label, curvlinops, says)
-        self.ask("PyHessian", label, pyhessian, says)
-        self.ask("hessian-eigenthings, hutch++", label, eigenthings, says)
-
-    def diagonal(self, layer: str, label: str) -> None:
-        """The diagonal by BackPACK, which knows chains of modules."""
-
-        def backpack() -> Any:
-            from backpack import backpack as within
-            from backpack import extend
-            from backpack.extensions import DiagHessian
-
-            with only_trained(self.problem.model, layer) as alone, within(DiagHessian()):
-                loss_fn = extend(copy.deepcopy(self.problem.loss_fn))
-                loss_fn(extend(alone, use_converter=False)(self.problem.batch[0]), self.problem.batch[1]).backward()
-                return [parameter.diag_h for parameter in alone.get_submodule(layer).parameters()]
-
-        self.ask("BackPACK, diagonal", label, backpack, lambda found: f"{len(found)} tensors")
 
 
 def inside(found: Any, truths: list[Truth]) -> str:

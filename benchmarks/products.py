@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from cases import Problem, Row, step_row
 from measuring import Outcome
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from workloads import Problem, Row, step_row
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.spectra.lanczos import lanczos
