@@ -1,4 +1,4 @@
-"""The command line as a manual: examples that parse, listings as JSON, completion."""
+"""The command line as a manual: examples that parse, listings as JSON."""
 
 import json
 import os
@@ -72,19 +72,6 @@ def test_every_listing_is_there_as_json(name, tmp_path, monkeypatch):
         assert all(row.get("name") or row.get("id") for row in found)
 
 
-def completed(words):
-    """What bash is told."""
-    environment = {**os.environ, "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    environment["_HESSCOND_COMPLETE"] = "complete_bash"
-    code = "import sys; sys.argv[0] = 'hesscond'; from hesscond.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    return done.stdout.split()
-
-
-def test_the_shell_is_told():
-    assert "--iterations" in completed("hesscond study --iter")
-
-
 def test_a_stream_in_another_encoding_gets_utf_8():
     done = subprocess.run(
         [sys.executable, "-m", "hesscond", "methods", "sphere"],
@@ -95,6 +82,7 @@ def test_a_stream_in_another_encoding_gets_utf_8():
     assert "β" in done.stdout.decode("utf-8")
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("method", [m.name for m in registered()])
 def test_methods_are_told_without_markup_and_with_their_papers(method, call_cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")

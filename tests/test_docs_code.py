@@ -27,6 +27,7 @@ def name(path):
     return path.relative_to(ROOT).with_suffix("").as_posix()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("page", [p for p in PAGES if p not in SHELL], ids=name)
 def test_the_python_of_a_page_runs_and_prints_what_it_says(page, tmp_path):
     documented.run(page, tmp_path)
@@ -39,6 +40,7 @@ def test_the_commands_of_a_page_print_what_it_says(page, tmp_path):
     documented.run(page, tmp_path)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_and_option_of_a_page_exists(page):
     group = typer.main.get_command(app)

@@ -186,7 +186,7 @@ def used(monkeypatch):
     return found
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     ("loss", "level"),
     [
@@ -204,6 +204,7 @@ def test_every_layer_of_any_model_is_the_truth(name, loss, level, used):
     assert_true(result, model, loss, batch)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_one_sample(level, used):
     model, batch = problem(MODELS["gpt"], 1)

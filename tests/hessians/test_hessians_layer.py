@@ -80,6 +80,7 @@ def test_products_and_eigenvalues_are_those_of_the_matrix(name, scaled):
     assert np.sort(found.numpy()) == pytest.approx(np.sort(truth), abs=1e-11 * np.abs(truth).max())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["dense", "graded", "convolution"])
 @pytest.mark.parametrize("rtol", [1e-6, 1e-8, 1e-12])
 @pytest.mark.parametrize("scaled", ["plain", "alike", "by unit"])
@@ -155,6 +156,7 @@ def test_a_refined_dual_says_what_the_singular_values_say(scaled):
     assert finest.lower <= refined.upper
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", list(PROBLEMS))
 def test_matrix_eigenvalues_and_eigenvectors(name):
     hessian = layer_of(name)

@@ -307,7 +307,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("sizes", [[11], [5, 4, 2]], ids=["one-batch", "ragged"])
 @pytest.mark.parametrize("loss", list(LOSSES))
 @pytest.mark.parametrize("network", ["mlp", "cnn"])

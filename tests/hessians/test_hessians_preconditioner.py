@@ -212,6 +212,7 @@ ALL = UNITWISE | {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("kind", ALL)
 def test_hessians_of_units_layers_and_networks(kind, bend):

@@ -86,6 +86,7 @@ def of_units(P, units, order):
     return np.stack([P.of_unit(unit).matrix(order).diagonal().numpy() for unit in range(units)])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("spec", FORMULAS)
 def test_every_step_is_M_times_the_averaged_gradient_and_P_is_its_root(spec, kind):

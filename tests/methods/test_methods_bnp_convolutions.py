@@ -223,6 +223,7 @@ def raw_P(layer, x, unit, exact):
     return torch.from_numpy(P)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "options", [{}, {"padding": 1}, {"groups": 2, "padding": 1}], ids=["plain", "padded", "groups"]
 )

@@ -495,7 +495,7 @@ class Truth:
         return T, (R + R.T) / 2
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
@@ -553,6 +553,7 @@ def test_ambient_coordinates_are_read_beside():
     assert torch.allclose(chart.hessian(2), plain["4"].hessian(2), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("level", ["layer", "network"])
 def test_the_projected_hessian_is_read_beside(level, constraint):

@@ -76,6 +76,7 @@ def test_outputs_are_finite_and_have_the_shape(name):
     assert output.isfinite().all()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_come_from_the_generator_only(name):
     state = torch.get_rng_state()
@@ -102,6 +103,7 @@ def test_without_normalization(name):
     assert model(batch(name)[1][0]).isfinite().all()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("norm", ["batch", "group", "layer"])
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays", "gpt"))])
 def test_with_each_normalization(name, norm):
@@ -121,6 +123,7 @@ def test_layers_are_registered_in_the_order_they_are_called(name):
     assert called == list(layers)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("name", MODELS)
 def test_activations(name, activation):

@@ -194,6 +194,7 @@ def quantile_of(rows: list[dict[str, Any]], quantity: str, q: float) -> tuple[fl
     return sorted(low for low, _ in ends)[place], sorted(high for _, high in ends)[place]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
     rows = exported(folder)
@@ -222,7 +223,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[S
     assert any("unresolved" in text for text in said) == (hatched > 0)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
     rows = exported(folder)

@@ -59,6 +59,7 @@ def test_three_panels_with_axes_named_and_logarithmic(make_run: MakeRun) -> None
     assert figure.get_size_inches()[0] == pytest.approx(3.3)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("unresolved", [0.0, 0.2, 3.0])
 def test_legends_are_outside_the_data_and_inside_the_page_and_type_is_legible(
     make_run: MakeRun, unresolved: float

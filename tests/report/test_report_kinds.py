@@ -68,7 +68,7 @@ def tick_labels(ax):
     return [*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both")]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
 def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun], name: str) -> None:
     for chosen in (twelve_runs[-1:], twelve_runs):
