@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import tomli_w
 from matplotlib.ticker import LogLocator, NullFormatter
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
@@ -280,8 +280,11 @@ def correlation(found: pd.DataFrame) -> str:
     if len(both) < 5:
         return f"{len(both)} methods: too few"
     generator = np.random.default_rng(0)
-    samples = [both[generator.integers(len(both), size=len(both))] for _ in range(2000)]
-    found = [spearmanr(*sample.T).statistic for sample in samples if len(np.unique(sample[:, 1])) > 1]
+    samples = np.array([both[generator.integers(len(both), size=len(both))] for _ in range(2000)])
+    ranks = rankdata(samples, axis=1)
+    x, y = np.moveaxis(ranks - ranks.mean(1, keepdims=True), 2, 0)
+    norms = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    found = (x * y).sum(1)[norms > 0] / norms[norms > 0]
     low, high = np.nanquantile(found, [0.025, 0.975])
     return f"{spearmanr(*both.T).statistic:.2f} ({low:.2f} … {high:.2f}; {len(both)} methods)"
 

@@ -49,6 +49,7 @@ def test_layers_and_network_are_those_of_the_probe(text: str) -> None:
     assert compared >= 6
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("text", ["bnp", "batchnorm", "adam"])
 def test_what_is_measured_does_not_change_the_training(text: str) -> None:
     ends = []
