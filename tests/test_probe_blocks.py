@@ -518,7 +518,7 @@ def test_several_layers_of_a_recurrence_have_units_of_their_own():
 
 def test_what_takes_too_many_products_is_left_out_or_refused(monkeypatch):
     model, loss_fn, batch = made("embedding-padded")
-    monkeypatch.setattr("hesscond.probing.layers.PRODUCTS", 10)
+    monkeypatch.setattr("hesscond.probing.products.PRODUCTS", 10)
     with pytest.raises(ConfigError, match=r"'first' has 5 units, whose Hessians take 20 products \(up to 10"):
         hesscond.probe(model, loss_fn, batch, ["first"])
     assert hesscond.probe(model, loss_fn, batch, ["first"], units=[1, 2])["first"].units == (1, 2)

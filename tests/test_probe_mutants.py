@@ -17,7 +17,7 @@ from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
-from hesscond.probing import layers as layer_probe
+from hesscond.probing import captured as layer_probe
 from tests.cases import Case, case, small, split
 from tests.fuzzing import Sheared
 from tests.truth import double_backward, layer_truth

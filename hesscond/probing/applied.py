@@ -31,7 +31,6 @@ from hesscond.operators.parallel import Team
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import (
     Batch,
-    LossFunction,
     call_of,
     checked_batch,
     converted,
@@ -42,13 +41,11 @@ from hesscond.problem.evaluation import (
 from hesscond.problem.randomness import gpus_of
 
 if TYPE_CHECKING:
-    from hesscond.probing.results import ProbeResult
+    from hesscond.probing.question import Measured, Question
+from hesscond.probing.results import ProbeResult
 
 #: Types that `hesscond.probe` takes as a method.
 ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
-#: Coordinates to measure the layers of a network in, after the method has been applied to the model.
-Measured = Method | OfInputs | Coordinates | None
-
 #: Largest number of names listed in the description of a measurement.
 FEW = 4
 #: Code that applies a method to a model itself.
@@ -57,13 +54,16 @@ BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
 @dataclass(frozen=True)
 class Applied:
-    """Network as a method builds it, with the coordinates, data and description for a probe of it."""
+    """Question for the network as a method builds it, with a description of the measurement."""
 
-    model: nn.Module
-    method: Measured
-    data: Batch | Iterable[Batch]
+    question: Question  # its ``method`` is a `Measured`
     what: str
     given: nn.Module
+
+    @property
+    def model(self) -> nn.Module:
+        """Model that is measured."""
+        return self.question.model
 
     def place(self, name: str) -> str:
         """Return the name, in the copy, of a module, parameter or part of the model that was given."""
@@ -97,71 +97,55 @@ class Applied:
         return result
 
 
-def applied(
-    model: nn.Module,
-    method: ProbeMethod,
-    data: Batch | Iterable[Batch],
-    *,
-    loss_fn: LossFunction,
-    dtype: torch.dtype | None,
-    whole: bool = False,
-    alone: bool = True,
-) -> Applied:
-    """Model, coordinates and data that `hesscond.probe` measures for ``method``, as described in `hesscond.probe`."""
+def applied(question: Question) -> Applied:
+    """Question for the model, coordinates and data that ``question.method`` stands for, as in `hesscond.probe`."""
+    model, method = question.model, question.method
     if isinstance(method, (str, Spec)):
-        spec = parse(method) if isinstance(method, str) else method
-        return by_name(model, spec, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=alone)
+        return by_name(question, parse(method) if isinstance(method, str) else method)
     if isinstance(method, torch.optim.Optimizer) or (isinstance(method, (list, tuple)) and method):
         method = at_work(model, method)
     if isinstance(method, Method):
-        own, what = in_coordinates_of(model, method, whole=whole)
-        return Applied(model, own, data, what, model)
+        own, what = in_coordinates_of(model, method, whole=question.whole_network)
+        return Applied(replace(question, method=own), what, model)
     if method is None or isinstance(method, Coordinates):
-        return Applied(model, method, data, described(None if method is None else method.name), model)
+        return Applied(question, described(None if method is None else method.name), model)
     raise ConfigError(
         f"method must be a name, a Method, an optimizer, a Preconditioner or a Chart, not {type(method).__name__}"
     )
 
 
-def by_name(
-    model: nn.Module,
-    spec: Spec,
-    data: Batch | Iterable[Batch],
-    *,
-    loss_fn: LossFunction,
-    dtype: torch.dtype | None,
-    whole: bool,
-    alone: bool,
-) -> Applied:
-    """Model itself, or a copy that the named methods have rebuilt, with their coordinates from the data."""
+def by_name(question: Question, spec: Spec) -> Applied:
+    """Question for the model itself, or for a copy that the named methods rebuild, in their coordinates."""
     chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
     if building is None:
-        return Applied(model, chosen, data, described(None, chosen), model)
+        return Applied(replace(question, method=chosen), described(None, chosen), question.model)
     if any(part.preconditions_in_step for part, _ in building.parts):
         raise no_step(spec.text)
-    built_in, data = rebuilt(model, building, data, alone=alone)
+    built_in, data = rebuilt(question, building)
     changing = building.without(lambda part: part.of_first_step)
     of_step = changing is None or len(changing.parts) < len(building.parts)
+    copied = replace(question, model=built_in.model, method=built_in, data=data)
     if of_step:
-        take_first_step(built_in, spec.text, loss_fn, data, dtype, alone=alone)
-    found = applied(built_in.model, built_in, data, loss_fn=loss_fn, dtype=dtype, whole=whole)
+        take_first_step(copied, spec.text)
+    found = applied(copied)
     what = f"{found.what}, of a first step on the data" if of_step else found.what
     changed = ""
     if changing is not None:
         penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
         changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
         what = f"{changed}, {what}"
-    built = replace(found, given=model, what=what)
+    built = replace(found, given=question.model, what=what)
+    built = replace(built, question=replace(built.question, choice=question.choice.placed(built.place)))
     if chosen is None:
         return built
-    if found.method is not None:
+    if found.question.method is not None:
         together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
         raise ConfigError(
             f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
             + ("" if any(other.constrains for other, _ in building.parts) else together)
         )
     placed = chosen.placed(built.model)
-    return replace(built, method=placed, what=f"{changed}, {described(None, placed)}")
+    return replace(built, question=replace(built.question, method=placed), what=f"{changed}, {described(None, placed)}")
 
 
 def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple[Method | None, str]:
@@ -172,24 +156,13 @@ def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple
         method.check_network()
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     still = method.unmoved(trained)
-    names: dict[str, None] = {}
-    plain: list[str] = []
-    refusals: list[ConfigError] = []
-    for name in eligible_layers(model):
-        try:
-            own = method.probed(name)
-        except ConfigError as refusal:
-            # raised later, if such a layer is asked for
-            refusals.append(refusal)
-        else:
-            names |= {} if own is None else {own.name: None}
-            plain += [name] if own is None else []
+    names, plain, refusal = coordinates_of_layers(model, method)
     if isinstance(method, ByParameter):
         inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
         outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
         names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
-    if refusals and not names:
-        raise refusals[0]
+    if refusal is not None and not names:
+        raise refusal
     if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
         raise no_step(method.whole.name)
     what = described(" and ".join(names))
@@ -199,6 +172,23 @@ def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple
         moved = [name for name in trained if name not in still]
         what += f", of the parameters moved by {method.name}: {listed(moved)}"
     return method if names else None, what
+
+
+def coordinates_of_layers(model: nn.Module, method: Method) -> tuple[dict[str, None], list[str], ConfigError | None]:
+    """Names of a method's coordinates at the layers that have some, layers in plain ones, and the first refusal."""
+    names: dict[str, None] = {}
+    plain: list[str] = []
+    refusals: list[ConfigError] = []
+    for name in eligible_layers(model):
+        try:
+            own = method.probed(name)
+        except ConfigError as refusal:
+            # raised only if such a layer is asked for, or if no layer has coordinates
+            refusals.append(refusal)
+        else:
+            names |= {} if own is None else {own.name: None}
+            plain += [name] if own is None else []
+    return names, plain, refusals[0] if refusals else None
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:
@@ -224,10 +214,9 @@ def described(name: str | None, chosen: OfInputs | None = None) -> str:
     return f"coordinates: {name}" if name else "plain coordinates"
 
 
-def rebuilt(
-    model: nn.Module, spec: Spec, data: Batch | Iterable[Batch], *, alone: bool
-) -> tuple[Method, Batch | Iterable[Batch]]:
+def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Batch]]:
     """Method at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
+    model, data = question.model, question.data
     try:
         own = deepcopy(model)
     except Exception as error:
@@ -251,7 +240,7 @@ def rebuilt(
             "data: call model.train(), or train it with the method and give that model"
         )
     if method.reads_all_inputs:
-        if not alone:
+        if question.team is not None:
             raise ConfigError(
                 f"{spec.text} reads the inputs of all processes, of which each has its share: start one only"
             )
@@ -263,20 +252,14 @@ def rebuilt(
     return method, data
 
 
-def take_first_step(
-    method: Method,
-    text: str,
-    loss_fn: LossFunction,
-    data: Batch | Iterable[Batch],
-    dtype: torch.dtype | None,
-    *,
-    alone: bool,
-) -> None:
+def take_first_step(question: Question, text: str) -> None:
     """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
 
-    The copy is cast to ``dtype``, unless that is None.
+    The copy is cast to ``question.dtype``, unless that is None. The copy itself is run, not a `Snapshot` of it: a
+    method may differentiate the loss in the parameters that it holds.
     """
-    if not (alone and is_batch(data)):
+    method, data, dtype = question.method, question.data, question.dtype
+    if question.team is not None or not is_batch(data):
         raise ConfigError(
             f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets), to one process"
         )
@@ -290,7 +273,7 @@ def take_first_step(
         )
     with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
         try:
-            loss = scalar(in_precision(loss_fn, dtype, model)(model(*args, **kwargs), target))
+            loss = scalar(in_precision(question.loss_fn, dtype, model)(model(*args, **kwargs), target))
         except RuntimeError as error:
             if dtype is None:
                 raise

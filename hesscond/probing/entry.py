@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +14,17 @@ from hesscond.errors import ConfigError, bytes_of
 from hesscond.hessians.blocks import Choice
 from hesscond.operators.parallel import Team
 from hesscond.probing.applied import ProbeMethod, applied
-from hesscond.probing.layers import LayerProbe
-from hesscond.probing.network import NetworkProbe
-from hesscond.probing.question import Measurement
+from hesscond.probing.layers import layer_results
+from hesscond.probing.network import network_result
+from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
 from hesscond.problem import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.problem.weighting import BatchWeight, check_weighting
+from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import check_problem, measurable
-from hesscond.spectra.bounded import refuse_few
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-LEVELS = ("unit", "layer", "network")
 
 
 def probe(
@@ -171,68 +167,44 @@ def probe(
     check_problem(model, loss_fn)
     team = team_of(model, group)
     model = measurable(model)
-    if level not in LEVELS:
-        raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
-    if not is_number(rtol) or not 0 < rtol < 1:
-        raise ConfigError(f"rtol must lie between 0 and 1, not {rtol!r}")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(f"dtype must be a floating-point type of torch or None, not {dtype!r}")
-    check_weighting(reduction, weight)
     size = bytes_of(memory)
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
-    choice = Choice.of(model, layers, blocks, level)
-    if units is not None and (layers is None or level != "unit"):
+    question = Question(
+        model=model,
+        loss_fn=loss_fn,
+        data=data,
+        choice=Choice.of(model, layers, blocks, checked_level(level)),
+        level=level,
+        method=method,
+        units=None if units is None else checked_units(units, layers, level),
+        dtype=dtype,
+        rtol=rtol,
+        memory=MEMORY if size is None else int(size),
+        reduction=reduction,
+        weight=weight,
+        check=check,
+        team=team,
+        products=products,
+        progress=ProgressRecord(progress),
+    )
+    refuse_sharded(model)
+    work = applied(question)
+    return work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+
+
+def checked_units(units: Any, layers: object, level: str) -> tuple[int, ...]:
+    """Return units as integers, also if they are numbers of numpy or torch; a ConfigError where they mean nothing."""
+    if layers is None or level != "unit":
         raise ConfigError(
             "units were given without layers: name the layers they belong to"
             if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )
-    if units is not None:
-        units = whole_numbers(units)
-    if products is not None:
-        if level != "network":
-            raise ConfigError(f"products are those with a whole network: leave them out at level {level!r}")
-        refuse_few(products)
-    budget = MEMORY if size is None else int(size)
-    refuse_sharded(model)
-    whole = level == "network" and choice.names is None
-    work = applied(model, method, data, loss_fn=loss_fn, dtype=dtype, whole=whole, alone=team is None)
-    if work.model is not model:
-        model, choice, data = work.model, choice.placed(work.place), work.data
-    kind = NetworkProbe if level == "network" else LayerProbe
-    asked: Measurement = kind(
-        model,
-        loss_fn,
-        data,
-        choice,
-        level,
-        work.method,
-        units,
-        dtype,
-        rtol,
-        budget,
-        reduction,
-        weight,
-        check,
-        team,
-        products,
-        ProgressRecord(progress),
-    )
-    return work.renamed(asked.result())
-
-
-def whole_numbers(units: Any) -> tuple[int, ...]:
-    """Return units as integers, also if they are numbers of numpy or torch."""
     try:
         return tuple(map(index, units))
     except TypeError:
         raise ConfigError(f"units must be whole numbers, as units=[0, 3], not {units!r}") from None
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a real number and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:

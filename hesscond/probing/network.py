@@ -23,69 +23,81 @@ from hesscond.hessians import (
 )
 from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
 from hesscond.hessians.coordinates.base import LayerPreconditioner, UnitCoordinates, coordinates_of
-from hesscond.hessians.network_hessian import BlockSource, NetworkHessian
+from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.probing.applied import Measured, coordinates_at, layer_coordinates
+from hesscond.probing.applied import coordinates_at, layer_coordinates
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
-from hesscond.probing.question import Measurement
+from hesscond.probing.question import DISAGREES, Measurement, Question
 from hesscond.probing.results import NetworkResult, ProbeResult
 from hesscond.problem.weighting import mass_of
 from hesscond.spectra import bounded_condition
 from hesscond.spectra.bounded import LEAST_VECTORS
 
 
-class NetworkProbe(Measurement):
-    """Measurement of the Hessian in all parameters that require a gradient, or in those of some layers together."""
+def network_result(question: Question) -> ProbeResult:
+    """Result of the Hessian in all parameters that require a gradient, or in those of some layers together."""
+    probe = NetworkProbe(question)
+    probe.refuse_large()
+    chart = network_chart(question)
+    return probe.plain_or_linear() if chart is None else probe.in_chart(chart)
 
-    def result(self) -> ProbeResult:
-        source = self.source()
-        named = self.choice.names
-        self._refuse_large()
-        chart = network_chart(self.method, named, self.model)
-        if chart is not None:
-            if self.team is not None:
-                raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-            operator, rows = chart.network(source.operator)
-            parts: dict[str, list[slice]]
-            parts = {name: [where] for name, where in rows.items()}
-            block, route = source.products(operator), f"products, in {chart.name}"
-            return self._checked(block, source.latest, parts, route, operator)
-        by_parameter = None
-        if isinstance(self.method, ByParameter):
-            blocks = self._moved()
-            if any(block.layer is None for block in blocks.values()):
-                by_parameter = self.method
-        else:
-            if self.method is not None and named is None:
-                named = tuple(layers_with_everything(self.model))
-            blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
-        H = self._operator(source, blocks)
+
+class NetworkProbe:
+    """Measurement of the Hessian of a network, one block of all its parameters or of those of some layers."""
+
+    def __init__(self, question: Question) -> None:
+        self.question, self.model, self.method = question, question.model, question.method
+        self.choice, self.team = question.choice, question.team
+        self.measurement, self.source = Measurement(question), question.source()
+
+    def in_chart(self, chart: Coordinates) -> ProbeResult:
+        """Return the result in a chart of all parameters."""
+        if self.team is not None:
+            raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
+        operator, rows = chart.network(self.source.operator)
+        block = self.source.products(operator)
+        parts = {name: [where] for name, where in rows.items()}
+        return self._checked(block, self.source.latest, parts, f"products, in {chart.name}")
+
+    def plain_or_linear(self) -> ProbeResult:
+        """Return the result in plain coordinates, or in those that a matrix P defines."""
+        blocks, by_parameter = self._blocks()
+        H = self._operator(blocks)
         whole = H if self.team is None else shared(H, self.team)
         route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-        if self.method is not None and by_parameter is None:
+        products = self.source.products
+        if self.method is not None and not by_parameter:
             change = coordinates_of(H, self._coordinates(H))
             ends = list(accumulate(change.columns))
-            parts = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
+            columns = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
-            changed = Congruence(whole, change)
-            return self._checked(source.products(changed), H, parts, route, changed)
-        parts = {}
+            return self._checked(products(Congruence(whole, change)), H, columns, route)
+        parts: dict[str, list[slice]] = {}
         for name, where in H.parts.items():
-            owner = name.rpartition(".")[0] or "model" if named is None else name
+            owner = name if self.choice.names is not None else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
-        if by_parameter is not None:
-            changed = in_parameters(by_parameter, H, whole)
-            return self._checked(source.products(changed), H, parts, route, changed)
+        if by_parameter:
+            return self._checked(products(in_parameters(self.method, H, whole)), H, parts, route)
         if isinstance(H.layout, BlockLayout) and not H.layout.whole:
-            return self._checked(source.products(whole), H, parts, route, whole)
+            return self._checked(products(whole), H, parts, route)
         # null directions for the data of one process need not be null for the data of another
         known = NullSpaceAndPreconditioner.of if self.team is None else NullSpaceAndPreconditioner.without_directions
-        return self._checked(source.products(whole, partial(known, H)), H, parts, route, whole)
+        return self._checked(products(whole, partial(known, H)), H, parts, route)
+
+    def _blocks(self) -> tuple[dict[str, Block], bool]:
+        """Blocks of the network that are measured (none: all of it), and whether P is one of single parameters."""
+        named = self.choice.names
+        if isinstance(self.method, ByParameter):
+            blocks = self._moved()
+            return blocks, any(block.layer is None for block in blocks.values())
+        if self.method is not None and named is None:
+            named = tuple(layers_with_everything(self.model))
+        return {} if named is None else replace(self.choice, names=named).blocks(self.model), False
 
     def _moved(self) -> dict[str, Block]:
         """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
@@ -94,19 +106,14 @@ class NetworkProbe(Measurement):
             choice = Choice(tuple(catalogue.natural))
         found = {}
         for name, block in choice.blocks(self.model).items():
-            try:
-                own = self.moved(name, block)
-            except ConfigError as error:
-                if self._named(name):
-                    raise
-                self.skipped[name] = str(error)
-                continue
-            if self.choice.names is None:
-                own = trained(own, catalogue)
-            found[name] = own if own.order == block.order else replace(own, layer=None)
+            with self.measurement.skipping(name, ConfigError):
+                own = self.measurement.moved(name, block)
+                if self.choice.names is None:
+                    own = trained(own, catalogue)
+                found[name] = own if own.order == block.order else replace(own, layer=None)
         return found
 
-    def _operator(self, source: BlockSource, blocks: Mapping[str, Block]) -> HessianOperator:
+    def _operator(self, blocks: Mapping[str, Block]) -> HessianOperator:
         """Hessian in all parameters, or in those of the blocks named."""
         odd = next((name for name, block in blocks.items() if block.layer is None), None)
         if odd is not None and not isinstance(self.method, ByParameter | None):
@@ -116,7 +123,7 @@ class NetworkProbe(Measurement):
             )
 
         # products alone need nothing that null directions and inverses are computed from
-        watch = self.products is None or self.method is not None
+        source, watch = self.source, self.question.products is None or self.method is not None
 
         def make() -> HessianOperator:
             if odd is None:
@@ -143,49 +150,46 @@ class NetworkProbe(Measurement):
         return BlockLayout(list(blocks.values()), catalogue.parameters)
 
     def _checked(
-        self,
-        block: NetworkHessian,
-        H: HessianOperator,
-        parts: Mapping[str, Sequence[slice]],
-        route: str,
-        operator: SymmetricOperator,
+        self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
     ) -> ProbeResult:
-        """Return the result, with the check of the Hessian H behind the operator on this process's data, if wanted."""
-        result = NetworkResult(block, parts, H.names, route, self.rtol)
+        """Return the result, with the check of the Hessian H behind the block on this process's data, if wanted."""
+        question, operator = self.question, block.operator
+        result = NetworkResult(block, parts, H.names, route, question.rtol)
         precision = "not looked at (check=False)"
-        if self.check:
+        if question.check:
             result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
             told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
             if None not in told:
                 result.rounding = {None: all(told)}
             precision = str(seen)
-            refuse_failed(NETWORK, result.check, "the operator and a fresh evaluation of the model disagree")
-        if self.products is not None and operator.order > self.products:
+            refuse_failed(NETWORK, result.check, DISAGREES)
+        if question.products is not None and operator.order > question.products:
             result.bounded = bounded_condition(
                 operator,
-                self.products,
+                question.products,
                 error=result.uncertainty,
                 # for a method's coordinates it is unknown which ones are alike
                 level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=block.limits.memory,
             )
-        return ProbeResult({NETWORK: result}, self.skipped, precision)
+        return ProbeResult({NETWORK: result}, self.measurement.skipped, precision)
 
-    def _refuse_large(self) -> None:
+    def refuse_large(self) -> None:
         """Raise an error, before any computation, if no vector of the network fits, or not those of the products."""
+        question = self.question
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        itemsize = max(((self.dtype or p.dtype).itemsize for p in parameters), default=1)
+        itemsize = max(((question.dtype or p.dtype).itemsize for p in parameters), default=1)
         order = sum(p.numel() for p in parameters)
         if self.choice.names is not None:
             order = sum(block.order for block in self.choice.blocks(self.model).values())
-        self.refuse_little([order])
+        question.refuse_little([order])
         least = 2 * LEAST_VECTORS * order * itemsize
-        if self.products is not None and least > self.memory:
+        if question.products is not None and least > question.memory:
             raise CaptureError(
-                f"{self.products} products with the Hessian of {order:,} parameters take {readable(least)} at least, "
-                f"half of it for {LEAST_VECTORS} vectors, more than memory={readable(self.memory)}: raise it, or keep "
-                "the precision of the model (dtype=None, --dtype as-is)"
+                f"{question.products} products with the Hessian of {order:,} parameters take {readable(least)} at "
+                f"least, half of it for {LEAST_VECTORS} vectors, more than memory={readable(question.memory)}: raise "
+                "it, or keep the precision of the model (dtype=None, --dtype as-is)"
             )
 
 
@@ -206,15 +210,15 @@ def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
 
 
-def network_chart(method: Measured, layers: Sequence[str] | None, model: nn.Module) -> Coordinates | None:
-    """Coordinates of all parameters of the network together, if ``method`` is no P of its layers; else None."""
-    if isinstance(method, ByParameter):
+def network_chart(question: Question) -> Coordinates | None:
+    """Coordinates of all parameters of the network together, if the method is no P of its layers; else None."""
+    if isinstance(question.method, ByParameter):
         return None
-    found = [coordinates_at(method, name) for name in eligible_layers(model)]
+    found = [coordinates_at(question.method, name) for name in eligible_layers(question.model)]
     charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
     if not charts:
         return None
-    if layers is not None:
+    if question.choice.names is not None:
         raise ConfigError(f"{charts[0].name}: of some layers together they are not defined, leave out layers=")
     return charts[0]
 

@@ -1,12 +1,13 @@
-"""Call of `hesscond.probe`, with its checked arguments."""
+"""Question that a call of `hesscond.probe` asks, and the record of what is measured to answer it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,43 +15,86 @@ from torch import nn
 from hesscond.capture import ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.errors import ConfigError, HesscondError
-from hesscond.hessians import BlockHessian, HessianOperator
+from hesscond.hessians import BlockHessian, Coordinates, HessianOperator
 from hesscond.hessians.blocks import Block, Choice
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
+from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import Team
-from hesscond.probing.applied import Measured
-from hesscond.probing.results import ProbeResult
-from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.problem.weighting import BatchWeight
+from hesscond.problem import MEMORY, Batch, LossFunction
+from hesscond.problem.batches import is_batch
+from hesscond.problem.precision import Precision
+from hesscond.problem.weighting import BatchWeight, check_weighting
+from hesscond.spectra.bounded import refuse_few
+
+#: Coordinates to measure the layers of a network in, after a method has been applied to the model.
+Measured = Method | OfInputs | Coordinates | None
+LEVELS = ("unit", "layer", "network")
+#: Error for an operator whose products are not those of the model.
+DISAGREES = "the operator and a fresh evaluation of the model disagree"
 
 
-@dataclass
-class Measurement(ABC):
-    """Checked arguments of `hesscond.probe`, after a method has been applied; a subclass computes the result."""
+def is_number(value: object) -> bool:
+    """Whether a value is a real number and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def checked_level(level: object) -> str:
+    """Return a level; a ConfigError for a value that is none."""
+    if not isinstance(level, str) or level not in LEVELS:
+        raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
+    return level
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Checked arguments of `hesscond.probe`, which describes them.
+
+    ``model``, ``data`` and ``method`` are those that were given, or those that `hesscond.probing.applied` made of them.
+    """
 
     model: nn.Module
     loss_fn: LossFunction
     data: Batch | Iterable[Batch]
     choice: Choice
     level: str
-    method: Measured  # as returned by `hesscond.probing.applied.applied`
-    units: Sequence[int] | None
-    dtype: torch.dtype | None
-    rtol: float
-    memory: int  # bytes for the whole computation
-    reduction: str | None
-    weight: BatchWeight | None
-    check: bool
-    team: Team | None  # processes that measure together
-    products: int | None  # largest number of products with a whole network; None: no limit
+    method: Any = None  # a ``ProbeMethod`` as given, then a ``Measured``
+    units: Sequence[int] | None = None
+    dtype: torch.dtype | None = torch.float64
+    rtol: float = 1e-8
+    memory: int = MEMORY  # bytes for the whole computation
+    reduction: str | None = None
+    weight: BatchWeight | None = None
+    check: bool = True
+    team: Team | None = None  # processes that measure together
+    products: int | None = None  # largest number of products with a whole network; None: no limit
     progress: ProgressRecord = field(default_factory=ProgressRecord)
-    #: layers and parameters that are not measured, with the reason
-    skipped: dict[str, str] = field(default_factory=dict)
 
-    @abstractmethod
-    def result(self) -> ProbeResult:
-        """Compute the result."""
+    def __post_init__(self) -> None:
+        """Raise a ConfigError for arguments that do not go together, or have a wrong type."""
+        if not is_number(self.rtol) or not 0 < self.rtol < 1:
+            raise ConfigError(f"rtol must lie between 0 and 1, not {self.rtol!r}")
+        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
+            raise ConfigError(f"dtype must be a floating-point type of torch or None, not {self.dtype!r}")
+        check_weighting(self.reduction, self.weight)
+        if self.products is not None:
+            if self.level != "network":
+                raise ConfigError(f"products are those with a whole network: leave them out at level {self.level!r}")
+            refuse_few(self.products)
+
+    @property
+    def whole_network(self) -> bool:
+        """Whether the Hessian in all parameters of the network is asked for."""
+        return self.level == "network" and self.choice.names is None
+
+    @property
+    def batches(self) -> Iterable[Batch]:
+        """Batches of the data."""
+        return [self.data] if is_batch(self.data) else self.data
+
+    def named(self, name: str) -> bool:
+        """Whether a block was asked for by its name, so that it must not be left out."""
+        return self.choice.names is not None and name not in self.choice.optional
 
     def refuse_little(self, orders: Iterable[int]) -> None:
         """Raise a ConfigError for a memory that does not hold a vector of the smallest Hessian."""
@@ -60,33 +104,6 @@ class Measurement(ABC):
                 f"memory={readable(self.memory)} holds no vector of the smallest Hessian, whose {least:,} parameters "
                 f"take {readable(8 * least)}: memory= is a number of bytes, or a size such as '2 GB'"
             )
-
-    def moved(self, name: str, block: Block) -> Block:
-        """Part of a block that the method's steps move; its other parameters are skipped."""
-        still = self.method.unmoved(block.parameters) if isinstance(self.method, Method) else {}
-        if not still:
-            return block
-        if name in self.choice.groups:
-            key, why = next(iter(still.items()))
-            raise ConfigError(f"block {name!r} cannot be measured so: its parameter {key!r} {why}")
-        if len(still) == len(block.parameters):
-            raise ConfigError(f"layer {name!r} {next(iter(still.values()))}")
-        self.skipped |= {key: f"parameter {key!r} {why}" for key, why in still.items()}
-        return replace(block, pieces=tuple(piece for piece in block.pieces if piece.parameter not in still))
-
-    def _named(self, name: str) -> bool:
-        """Whether a block was asked for by its name, so that it must not be left out."""
-        return self.choice.names is not None and name not in self.choice.optional
-
-    @contextmanager
-    def skipping(self, name: str, *kinds: type[HesscondError]) -> Iterator[None]:
-        """Context in which an error of these kinds skips a block, unless it was asked for by its name."""
-        try:
-            yield
-        except kinds as error:
-            if self._named(name):
-                raise
-            self.skipped[name] = str(error)
 
     def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
         """Source of blocks: products with the Hessian of the loss, and Hessians that were captured."""
@@ -100,3 +117,44 @@ class Measurement(ABC):
             weight=self.weight,
         )
         return BlockSource(make, self.memory, captured)
+
+
+@dataclass
+class Measurement:
+    """Record of the blocks of a question: their coordinates, and the reasons for those that are not measured."""
+
+    question: Question
+    blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
+    systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
+    reached: set[str] | None = None  # names of the parameters that the loss depends on, once they are known
+    precision: Precision | None = None  # precision of the forward pass, once it was observed
+
+    def keep_data(self) -> None:
+        """Keep the batches of a stream, for another pass over them."""
+        if not is_batch(self.question.data):
+            self.question = replace(self.question, data=list(self.question.data))
+
+    @contextmanager
+    def skipping(self, name: str, *kinds: type[HesscondError]) -> Iterator[None]:
+        """Context in which an error of these kinds skips a block, unless it was asked for by its name."""
+        try:
+            yield
+        except kinds as error:
+            if self.question.named(name):
+                raise
+            self.skipped[name] = str(error)
+
+    def moved(self, name: str, block: Block) -> Block:
+        """Part of a block that the method's steps move; its other parameters are skipped."""
+        method = self.question.method
+        still = method.unmoved(block.parameters) if isinstance(method, Method) else {}
+        if not still:
+            return block
+        if name in self.question.choice.groups:
+            key, why = next(iter(still.items()))
+            raise ConfigError(f"block {name!r} cannot be measured so: its parameter {key!r} {why}")
+        if len(still) == len(block.parameters):
+            raise ConfigError(f"layer {name!r} {next(iter(still.values()))}")
+        self.skipped |= {key: f"parameter {key!r} {why}" for key, why in still.items()}
+        return replace(block, pieces=tuple(piece for piece in block.pieces if piece.parameter not in still))

@@ -16,7 +16,7 @@ from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trai
 from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.operators.estimates import BLOCK
 from hesscond.probing.check import Check, check_operator, refuse_failed
-from hesscond.probing.layers import occurring
+from hesscond.probing.products import occurring
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -52,9 +53,9 @@ from hesscond.probing.check import (
     refuse_failed,
     weight_as_parameter,
 )
-from hesscond.probing.layers import LayerProbe
-from hesscond.probing.network import NetworkProbe
-from hesscond.probing.question import Measurement
+from hesscond.probing.layers import layer_results
+from hesscond.probing.network import network_result
+from hesscond.probing.question import Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction
@@ -185,6 +186,11 @@ class Prober:
     def _wanted(self) -> tuple[int, ...] | None:
         """Units to be measured; None: all."""
         return None if isinstance(self.config.units, str) else tuple(self.config.units)
+
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        """Precision of the forward pass; None: that of the training."""
+        return torch.float64 if self.config.precision == "float64" else None
 
     def batch(
         self,
@@ -331,6 +337,16 @@ class Prober:
         self, name: str, pairs: Batch | Iterable[Batch], samples: int, weights: list[int] | None = None
     ) -> Iterator[ProbeRow]:
         """Rows of all blocks that are not captured, and of the network; ``weights``: of the batches of a stream."""
+        asked = Question(
+            model=self.model,
+            loss_fn=self.loss_fn,
+            data=pairs,
+            choice=Choice(),
+            level="layer",
+            dtype=self._dtype,
+            rtol=self.config.rtol,
+            weight=weights,
+        )
         for level, places in self.further.items():
             # of embedding tables all units that occur are measured: only the data tell which these are
             groups: dict[bool, list[str]] = {False: [], True: []}
@@ -340,44 +356,16 @@ class Prober:
                 if not chosen:
                     continue
                 units = None if table or level == "layer" else self._wanted
-                measure = partial(self._measured, LayerProbe, pairs, weights, level=level, units=units)
-                plain = measure(None, choice=Choice(tuple(chosen)))
+                question = replace(asked, level=level, units=units, choice=Choice(tuple(chosen)))
+                plain = layer_results(question)
                 moved = [place for place in chosen if self._has_coordinates(place)]
-                own = measure(self.method, choice=Choice(tuple(moved))) if moved else {}
+                in_own = replace(question, method=self.method, choice=Choice(tuple(moved)))
+                own = layer_results(in_own) if moved else {}
                 for place in chosen:
                     yield from self._rows_of(name, samples, plain[place], own.get(place))
         if "network" in self.config.levels:
-            network = partial(self._measured, NetworkProbe, pairs, weights, level="network", choice=Choice())
-            yield self._network_row(name, samples, lambda method: network(method)[NETWORK])
-
-    def _measured(
-        self,
-        kind: type[Measurement],
-        pairs: Any,
-        weights: list[int] | None,
-        method: Method | None,
-        level: str,
-        choice: Choice,
-        units: tuple[int, ...] | None = None,
-    ) -> Mapping[str, LayerResult]:
-        """Result of `hesscond.probe` for some blocks, in the plain parameters or in the method's coordinates."""
-        return kind(
-            self.model,
-            self.loss_fn,
-            pairs,
-            choice,
-            level,
-            method,
-            units,
-            dtype=torch.float64 if self.config.precision == "float64" else None,
-            rtol=self.config.rtol,
-            memory=MEMORY,
-            reduction=None,
-            weight=weights,
-            check=True,
-            team=None,
-            products=self.config.products if level == "network" else None,
-        ).result()
+            network = replace(asked, level="network", products=self.config.products)
+            yield self._network_row(name, samples, network)
 
     def _has_coordinates(self, place: str) -> bool:
         """Whether the method has coordinates of a block other than the plain ones."""
@@ -409,9 +397,9 @@ class Prober:
             best = optima(block.plain) if unit is None and block.order <= self.config.optima else {}
             yield ProbeRow(row | best, [], [])
 
-    def _network_row(self, name: str, samples: int, measure: Callable[[Method | None], LayerResult]) -> ProbeRow:
+    def _network_row(self, name: str, samples: int, question: Question) -> ProbeRow:
         """Row of all parameters together; the own coordinates are left empty where they are not defined."""
-        plain = measure(None)
+        plain = network_result(question)[NETWORK]
         kappa = plain.conditions[0]
         row = {"data": name, "layer": NETWORK, "unit": None, "samples": samples, "n_params": plain.n_params}
         row |= kappa.columns
@@ -419,7 +407,8 @@ class Prober:
             self.method.check_network()
             systems = [self.method.probed(place) for place in eligible_layers(self.model)]
             moved = dict.fromkeys(own.name for own in systems if own is not None)
-            own = measure(self.method).conditions[0] if moved else kappa
+            in_own = replace(question, method=self.method)
+            own = network_result(in_own)[NETWORK].conditions[0] if moved else kappa
         except ConfigError as error:
             return ProbeRow(row | {"coordinates": f"not defined: {error}"}, [], [])
         return ProbeRow(row | kappa_columns(kappa, own) | {"coordinates": " and ".join(moved) or "plain"}, [], [])
@@ -455,12 +444,12 @@ class Prober:
         return partial(HessianOperator, self.model, self.loss_fn, data)
 
     def _capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
-        dtype = torch.float64 if self.config.precision == "float64" else None
-        return capture(self.model, self.loss_fn, (inputs, targets), list(self.units), units=self.units, dtype=dtype)
+        names, pair = list(self.units), (inputs, targets)
+        return capture(self.model, self.loss_fn, pair, names, units=self.units, dtype=self._dtype)
 
     def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, CheckDirection]:
         """Compare each layer's most curved unit with the model; return the directions of the comparison."""
-        dtype = torch.float64 if self.config.precision == "float64" else None
+        dtype = self._dtype
         found = {}
         for place, own in captures.items():
             layer, unit = self.recorder.layers[place], most_curved(own)
@@ -552,7 +541,6 @@ class Prober:
         checked = []
         first = one.unit == self.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
-            own_dtype = torch.float64 if self.config.precision == "float64" else None
             observation = Observation(
                 inputs.centred(),
                 *live(inputs.statistics),
@@ -563,7 +551,7 @@ class Prober:
                 inputs.statistics.mu.cpu().numpy(),
                 one.unit,
                 hessian,
-                LayerNetwork(self.model, self.loss_fn, one.data.pairs, one.place, own_dtype),
+                LayerNetwork(self.model, self.loss_fn, one.data.pairs, one.place, self._dtype),
             )
             with one.data.again():
                 checked = [at | outcome for statement in wanted for outcome in outcomes(statement, observation)]

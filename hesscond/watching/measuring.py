@@ -14,7 +14,8 @@ from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians.blocks import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork
 from hesscond.probing.applied import at_work
-from hesscond.probing.entry import LEVELS, probe
+from hesscond.probing.entry import probe
+from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, leading_dimension
@@ -47,15 +48,13 @@ class Measuring:
         group: ProcessGroup | None,
     ) -> None:
         check_problem(model, loss_fn)
-        if not isinstance(level, str) or level not in LEVELS:
-            raise ConfigError(f"unknown level {level!r}: use 'unit', 'layer' or 'network'")
         # a replica of DistributedDataParallel would wait for the others
         self.model = model if group is not None else unwrapped(model)
         self.loss_fn, self.optimizer, self.group = loss_fn, optimizer, group
         self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
         if layers is not None and not isinstance(layers, str):
             layers = tuple(layers) if isinstance(layers, Iterable) else layers
-        Choice.of(measurable(model), layers, None, level)
+        Choice.of(measurable(model), layers, None, checked_level(level))
         self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
         self.gpus = gpus_of([*model.parameters(), *model.buffers()])
         # a schedule that begins with a warm-up may begin with a rate of 0

@@ -1,0 +1,434 @@
+"""Hessians of layers that are captured: of dense layers and convolutions, from their inputs Ĥ and curvatures S."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from hesscond.capture import Geometry, Layer, LayerInputs
+from hesscond.capture.captured import LayerCapture
+from hesscond.capture.capturing import Captures, capture
+from hesscond.capture.layers import checked_units, stock_class
+from hesscond.capture.progress import STOPPED
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.hessians import Preconditioner
+from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
+from hesscond.hessians.coordinates.base import BlockHessian
+from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.parameters import UnitLayout, parameters_of
+from hesscond.hessians.streaming import StreamedBlock, stream
+from hesscond.operators.parallel import all_or_none
+from hesscond.probing.check import (
+    Check,
+    CheckDirection,
+    ReferenceProducts,
+    in_coordinates,
+    most_curved,
+    refuse_failed,
+    uncertain,
+)
+from hesscond.probing.products import PRODUCTS, units_by_use
+from hesscond.probing.question import Measurement, Question
+from hesscond.probing.results import LayerResult
+from hesscond.problem.batches import is_batch
+from hesscond.problem.evaluation import Batch
+from hesscond.problem.randomness import gpus_of, untouched_randomness
+from hesscond.problem.weighting import Rule, Weights, mass_of
+
+#: Error for a layer whose Hessian over all data differs from the model's.
+DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
+
+
+def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
+    """Results of layers with a weight matrix of their own, or of their units."""
+    question = m.question
+    for name, layer in layers.items():
+        checked_units(name, layer, question.units)
+    if question.units is not None and not question.units:
+        raise ConfigError("no unit was named: leave units= out for all of them")
+    reference = reference_for(question, layers) if question.check else None
+    run = LayerCapturing(m, layers, reference)
+    if is_batch(question.data) and question.team is None:
+        sums = run.kept(question.data)
+    else:
+        # a loader draws from the random state
+        with untouched_randomness(gpus_of(list(question.model.parameters()))):
+            sums = run.over(question.batches)
+    found = {}
+    for name in sums.routes:
+        with m.skipping(name, CaptureError):
+            found[name] = run.result(name, sums)
+    m.precision = None if reference is None else reference.precision
+    m.reached = None if reference is None else reference.reached
+    return found
+
+
+def reached(question: Question) -> set[str]:
+    """Names of the parameters that the loss depends on."""
+    reference = reference_for(question, {})
+    for batch in question.batches:
+        reference.add(batch, [])
+    return reference.reached
+
+
+def reference_for(question: Question, layers: Mapping[str, Layer]) -> ReferenceProducts:
+    """Reference products in the layers' parameters, which also record what else the loss depends on."""
+    model = question.model
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
+    named |= dict(pair for name, layer in layers.items() for pair in parameters_of(model, name, layer))
+    return ReferenceProducts(model, question.loss_fn, named, question.dtype)
+
+
+@dataclass
+class LayerCapturing:
+    """Captured layers, each compared with the derivatives of the model itself on every batch.
+
+    A layer that disagrees on the first batch is captured again, by double backward in the parameters themselves.
+    """
+
+    measurement: Measurement
+    layers: Mapping[str, Layer]
+    reference: ReferenceProducts | None
+    directions: dict[str, CheckDirection] = field(default_factory=dict)
+    verdicts: dict[str, Check] = field(default_factory=dict)
+    in_parameters: frozenset[str] = frozenset()
+    failed: set[str] = field(default_factory=set)
+    without_units: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def question(self) -> Question:
+        """Question that the layers are captured for."""
+        return self.measurement.question
+
+    def kept(self, batch: Batch) -> LayerSums:
+        """Return the Hessians on one batch, from their captures."""
+        captures, _ = self._screened(batch, None)
+        statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
+        routes = {name: own.route for name, own in captures.items()}
+        return LayerSums({}, statistics, routes, {}, 1.0, captures)
+
+    def over(self, batches: Iterable[Batch]) -> LayerSums:
+        """Return the Hessians over a stream of batches together, of all processes."""
+        team = self.question.team
+        if team is None:
+            return self._sums(batches)
+        own, failure = None, None
+        try:
+            own = self._sums(batches)
+        except HesscondError as error:
+            failure = error
+        return joined(all_or_none(team, own, failure))
+
+    def result(self, name: str, sums: LayerSums) -> LayerResult:
+        """Return the result of a layer in its coordinates."""
+        question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
+        moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
+        system = self.measurement.systems[name]
+        own = None if system is None else system.resolved(sums.statistics.get(name), geometry)
+        captured = sums.captures.get(name)
+        made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
+        source = question.source(lambda _, unit: made(unit))
+        units: Iterable[int | None] = sums.blocks[name] if captured is None else captured.units
+        together = None
+        if captured is not None and question.level == "unit" and (own is None or isinstance(own, Preconditioner)):
+            together = partial(unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
+        result = LayerResult(
+            name,
+            question.level,
+            [unit for unit in units if unit is not None and question.level == "unit"],
+            partial(source.block, own, name),
+            parameters=[p for p in self._parameters(name) if id(question.model.get_parameter(p)) in moved],
+            n_params=block.order // (1 if question.level == "layer" else geometry.units),
+            route=sums.routes[name],
+            rtol=question.rtol,
+            conditions=together,
+        )
+        if self.reference is not None and question.team is None:
+            direction = self.directions[name]
+            known = None if captured is None else self.verdicts.get(name)
+            result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
+            result.uncertainty = self.reference.uncertainty(direction)
+            refuse_failed(name, result.check, DIFFERENT_SUM)
+        elif self.reference is not None:
+            # each process has checked its share of the data
+            result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
+        if self.reference is not None:
+            result.uncertain = uncertain(self.reference.precision)
+        return result
+
+    def _sums(self, batches: Iterable[Batch]) -> LayerSums:
+        """Return the Hessians over the batches of this process."""
+        question = self.question
+        routes: dict[str, str] = {}
+        weights = Weights(question.model, question.loss_fn, question.dtype, question.reduction, question.weight)
+
+        def weighed() -> Iterator[tuple[Captures, float]]:
+            for batch in batches:
+                captures, weight = self._screened(batch, weights)
+                routes.update({name: own.route for name, own in captures.items()})
+                yield captures, weight
+
+        blocks: dict[str, dict[int | None, BlockHessian]] = {}
+        whole = question.level == "layer"
+        hessians, statistics = stream(weighed(), question.memory, lambda: weights.total, self._collect, whole=whole)
+        for (name, unit), block in hessians.items():
+            if name not in self.failed:
+                blocks.setdefault(name, {})[unit] = block
+        # refuses a stream that is empty, or in which nothing counts
+        routes = {name: routes[name] for name in blocks}
+        found = LayerSums(blocks, statistics, routes, weights.totals(), weights.total)
+        if question.team is not None and self.reference is not None:
+            for name, own in blocks.items():
+                direction = self.directions[name]
+                found.checks[name] = self._verdict(direction, own[direction.unit], found.total)
+                found.uncertainties[name] = self.reference.uncertainty(direction)
+                refuse_failed(name, found.checks[name], DIFFERENT_SUM)
+        return found
+
+    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
+        """Capture a batch and return its weight too; layers seen for the first time are compared with the model.
+
+        Layers that do not agree are captured again, in their parameters.
+        """
+        captures = self._captures(batch, weights)
+        weight = 1.0 if captures.mass is None else captures.mass
+        if self.reference is None or captures.mass == 0:
+            self._note_skipped(captures)
+            return captures, weight
+        if self.directions or captures.skipped:
+            self.reference.add(batch, list(self.directions.values()), weight)
+        captures = self._with_unseen(captures, batch)
+        self._skip_without_units(captures, batch)
+        self._note_skipped(captures)
+        new = {name: own for name, own in captures.items() if name not in self.directions}
+        if new:
+            captures = self._agreeing(batch, captures, new)
+            for name in new.keys() - self.failed:
+                self.directions[name].count(weight)
+        for name in captures.keys() & captures.slopes:
+            self.directions[name].add_slopes(captures.slopes[name], weight)
+        return captures, weight
+
+    def _with_unseen(self, captures: Captures, batch: Batch) -> Captures:
+        """Captures with the layers that the loss depends on, though not through their outputs, in their parameters."""
+        assert self.reference is not None
+        unseen = {name for name in captures.skipped if self.reference.reached & set(self._parameters(name))}
+        if not unseen - self.in_parameters:
+            return captures
+        self.in_parameters |= unseen
+        return self._captures(batch, None)
+
+    def _agreeing(self, batch: Batch, captures: Captures, new: dict[str, LayerCapture]) -> Captures:
+        """Captures in which the ``new`` layers agree with the model: others leave, or are in their parameters."""
+        failed = self._failed(batch, captures, new)
+        for name in [name for name, verdict in failed.items() if verdict.contradicted]:
+            self._skip_wrong(name, failed.pop(name))
+            del captures[name], new[name]
+        for name, verdict in failed.items():
+            self._refuse_expensive(name, captures, verdict)
+        if failed and captures.stopped:
+            # there is no time to do it again
+            for name in failed:
+                del captures[name], new[name]
+                captures.stopped.append(name)
+            self._note_skipped(captures)
+        elif failed:
+            self.in_parameters |= frozenset(failed)
+            captures = self._captures(batch, None)
+            again = {name: own for name, own in captures.items() if name in failed}
+            for name, verdict in self._failed(batch, captures, again).items():
+                refuse_failed(name, verdict, self._reason(captures, verdict))
+        return captures
+
+    def _capture(
+        self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
+    ) -> Captures:
+        """Call `capture` with the options of the question."""
+        question = self.question
+        return capture(
+            question.model,
+            question.loss_fn,
+            batch,
+            names,
+            optional=True,
+            units=None if question.units is None else dict.fromkeys(names, tuple(question.units)),
+            whole=question.level == "layer",
+            dtype=question.dtype,
+            memory=question.memory,
+            weights=weights,
+            in_parameters=in_parameters,
+            # a direction in a whole layer covers all its units
+            slopes=question.check and question.level == "unit",
+            progress=question.progress,
+        )
+
+    def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
+        """Hessian object of a unit, or of the layer."""
+        memory = self.question.memory
+        return layer_hessian(own, memory) if unit is None else unit_hessian(own, unit, memory)
+
+    def _collect(self, layer: str, inputs: LayerInputs) -> Any:
+        """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
+        own = self.measurement.systems[layer]
+        return None if own is None else own.collect(layer, inputs)
+
+    def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
+        """Capture the layers that have finite second derivatives; the others are left out from now on."""
+        names = [name for name in self.layers if name not in self.failed]
+        if not names:
+            raise CaptureError("; ".join(f"layer {name!r}: {self.measurement.skipped[name]}" for name in self.layers))
+        captures = self._capture(names, batch, weights, self.in_parameters)
+        for name, error in captures.failed.items():
+            if self.question.named(name) or self.question.team is not None:
+                raise type(error)(f"layer {name!r} cannot be probed: {error}")
+            self.failed.add(name)
+            self.directions.pop(name, None)
+            self.measurement.skipped[name] = str(error)
+        return captures
+
+    def _skip_without_units(self, captures: Captures, batch: Batch) -> None:
+        """Leave out layers whose weight is also used elsewhere in a way that its rows are not outputs."""
+        odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.without_units.keys()
+        odd = {name for name in odd if stock_class(self.layers[name]) is not None}
+        if odd and self.question.level == "unit":
+            turned, why = units_by_use(self.measurement, odd, batch)
+            words = "its weight is used elsewhere, where its rows are no outputs: use level='layer'"
+            self.without_units |= why | dict.fromkeys(turned, words)
+        for name in self.without_units.keys() & captures.keys():
+            del captures[name]
+            captures.skipped[name] = self.without_units[name]
+
+    def _parameters(self, name: str) -> list[str]:
+        return [parameter for parameter, _ in parameters_of(self.question.model, name, self.layers[name])]
+
+    def _note_skipped(self, captures: Captures) -> None:
+        """Note the layers that a batch does not reach; an error if one was named, and the batch is all the data."""
+        if captures.stopped and not is_batch(self.question.data):
+            raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
+        self.measurement.skipped.update(dict.fromkeys(captures.stopped, STOPPED))
+        for name, reason in captures.skipped.items():
+            if self.question.named(name) and is_batch(self.question.data):
+                raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
+        self.measurement.skipped.update(captures.skipped)
+
+    def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, Check]:
+        """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
+        assert self.reference is not None
+        self.directions |= self._new_directions(chosen)
+        self.reference.add(batch, [self.directions[name] for name in chosen])
+        failed = {}
+        for name, own in chosen.items():
+            direction = self.directions[name]
+            trial = replace(direction)
+            if name in captures.slopes:
+                trial.add_slopes(captures.slopes[name])
+            verdict = self.verdicts[name] = self.reference.verdict(trial, self.block(own, direction.unit))
+            if not verdict.passed:
+                failed[name] = verdict
+        return failed
+
+    def _skip_wrong(self, name: str, verdict: Check) -> None:
+        """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
+        try:
+            refuse_failed(name, verdict, "")
+        except CaptureError as error:
+            if self.question.named(name):
+                raise
+            self.measurement.skipped[name] = str(error)
+            self.layers = {other: layer for other, layer in self.layers.items() if other != name}
+
+    def _refuse_expensive(self, name: str, captures: Captures, verdict: Check) -> None:
+        """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
+        why, own = self._reason(captures, verdict), captures[name]
+        if name in captures.in_parameters:
+            refuse_failed(name, verdict, why)
+        products = len(own.units) * own.inputs.geometry.n_params
+        if products > PRODUCTS:
+            refuse_failed(
+                name,
+                verdict,
+                f"{why}; to measure it by {products:,} products takes too long: name fewer layers with layers=, and "
+                "at level='unit' fewer units",
+            )
+
+    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, CheckDirection]:
+        found = {}
+        for name, own in captures.items():
+            unit = None if self.question.level == "layer" else most_curved(own)
+            layers = {name: self.layers[name]}
+            whole = UnitLayout(self.question.model, layers, None)
+            layout = whole if unit is None else UnitLayout(self.question.model, layers, unit)
+            block = self.block(own, unit)
+            found[name] = CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
+        return found
+
+    def _verdict(
+        self, direction: CheckDirection, block: BlockHessian, total: float, known: Check | None = None
+    ) -> Check:
+        """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
+        assert self.reference is not None
+        if known is None:
+            return self.reference.verdict(direction, block, total)
+        return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
+
+    def _reason(self, captures: Captures, verdict: Check) -> str:
+        """Likely reason for a difference from the model, in words."""
+        assert self.reference is not None
+        if not math.isclose(captures.loss, self.reference.loss, rel_tol=1e-6, abs_tol=1e-300):
+            return (
+                f"the model gives another loss every time it is run ({captures.loss:.6g}, {self.reference.loss:.6g}): "
+                "it keeps a state, or draws random numbers that torch does not know of"
+            )
+        if verdict.slopes > verdict.bound:
+            return (
+                "the parameters act otherwise than through the output of their layer: in a derivative that the model "
+                "or the loss takes, or in a use that was not seen"
+            )
+        return "the gradients agree, the second derivatives do not"
+
+
+@dataclass(frozen=True)
+class LayerSums:
+    """Captures of one batch, or Hessians summed over a stream, with statistics, weights and checks."""
+
+    blocks: Mapping[str, Mapping[int | None, BlockHessian]]
+    statistics: dict[str, Any]
+    routes: dict[str, str]
+    masses: Mapping[Rule, float]
+    total: float
+    captures: Mapping[str, LayerCapture] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
+    uncertainties: dict[str, float] = field(default_factory=dict)
+
+
+def joined(parts: Sequence[LayerSums]) -> LayerSums:
+    """Join the results of several processes."""
+    everyone = [part.masses for part in parts]
+    masses = [mass_of(own, everyone) for own in everyone]
+    blocks: dict[str, dict[int | None, BlockHessian]] = {}
+    found = LayerSums(blocks, {}, {}, {}, masses[0].total)
+    if found.total == 0:
+        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
+    streamed: dict[tuple[str, int | None], StreamedBlock] = {}
+    for part, mass in zip(parts, masses, strict=True):
+        for name, own in part.blocks.items():
+            found.routes.setdefault(name, part.routes[name])
+            for unit, block in own.items():
+                into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
+                # the rank limit of a streamed factor is that of a loss invariant under a shift of all units
+                shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
+                into.add(block, mass.value, shift=shift)
+        for name, own_statistics in part.statistics.items():
+            known = found.statistics.get(name)
+            found.statistics[name] = own_statistics if known is None else known.merged(own_statistics)
+        for name, check in part.checks.items():
+            worst = found.checks.get(name)
+            if worst is None or check.difference > worst.difference:
+                found.checks[name] = check
+            found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
+    for (name, unit), streamed_block in streamed.items():
+        blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
+    return found

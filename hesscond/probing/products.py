@@ -1,0 +1,362 @@
+"""Hessians of layers by products: in charts, or in parameters that no layer is captured in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import nn
+
+from hesscond.capture.forward import COMPLEX
+from hesscond.capture.kinds import is_layer, is_turned
+from hesscond.capture.nonfinite import reasons
+from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.hessians import Chart, Coordinates, HessianOperator
+from hesscond.hessians.blocks import Block, BlockLayout, Catalogue
+from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
+from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
+from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
+from hesscond.hessians.network_hessian import BlockSource, ZeroPaddedHessian
+from hesscond.hessians.network_operator import UnitMatrices
+from hesscond.hessians.parameters import Layout
+from hesscond.methods.base import Method
+from hesscond.methods.inputs import OfInputs
+from hesscond.operators.operator import MARGIN
+from hesscond.probing.applied import coordinates_at
+from hesscond.probing.check import (
+    as_block,
+    check_operator,
+    is_flat,
+    reference_of,
+    refuse_failed,
+    rounding_of,
+    uncertain,
+)
+from hesscond.probing.question import DISAGREES, Measurement, Question
+from hesscond.probing.results import LayerResult
+from hesscond.problem.evaluation import Batch
+from hesscond.spectra import ConditionNumber
+from hesscond.spectra.solvers.factored import EPS
+from hesscond.spectra.threads import side_by_side, threads_for
+
+#: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.
+PRODUCTS = 20_000
+#: Up to this order, a Hessian has too few entries for its asymmetry to show their rounding.
+FEW = 3
+
+
+def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | OfInputs | None:
+    """Coordinates of a block."""
+    if block.layer is not None:
+        return coordinates_at(question.method, name)
+    if any(question.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
+        raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
+    computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
+    if isinstance(question.method, Method) and not computed:
+        own: Coordinates | OfInputs | None = question.method.of_parameters(name, block.parameters)
+    else:
+        own = coordinates_at(question.method, name)
+    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterCoordinates)):
+        what = "computed from other parameters" if computed else "no weight matrix"
+        raise ConfigError(
+            f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
+            f"own is {what}; name others with layers="
+        )
+    return own
+
+
+def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
+    """Measure a layer whose Hessian is known by its products in a chart."""
+    question = m.question
+    source = question.source()
+    units = chart.chosen_units(question.model, name, question.units) if question.level == "unit" else ()
+    # all of them now: the model may be another one when they are read
+    blocks: dict[int | None, BlockHessian] = {}
+    made: dict[int | None, HessianOperator] = {}
+    for unit in units or [None]:
+        blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
+    H, block = source.latest, m.blocks[name]
+    whole = not units or block.layer is not None
+    own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
+    result = LayerResult(
+        name,
+        question.level,
+        units,
+        blocks.__getitem__,
+        parameters=[parameter for parameter in H.names if whole or parameter in own],
+        n_params=next(iter(blocks.values())).order,
+        route=f"products, in {chart.name}",
+        rtol=question.rtol,
+    )
+    if question.check:
+        result.check, result.uncertainty, precision = check_operator(H)
+        result.uncertain = uncertain(precision)
+        m.precision = precision if m.precision is None else m.precision
+        refuse_failed(name, result.check, DISAGREES)
+        # the gradient is in a Hessian on a manifold too
+        zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
+        result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
+    return result
+
+
+def by_products(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
+    """Results of blocks of any parameters, all by the products of one operator."""
+    question, source = m.question, m.question.source()
+    catalogue = Catalogue(question.model)
+    names = dict.fromkeys(name for block in blocks.values() for name in block.parameters)
+    try:
+        H = source.operator(parameters=list(names))
+    except CaptureError as error:
+        if len(blocks) > 1 and not isinstance(question.data, Iterator):
+            return apart(m, blocks)
+        if any(map(question.named, blocks)):
+            raise
+        m.skipped |= dict.fromkeys(blocks, str(error))
+        return {}
+    work: dict[str, ByProducts] = {}
+    chosen = blocks_by_use(m, blocks, H, catalogue) if question.level == "unit" else blocks
+    for name, block in chosen.items():
+        with m.skipping(name, HesscondError):
+            work[name] = ByProducts.of(question, block, H, catalogue)
+    return results_of(m, source, work) if work else {}
+
+
+def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProducts]) -> dict[str, LayerResult]:
+    """Results of blocks of the operator of a source, each compared with the model if the question asks for that."""
+    H, check, memory = source.latest, m.question.check, m.question.memory
+    reference, directions = reference_of(H, [own.operator for own in work.values()], keeps_products=True)
+    noise = reference.noise(directions)
+    m.precision = reference.precision if m.precision is None and check else m.precision
+    zero_tests = reference.zero_tests(directions, noise, H.total_mass)
+    matrices = CHANGED if any(m.systems[name] is not None for name in work) else EIGENVALUES
+    parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
+    formed = H.by_units(parts, memory - H.held, matrices)
+    spare = memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
+    found = {}
+    for (name, own), direction, errors, zero in zip(work.items(), directions, noise, zero_tests, strict=True):
+        units, errors = formed.get(name), errors / direction.v.square().mean().sqrt()
+        result = own.result(source, m.systems[name], errors, units, spare)
+        rows = dict(zip(own.units, own.index(), strict=True)) if own.units else {None: None}
+        result.rounding = {unit: known for unit, at in rows.items() if (known := zero(at)) is not None}
+        with m.skipping(name, CaptureError):
+            if check:
+                result.check = reference.verdict(direction, as_block(own.operator), H.total_mass)
+                if units is not None:
+                    result.check = replace(result.check, difference=max(result.check.difference, units.difference))
+                refuse_failed(name, result.check, DISAGREES)
+                result.uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
+                result.uncertain = uncertain(reference.precision)
+            found[name] = result
+    return found
+
+
+def apart(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
+    """Measure blocks whose common operator failed: without the failing blocks together, or else one by one."""
+    question = m.question
+    parts = {name: [question.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
+    failing = reasons(question.model, question.loss_fn, question.batches, parts, question.dtype)
+    for name, reason in failing.items():
+        m.skipped[name] = f"no second derivatives: {reason}"
+        if question.named(name):
+            raise CaptureError(f"layer {name!r} cannot be probed: {m.skipped[name]}")
+    fit = {name: block for name, block in blocks.items() if name not in failing}
+    if failing:
+        return by_products(m, fit) if fit else {}
+    return {name: own for block in fit for name, own in by_products(m, {block: fit[block]}).items()}
+
+
+def units_by_use(
+    m: Measurement, names: Iterable[str], data: Batch | Iterable[Batch]
+) -> tuple[dict[str, Block], dict[str, str]]:
+    """Blocks of the layers whose units are not the rows of their weight, and reasons why others have no units."""
+    question = m.question
+    catalogue = Catalogue(question.model)
+    found: dict[str, Block] = {}
+    reasons: dict[str, str] = {}
+    blocks = {name: m.blocks[name] for name in names if not is_turned(m.blocks[name].layer)}
+    if not blocks:
+        return {}, {}
+    parameters = dict.fromkeys(key for own in blocks.values() for key in own.parameters)
+    try:
+        uses = replace(question, data=data).source().operator(parameters=parameters).uses
+    except HesscondError:
+        return {}, {}
+    for name, block in blocks.items():
+        try:
+            (own,) = catalogue.by_use(block, uses)
+            found |= {} if own == block else {name: replace(own, layer=None)}
+        except ConfigError as error:
+            reasons[name] = str(error)
+    return found, reasons
+
+
+def blocks_by_use(
+    m: Measurement, blocks: Mapping[str, Block], H: HessianOperator, catalogue: Catalogue
+) -> dict[str, Block]:
+    """Blocks by the outputs of their parameters; parameters with other outputs form a block, or are skipped."""
+    question = m.question
+    found: dict[str, Block] = {}
+    taken: set[str] = set()
+    # a parameter that belongs to the outputs of a module needs no separate block
+    for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
+        block = blocks[name]
+        if name in question.choice.groups:
+            found[name] = block
+        if name in question.choice.groups or (
+            name in catalogue.parameters and not question.named(name) and taken >= set(block.parameters)
+        ):
+            continue
+        try:
+            found[name], *others = catalogue.by_use(block, H.uses)
+        except ConfigError as error:
+            if question.named(name):
+                raise
+            m.skipped[name] = str(error)
+            continue
+        taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
+        for other in others:
+            if question.named(name):
+                apart = f"belongs to other outputs than the units of layer {name!r}: name it"
+                m.skipped |= {key: f"parameter {key!r} {apart}, layers=[{key!r}]" for key in other.parameters}
+                continue
+            found[other.name], m.blocks[other.name] = other, other
+            m.systems[other.name] = block_coordinates(m.question, other.name, other)
+            taken |= set(other.parameters)
+    return {name: found[name] for name in (*blocks, *found) if name in found}
+
+
+@dataclass(frozen=True)
+class ByProducts:
+    """Block whose Hessians are known by products."""
+
+    question: Question
+    block: Block
+    live: Block
+    operator: HessianOperator
+    units: tuple[int, ...]
+    tensors: Mapping[str, nn.Parameter]
+
+    @classmethod
+    def of(cls, question: Question, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
+        """Block of the parameters of an operator."""
+        own = block.name in question.choice.groups
+        missing = [name for name in block.parameters if name not in H.reached]
+        if missing and (own or len(missing) == len(block.parameters)):
+            what = f"block {block.name!r}" if own else f"layer {block.name!r}"
+            raise CaptureError(f"{what} cannot be probed: the loss does not depend on parameter {missing[0]!r}")
+        live = occurring(block, H, catalogue.parameters) if block.table else block
+        units: tuple[int, ...] = ()
+        if question.level == "unit" and not own:
+            absent = [unit for unit in question.units or () if unit in block.units and unit not in live.units]
+            if absent:
+                raise ConfigError(
+                    f"unit {absent[0]} of layer {block.name!r} does not occur in the data: the loss does not depend "
+                    "on it"
+                )
+            units = block.chosen(question.units) if question.units is not None or not block.table else tuple(live.units)
+            live = live.at(range(len(live.units)))
+            products = len(units) * live.width
+            if products > PRODUCTS:
+                raise ConfigError(
+                    f"layer {block.name!r} has {len(units):,} units, whose Hessians take {products:,} products (up to "
+                    f"{PRODUCTS:,} are made): name fewer with units=, or use level='layer'"
+                )
+        operator = H.restricted(BlockLayout([live], catalogue.parameters))
+        return cls(question, block, live, operator, units, catalogue.parameters)
+
+    def index(self) -> torch.Tensor:
+        """Rows (u, w) of the operator that belong to each unit."""
+        H = self.operator
+        numbers = H.layout.tensors_of(torch.arange(H.order, dtype=torch.float64, device=H.device))
+        place = dict(zip(map(id, H.layout.tensors), numbers, strict=True))
+        parts = [self._layout(unit) for unit in self.units]
+        return torch.stack([part.vector_of([place[id(tensor)] for tensor in part.tensors]) for part in parts]).long()
+
+    def _layout(self, unit: int) -> BlockLayout:
+        return BlockLayout([self.live.unit(unit)], self.tensors)
+
+    def result(
+        self,
+        source: BlockSource,
+        own: Coordinates | OfInputs | None,
+        noise: torch.Tensor,
+        formed: UnitMatrices | None,
+        spare: int,
+    ) -> LayerResult:
+        """Return the Hessians of the block; ``noise`` (n,) is the rounding in each row of the block.
+
+        ``formed`` are the formed Hessians of the units, if any; ``spare`` bytes are left for computations with them.
+        """
+        H = self.operator
+        one = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if own is None else CHANGED)
+        threads = max(1, min(threads_for(H.device), len(self.units), spare // one))
+        rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
+
+        def rounding(order: int, errors: torch.Tensor) -> float:
+            # few entries do not show their rounding in their asymmetry
+            return MARGIN * float(errors.norm()) if order <= FEW else 0.0
+
+        def measured(plain: BlockHessian, layout: Layout) -> BlockHessian:
+            if isinstance(own, ParameterCoordinates):
+                return plain.in_coordinates(own.of(layout))
+            return plain.in_coordinates(own.at(plain)) if isinstance(own, HessianScaling) else plain
+
+        def unit_block(unit: int | None) -> BlockHessian:
+            if unit is None:
+                whole = measured(source.products(H, error=rounding(H.order, noise)), H.layout)
+                if self.live is self.block:
+                    return whole
+                return ZeroPaddedHessian(whole, self.block.order, self._places().to(H.device), source.memory)
+            layout, error = self._layout(unit), rounding(self.live.width, noise[rows[unit]])
+            if formed is None:
+                return measured(source.products(H.restricted(layout), error=error), layout)
+            number = self.units.index(unit)
+            spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
+            H_unit, kept = formed.H[number], spare // threads
+            plain = FormedHessian(H_unit, spread, formed.terms[number], vanishing=H.saturated, memory=kept)
+            return measured(plain, layout)
+
+        block = cache(unit_block)
+
+        def together() -> list[ConditionNumber]:
+            return side_by_side(lambda unit: block(unit).condition_number(rtol=self.question.rtol), self.units, threads)
+
+        return LayerResult(
+            self.block.name,
+            "unit" if self.units else "layer",
+            self.units,
+            block,
+            parameters=H.names,
+            n_params=self.live.width if self.units else self.block.order,
+            route="products, in the parameters themselves"
+            + ("" if formed is None else ", through the curvature behind"),
+            rtol=self.question.rtol,
+            conditions=None if formed is None else together,
+        )
+
+    def _places(self) -> torch.Tensor:
+        """Indices of the entries of ``live`` in the vectors of the whole block."""
+        found, start = [], 0
+        for piece, kept in zip(self.block.pieces, self.live.pieces, strict=True):
+            index = kept.index()
+            found.append(start + (torch.arange(kept.size) if index is None else index))
+            start += piece.size
+        return torch.cat(found)
+
+
+def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
+    """Block of a table's rows that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
+    whole = H.restricted(BlockLayout([block], tensors))
+    v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
+    rows = torch.zeros(len(block.units), dtype=torch.bool, device=used.device)
+    start = 0
+    for piece in block.pieces:
+        outer, _, inner = piece.shape
+        rows |= used[start : start + piece.size].view(outer, len(rows), inner).any(2).any(0)
+        start += piece.size
+    if not rows.any():
+        raise CaptureError(f"layer {block.name!r} cannot be probed: the loss depends on none of its rows")
+    return block if bool(rows.all()) else block.at(rows.nonzero()[:, 0].tolist())
