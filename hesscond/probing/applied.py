@@ -157,10 +157,8 @@ def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     still = method.unmoved(trained)
     names, plain, refusal = coordinates_of_layers(model, method)
-    if isinstance(method, ByParameter):
-        inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
-        outside = [name for name in trained if id(model.get_parameter(name)) not in inside]
-        names |= {method.coordinates_name: None} if set(outside) - set(still) else {}
+    if isinstance(method, ByParameter) and set(outside_of_layers(model)) - set(still):
+        names[method.coordinates_name] = None
     if refusal is not None and not names:
         raise refusal
     if not names and any(part.preconditions for part in getattr(method, "parts", [method])):
@@ -189,6 +187,12 @@ def coordinates_of_layers(model: nn.Module, method: Method) -> tuple[dict[str, N
             names |= {} if own is None else {own.name: None}
             plain += [name] if own is None else []
     return names, plain, refusals[0] if refusals else None
+
+
+def outside_of_layers(model: nn.Module) -> list[str]:
+    """Names of the trained parameters that belong to no dense or convolutional layer."""
+    inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
+    return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
 
 
 def at_work(model: nn.Module, optimizers: Any) -> AtWork:

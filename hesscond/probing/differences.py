@@ -74,6 +74,13 @@ class Directional:
         """Difference in parameter k."""
         return self.double[k] - self.central[k]
 
+    def repeats(self, other: Directional, k: int) -> bool:
+        """Whether another point has nearly the same difference and the same derivative in parameter k."""
+        gap, central = self.gap(k), self.central[k]
+        apart = length(gap - other.gap(k)), length(central - other.central[k])
+        floor = self.floor + other.floor
+        return apart[0] <= REPEATED * length(gap) and apart[1] <= REPEATED * length(central) + floor
+
 
 class Differences:
     """Central differences of the gradient of one loss at a point, computed with round-off ``eps``.
@@ -186,12 +193,8 @@ class Differences:
                 wrong.append((trial, own))
         assert best is not None
         for number, (trial, own) in enumerate(wrong):
-            D = trial.central[k]
-            for other, _ in wrong[:number]:
-                apart = length(trial.gap(k) - other.gap(k)), length(D - other.central[k])
-                floor = trial.floor + other.floor
-                if apart[0] <= REPEATED * length(trial.gap(k)) and apart[1] <= REPEATED * length(D) + floor:
-                    return replace(own, agrees=False)
+            if any(trial.repeats(other, k) for other, _ in wrong[:number]):
+                return replace(own, agrees=False)
         return best
 
 

@@ -15,12 +15,7 @@ from hesscond.capture import Geometry, Layer, eligible_layers
 from hesscond.capture.backward import readable
 from hesscond.capture.layers import device_of
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import (
-    Coordinates,
-    HessianOperator,
-    LinearCoordinates,
-    Scaling,
-)
+from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates, Scaling
 from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
 from hesscond.hessians.coordinates.base import LayerPreconditioner, UnitCoordinates, coordinates_of
 from hesscond.hessians.network_hessian import NetworkHessian
@@ -30,7 +25,7 @@ from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.probing.applied import coordinates_at, layer_coordinates
+from hesscond.probing.applied import coordinates_at, layer_coordinates, outside_of_layers
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.probing.question import DISAGREES, Measurement, Question
 from hesscond.probing.results import NetworkResult, ProbeResult
@@ -247,19 +242,13 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
 def layers_with_everything(model: nn.Module) -> list[str]:
     """Layers with trained parameters; a ConfigError if a trained parameter belongs to no layer."""
     outside = outside_of_layers(model)
-    if outside is not None:
+    if outside:
         raise ConfigError(
-            f"the coordinates of a method are those of layers, and {outside!r} belongs to none: name the layers to "
+            f"the coordinates of a method are those of layers, and {outside[0]!r} belongs to none: name the layers to "
             "measure with layers="
         )
     layers = eligible_layers(model)
     return [name for name, layer in layers.items() if any(p.requires_grad for p in layer.parameters())]
-
-
-def outside_of_layers(model: nn.Module) -> str | None:
-    """Name of a trained parameter that belongs to no layer; None: there is none."""
-    inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
-    return next((name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside), None)
 
 
 def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:

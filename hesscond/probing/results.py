@@ -381,16 +381,7 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
 
         frame = self.to_frame() if frame is None else frame
         above = [f"{self.coordinates} · forward pass in {self.precision}"] if self.precision else []
-        # the table says which Hessians are zero
-        curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
-        checks = {name: own.check for name, own in curved.items() if own.check is not None}
-        if checks:
-            name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
-            own, *_ = str(least).split("; ")
-            above.append(f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else ""))
-            made = {one.central: one.against for one in checks.values() if one.central is not None}
-            if (largest := worst(made)) is not None:
-                above.append(f"         {made[largest]}")
+        above += self._checks()
         by_unit = any(own.level == "unit" for own in self.values())
         draw = network_table if "share_top" in frame else unit_table if by_unit else layer_table
         table = draw(frame, {name: own.kind for name, own in self.items()} if kinds is None else kinds)
@@ -401,6 +392,18 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
             skipped.setdefault(reason.replace(f"name it, layers=[{name!r}],", "name it with layers="), []).append(name)
         below += [f"skipped {', '.join(names)}: {reason}" for reason, names in skipped.items()]
         return Sheet(above, table, below)
+
+    def _checks(self) -> list[str]:
+        """Lines with the largest differences from the model's own derivatives; the table says which H are zero."""
+        curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
+        checks = {name: own.check for name, own in curved.items() if own.check is not None}
+        if not checks:
+            return []
+        name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
+        own, *_ = str(least).split("; ")
+        lines = [f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else "")]
+        made = {one.central: one.against for one in checks.values() if one.central is not None}
+        return lines if (largest := worst(made)) is None else [*lines, f"         {made[largest]}"]
 
     def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,

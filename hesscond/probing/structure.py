@@ -17,6 +17,7 @@ from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.operators.estimates import BLOCK
 from hesscond.probing.check import Check, check_operator, refuse_failed
 from hesscond.probing.products import occurring
+from hesscond.probing.question import DISAGREES
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable
@@ -173,14 +174,12 @@ def block_structure(
         weight=weight,
     )
     if by == "row":
-        asked = [part for block in asked for part in outputs(block, H, catalogue)]
-        # rows of tables that nothing looks up are zero
-        asked = [occurring(block, H, catalogue.parameters) if block.table else block for block in asked]
+        asked = [part for block in asked for part in rows_that_occur(block, H, catalogue)]
     H = H.restricted(BlockLayout(asked, catalogue.parameters))
     verdict = None
     if check:
         verdict, _, _ = check_operator(H)
-        refuse_failed("the Hessian", verdict, "the operator and a fresh evaluation of the model disagree")
+        refuse_failed("the Hessian", verdict, DISAGREES)
     placed = {one.name: one.index - H.parts[one.name].start for one in H.placements if one.name in H.parts}
     rows: dict[str, dict[str, torch.Tensor]] = {}
     for block in asked:
@@ -216,7 +215,8 @@ def measured(
             image = H.multiply(vectors).to(torch.float64)
             norms = image.new_zeros(len(blocks), vectors.shape[1]).index_add_(0, owner, image[everything].square())
             parts.append((norms.cpu(), (vectors * image).sum(0).cpu()))
-        norms, diagonal = torch.cat([one for one, _ in parts], 1), torch.cat([one for _, one in parts])
+        columns, diagonals = zip(*parts, strict=True)
+        norms, diagonal = torch.cat(columns, 1), torch.cat(diagonals)
         if exact[a]:
             # one sample that has no spread
             norms, diagonal = norms.sum(1, keepdim=True), diagonal.sum(0, keepdim=True)
@@ -281,14 +281,18 @@ def ratio(samples: Sequence[tuple[torch.Tensor, torch.Tensor]], probes: int, pro
     return Estimate(part / whole, math.sqrt(variance) / abs(whole), probes, products)
 
 
-def outputs(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:
-    """Split a block by the outputs of its parameters, or return it whole if its rows are not outputs."""
+def rows_that_occur(block: Block, H: HessianOperator, catalogue: Catalogue) -> list[Block]:
+    """Split a block by the outputs of its parameters, or return it whole if its rows are not outputs.
+
+    Rows of tables that nothing looks up are zero, and left out.
+    """
     if block.layer is not None:
         return [block]
     try:
-        return catalogue.by_use(block, H.uses)
+        found = catalogue.by_use(block, H.uses)
     except ConfigError:
-        return [replace(block, units=(), pieces=tuple(replace(piece, rows=None) for piece in block.pieces))]
+        found = [replace(block, units=(), pieces=tuple(replace(piece, rows=None) for piece in block.pieces))]
+    return [occurring(own, H, catalogue.parameters) if own.table else own for own in found]
 
 
 def rows_of(block: Block, placed: torch.Tensor | None) -> dict[str, torch.Tensor]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,55 +13,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from hesscond.capture import (
-    FeatureStatistics,
-    Geometry,
-    LayerCapture,
-    Recorded,
-    Recorder,
-    capture,
-    channel_statistics_of_each,
-    eligible_layers,
-    is_layer,
-)
+from hesscond.capture import FeatureStatistics, LayerCapture, eligible_layers
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.kinds import kind_of
+from hesscond.capture.kinds import is_layer, kind_of
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.data import Samples, SampleStream
-from hesscond.errors import CaptureError, ConfigError, MatrixError, RunError
-from hesscond.hessians import BlockHessian, CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates
+from hesscond.errors import ConfigError, MatrixError, RunError
+from hesscond.hessians import BlockHessian, CentringScaling
 from hesscond.hessians.blocks import Block, Catalogue, Choice
-from hesscond.hessians.build import unit_hessian
-from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.from_hessian import best_kronecker, semidefinite
-from hesscond.hessians.coordinates.parameter_maps import ParameterMap
 from hesscond.hessians.coordinates.statistics import scaling_conditions
-from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
-from hesscond.hessians.network_hessian import BlockSource
-from hesscond.hessians.parameters import UnitLayout
 from hesscond.hessians.roles import NETWORK
-from hesscond.hessians.streaming import stream
 from hesscond.methods import Method
-from hesscond.methods.bnp import from_statistics, regularized
-from hesscond.probing.check import (
-    TOLERANCE,
-    CheckDirection,
-    ReferenceProducts,
-    in_coordinates,
-    most_curved,
-    refuse_failed,
-    weight_as_parameter,
-)
+from hesscond.methods.bnp import regularized
+from hesscond.probing.check import CheckDirection
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.question import Question
 from hesscond.probing.results import LayerResult
-from hesscond.problem import MEMORY
+from hesscond.probing.training import Again, ProbeData, TakenProbe, TrainedLayers, UnitConditions
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.randomness import gpus_of, untouched_randomness
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.threads import one_thread
 from hesscond.study.config import ProbeConfig
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 
@@ -70,8 +43,6 @@ from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 CHUNK = 4096
 #: Largest number of activations of a chunk: half a gigabyte in float64.
 ROOM = 2**26
-#: Largest tensor that a waiting probe keeps.
-KEPT = 2**17
 
 
 class ProbeRow(NamedTuple):
@@ -82,61 +53,16 @@ class ProbeRow(NamedTuple):
     statements: list[dict[str, Any]]
 
 
-#: Makes a context with the random state at the start of a pass.
-Again = Callable[[], AbstractContextManager[None]]
+class Probe(NamedTuple):
+    """Probe of a mini-batch before κ of its captured layers is computed."""
 
-
-class ProbeData(NamedTuple):
-    """Data of a probe, with what is needed to make and check Hessians of them."""
-
-    name: str  # ``"batch"`` or ``"train"``
-    pairs: Batch | Iterable[Batch]
-    hessian: HessianMaker
-    checks: Mapping[str, CheckDirection]  # directions along which the Hessian was compared with the model, by layer
-    again: Again = nullcontext  # context in which the model is evaluated again
-
-
-class Inputs(NamedTuple):
-    """Statistics of a layer's inputs, and a function that returns ĤU or its triangular factor (no rows if unread)."""
-
-    statistics: FeatureStatistics
-    centred: Callable[[], np.ndarray]
-
-
-class Systems(NamedTuple):
-    """Coordinates of a method for a layer at a step, those of its readings, and its diagnostics."""
-
-    own: Coordinates | None
-    readings: Mapping[str, Coordinates | None]
-    diagnostics: Mapping[str, Any]
+    taken: TakenProbe
+    others: list[ProbeRow]  # rows that are complete already
 
     @property
-    def by_name(self) -> dict[str, Coordinates | None]:
-        """All coordinates, by name."""
-        return {"own": self.own, **self.readings}
-
-
-class Unit(NamedTuple):
-    """Unit of a layer and its Hessian, in the plain parameters."""
-
-    data: ProbeData
-    place: str
-    unit: int
-    samples: int
-    hessian: BlockHessian
-    inputs: Inputs
-    systems: Systems
-
-
-class Probe(NamedTuple):
-    """Probe of a mini-batch before κ is computed, with everything that the next step changes."""
-
-    data: ProbeData
-    samples: int
-    captured: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
-    systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
-    others: list[ProbeRow]  # rows that are complete already
-    waits: bool  # rows may be made after the next steps: they need neither model nor method
+    def waits(self) -> bool:
+        """Whether κ may be computed after the next steps."""
+        return self.taken.waits
 
 
 class Prober:
@@ -158,7 +84,6 @@ class Prober:
     ) -> None:
         self.model, self.loss_fn, self.method, self.config = model, loss_fn, method, config
         self.statements = list(statements)
-        self._reads_inputs = any(one.inputs for one in self.statements)
         self.names = {place: name for name, place in places.items()}
         self.blocks = {places[name]: block for name, block in blocks.items()}
         dense = {place for place, block in self.blocks.items() if block.layer is not None}
@@ -170,17 +95,23 @@ class Prober:
             layers = {}
         if "layer" in config.levels:
             self.further["layer"] = list(self.blocks)
-        self.units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
-        self.recorder = Recorder(layers)
+        units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
+        self.layers = TrainedLayers(
+            model=model,
+            loss_fn=loss_fn,
+            method=method,
+            layers=layers,
+            units=units,
+            names=self.names,
+            dtype=self._dtype,
+            rtol=config.rtol,
+            records=config.precision == "as-trained" and bool(units),
+            keeps_inputs=any(one.inputs for one in self.statements),
+            evaluates_again=bool(self.statements),
+        )
         # names of the blocks that are neither captured in the training pass nor streamed
         self._by_products = [self.names[place] for places in self.further.values() for place in places]
         self._by_products += [NETWORK] * ("network" in config.levels)
-        self._as_trained = config.precision == "as-trained" and bool(self.units)
-        self._snapshots = {place: method.snapshots(place) for place in self.units}
-        self._differentiated: set[str] = set()
-        # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
-        self._kept = ProbeData("batch", (), self._maker(()), {})
-        self._loss_is_known = False
 
     @property
     def _wanted(self) -> tuple[int, ...] | None:
@@ -206,84 +137,21 @@ class Prober:
         ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
         """
         pair = inputs, targets
-        recorded = self.recorder.recorded(output, targets) if self._as_trained else None
-        self.recorder.seen.clear()
-        waits = self._loss_is_known and not check and not self.statements and is_small(recorded)
-        if recorded is not None and not self._loss_is_known:
-            self._loss_is_known = Recorded.captures([recorded], self.loss_fn, self.units) is not None
-        captured: Recorded | Mapping[str, LayerCapture] = {}
-        if recorded is not None and self._loss_is_known:
-            captured = recorded
-        elif self.units:
-            with again():
-                captured = self._capture(*pair)
-        checks: dict[str, CheckDirection] = {}
-        if check:
-            with again():
-                checks = self._compared(self._captures([captured])[0], pair)
+        taken = self.layers.take(pair, output, again, check=check)
         others: list[ProbeRow] = []
         if self._by_products:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
-        systems: dict[str, Any] = {}
-        for place, snapshots in self._snapshots.items():
-            systems[place] = own = self._systems(place) if snapshots is None else snapshots.take()
-            if waits and snapshots is None:
-                try:
-                    systems[place] = Systems(*copied([*own], KEPT))
-                except TypeError:
-                    waits = False
-        data = self._kept if waits else ProbeData("batch", pair, self._maker(pair), checks, again)
-        return Probe(data, len(targets), captured, systems, others, waits)
-
-    def _captures(self, captured: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
-        """Captures of several probes; those of training passes of one form are made together."""
-        found = [{} if isinstance(own, Recorded) else own for own in captured]
-        passes = {k: own for k, own in enumerate(captured) if isinstance(own, Recorded)}
-        at = list(passes)
-        for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
-            made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
-            assert made is not None
-            for k, captures in zip(members, made, strict=True):
-                found[at[k]] = captures
-        return found
+        return Probe(taken, others)
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
-        """Rows of several probes; blocks of one shape are decomposed together, without any change of digits."""
-        # how several threads share a sum depends on what is summed up with it
-        with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
-            captures = self._captures([probe.captured for probe in probes])
-            inputs = [captured.inputs for own in captures for captured in own.values()]
-            statistics = iter(channel_statistics_of_each(inputs))
-        found: list[list[Unit]] = []
-        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
-            units = []
-            for place, captured in own.items():
-                own_statistics = next(statistics)
-                centred = partial(centred_rows, captured.h) if self._reads_inputs else unread
-                layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
-                for unit in captured.units:
-                    hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, systems[place]))
-            found.append(units)
-        rows = iter(self._rows([unit for units in found for unit in units]))
+        """Rows of several probes."""
+        found = self.layers.measured([probe.taken for probe in probes])
+        rows = iter(self._rows([one for units in found for one in units]))
         return [
             self._in_order([*islice(rows, len(units)), *probe.others])
             for units, probe in zip(found, probes, strict=True)
         ]
-
-    def _systems_at(self, probes: Sequence[Probe]) -> list[dict[str, Systems]]:
-        """Systems of each layer at each probe."""
-        found = [dict(probe.systems) for probe in probes]
-        for place, snapshots in self._snapshots.items():
-            if snapshots is not None and found:
-                made = snapshots.made([own[place] for own in found])
-                for own, (system, diagnostics) in zip(found, made, strict=True):
-                    own[place] = Systems(system, {}, diagnostics)
-        return found
-
-    def _systems(self, place: str) -> Systems:
-        return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
 
     def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now."""
@@ -295,38 +163,20 @@ class Prober:
 
         def chunks() -> Iterator[tuple[dict[str, LayerCapture], float]]:
             for part in parts:
-                captures = self._capture(inputs[part], targets[part])
+                captures = self.layers.capture(inputs[part], targets[part])
                 if not checks:
-                    checks.update(self._compared(captures, (inputs[part], targets[part])))
+                    checks.update(self.layers.compared(captures, (inputs[part], targets[part])))
                 if len(parts) > 1:
                     self._refuse_coupled(captures, chunk)
                 yield captures, len(targets[part]) / samples
 
         if self._by_products and len(parts) > 1 and self._couples:
             raise RunError(self._coupled(self._by_products[0], chunk))
-        hessians, statistics = stream(chunks(), MEMORY) if self.units else ({}, {})
         pairs: Any = SampleStream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
-        data = ProbeData("train", pairs, self._maker(pairs), checks)
-        factors: dict[str, np.ndarray] = {}
-        if self._reads_inputs:
-            # once more, now that the means are known: a factor of Ĥ itself would lose digits when it is centred
-            for captures, _ in chunks():
-                for place, captured in captures.items():
-                    rows = centred_rows(captured.h, statistics[place])
-                    stacked = np.vstack([factors[place], rows]) if place in factors else rows
-                    factors[place] = np.asarray(np.linalg.qr(stacked, mode="r"))
-        layer_inputs = {
-            place: Inputs(own, partial(factors.__getitem__, place) if place in factors else partial(unread, own))
-            for place, own in statistics.items()
-        }
-        systems = {place: self._systems(place) for place in self.units}
-        found = [
-            Unit(data, place, unit, samples, hessian, layer_inputs[place], systems[place])
-            for (place, unit), hessian in hessians.items()
-            if unit is not None
-        ]
+        data = ProbeData("train", pairs, self.layers.maker(pairs), checks)
+        found = self.layers.streamed(chunks, data, samples)
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
         return self._in_order([*self._rows(found), *self._others("train", whole or pairs, samples, weights)])
@@ -440,95 +290,15 @@ class Prober:
             "train_every_epochs = 0, or measure the output layer"
         )
 
-    def _maker(self, data: Any) -> HessianMaker:
-        return partial(HessianOperator, self.model, self.loss_fn, data)
+    # layers that are captured
 
-    def _capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
-        names, pair = list(self.units), (inputs, targets)
-        return capture(self.model, self.loss_fn, pair, names, units=self.units, dtype=self._dtype)
+    def _rows(self, measured: Sequence[UnitConditions]) -> list[ProbeRow]:
+        columns = scaling_columns([one.raw for one in measured])
+        return [self._row(one, own | {"trace": one.trace}) for one, own in zip(measured, columns, strict=True)]
 
-    def _compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, CheckDirection]:
-        """Compare each layer's most curved unit with the model; return the directions of the comparison."""
-        dtype = self._dtype
-        found = {}
-        for place, own in captures.items():
-            layer, unit = self.recorder.layers[place], most_curved(own)
-            block = unit_hessian(own, unit, MEMORY)
-            with weight_as_parameter(self.model, place, layer) as named:
-                layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
-                direction = CheckDirection.of(block, layout, whole, unit, dtype=dtype)
-                reference = ReferenceProducts(self.model, self.loss_fn, dict(named), dtype)
-                # whether the model's second derivatives are those of its gradient is a question of its code
-                reference.differentiates = place not in self._differentiated
-                self._differentiated.add(place)
-                reference.add(batch, [direction])
-                verdict = reference.verdict(direction, block)
-            refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
-            found[place] = direction
-        return found
-
-    def _rows(self, units: Sequence[Unit]) -> list[ProbeRow]:
-        """Rows of units; factors of one shape are decomposed together."""
-        rtol = self.config.rtol
-        raws = [self._raw(one) for one in units]
-        known = [self._by_charts(one) for one in units]
-        linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
-        # several names may mean one P
-        distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
-        hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, FactoredHessian)}
-        forms = forms_of([*hessians.values()], [distinct[k] for k in hessians])
-        traces = dict(zip(hessians, traces_of([*hessians.values()]), strict=True))
-        together = dict(zip(hessians, conditions_of(forms, rtol=rtol), strict=True))
-        rows = []
-        for k, (one, own, columns) in enumerate(zip(units, known, scaling_columns(raws), strict=True)):
-            if k in together:
-                kappas, trace = together[k], traces[k]
-            else:
-                kappas = one.hessian.condition_numbers(distinct[k], rtol=rtol)
-                trace = float(one.hessian.diagonal().sum())
-            numbers = {id(P): kappa for P, kappa in zip(distinct[k], kappas, strict=True)}
-            found = own | {name: numbers[id(P)] for name, P in linear[k].items()}
-            rows.append(self._row(one, columns | {"trace": trace}, found))
-        return rows
-
-    def _raw(self, one: Unit) -> CentringScaling:
-        """P of the raw statistics of the inputs that a unit sees."""
-        geometry = Geometry.of(self.recorder.layers[one.place])
-        return from_statistics(of_group(one.inputs.statistics, geometry, one.unit), bias=geometry.bias)
-
-    def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
-        """κ in the method's coordinates that are not given by a matrix P, by name."""
-        found: dict[str, ConditionNumber] = {}
-        charts: dict[int, ConditionNumber] = {}
-        for name, system in one.systems.by_name.items():
-            if isinstance(system, Chart):
-                if id(system) not in charts:
-                    with one.data.again():
-                        block = BlockSource(one.data.hessian, MEMORY).block(system, one.place, one.unit)
-                        charts[id(system)] = block.condition_number(rtol=self.config.rtol)
-                found[name] = charts[id(system)]
-        return found
-
-    def _linear(
-        self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
-    ) -> dict[str, LinearCoordinates | None]:
-        """P of a unit in all coordinates that are not ``known``, checked if the unit has a direction of comparison."""
-        direction = one.data.checks.get(one.place)
-        source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
-        systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
-        found = {}
-        for name, system in systems.items():
-            if name in known:
-                continue
-            block = source.block(system, one.place, one.unit)
-            if direction is not None and direction.unit == one.unit and in_coordinates(block, direction) > TOLERANCE:
-                place = self.names[one.place]
-                raise CaptureError(f"layer {place!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
-            found[name] = block.P
-        return found
-
-    def _row(self, one: Unit, columns: dict[str, Any], found: Mapping[str, ConditionNumber]) -> ProbeRow:
+    def _row(self, measured: UnitConditions, columns: dict[str, Any]) -> ProbeRow:
         """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
+        one, found = measured.unit, measured.kappa
         own, inputs, hessian = one.systems.own, one.inputs, one.hessian
         at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
         row = at | {
@@ -539,13 +309,13 @@ class Prober:
         row |= columns | found["raw"].columns_in("preconditioned") | kappa_columns(found["plain"], found["own"])
         readings = [at | {"coordinates": name} | reading_columns(found[name]) for name in one.systems.readings]
         checked = []
-        first = one.unit == self.units[one.place][0]
+        first = one.unit == self.layers.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             observation = Observation(
                 inputs.centred(),
                 *live(inputs.statistics),
                 inputs.statistics.count,
-                self.recorder.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
+                self.layers.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
                 found["plain"],
                 found["raw"],
                 inputs.statistics.mu.cpu().numpy(),
@@ -556,11 +326,6 @@ class Prober:
             with one.data.again():
                 checked = [at | outcome for statement in wanted for outcome in outcomes(statement, observation)]
         return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
-
-
-def is_small(captured: Recorded | Mapping[str, LayerCapture] | None) -> bool:
-    """Whether ``captured`` is a training pass that is small enough to be kept."""
-    return isinstance(captured, Recorded) and captured.size <= KEPT
 
 
 def placed(method: Method, name: str) -> str:
@@ -611,40 +376,6 @@ def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
     return found
 
 
-def copied(value: Any, room: int) -> Any:
-    """Copy of coordinates that no step changes; a TypeError if it needs more than ``room`` numbers."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() > room:
-            raise TypeError
-        return value.clone()
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    if type(value) in (list, tuple):
-        return type(value)([copied(part, room) for part in value])
-    if isinstance(value, dict):
-        return {key: copied(part, room) for key, part in value.items()}
-    if isinstance(value, (LinearCoordinates, ParameterMap)):
-        # a `Chart` evaluates the model
-        copy = object.__new__(type(value))
-        vars(copy).update(copied(vars(value), room))
-        return copy
-    raise TypeError
-
-
-def unread(statistics: FeatureStatistics) -> np.ndarray:
-    """(0, k + 1): no rows of [e, H − eμᵀ]."""
-    return np.empty((0, 1 + int((~statistics.dead).sum())))
-
-
-def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> FeatureStatistics:
-    """Statistics of the inputs that a unit sees: those of its group."""
-    if geometry.groups == 1:
-        return statistics
-    own = slice(geometry.group(unit) * geometry.fan_in, (geometry.group(unit) + 1) * geometry.fan_in)
-    parts = (statistics.mu, statistics.sum_squares, statistics.low, statistics.high)
-    return FeatureStatistics(statistics.count, *(part[own] for part in parts))
-
-
 def activations(model: nn.Module, inputs: torch.Tensor) -> int:
     """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
     return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
@@ -676,12 +407,6 @@ def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, t
     for handle in handles:
         handle.remove()
     return sum(counts)
-
-
-def centred_rows(h: torch.Tensor, statistics: FeatureStatistics) -> np.ndarray:
-    """[e, H − eμᵀ] (N, k + 1), features that are constant over all the data left out."""
-    centred = (h.to(torch.float64) - statistics.mu)[:, ~statistics.dead]
-    return torch.cat([centred.new_ones(len(h), 1), centred], 1).cpu().numpy()
 
 
 def live(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:

@@ -415,7 +415,7 @@ class Training:
     def rows_without_kappa(self, iteration: int) -> list[dict[str, Any]]:
         """Rows of the probe table of a mini-batch that could not be measured."""
         at = {"iteration": iteration, "epoch": iteration // self.per_epoch, "data": "batch"}
-        units = self.prober.units.items()
+        units = self.prober.layers.units.items()
         return [at | {"layer": self.prober.names[place], "unit": unit} for place, own in units for unit in own]
 
     def shuffled(self) -> torch.Tensor:
@@ -496,12 +496,12 @@ class Training:
     def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[Taken]]:
         """One iteration; returns its loss and its probes."""
         due = self.due(iteration)
-        self.prober.recorder.armed = due
+        self.prober.layers.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
         # nothing else is seeded in a run
         random = RandomState.of_torch(self.gpus) if due else None
         output = self.model(inputs)
-        self.prober.recorder.armed = False
+        self.prober.layers.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)
         self.method.observe(loss_tensor)
         penalty = self.method.penalty(loss_tensor)

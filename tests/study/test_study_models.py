@@ -11,7 +11,7 @@ from hesscond.errors import RunError
 from hesscond.models import MODELS
 from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.study import probing as probing_module
+from hesscond.probing import training
 from hesscond.study.runner import LOSSES, build_model
 from tests import scenes
 from tests.models.reduced import REDUCED
@@ -136,9 +136,9 @@ def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path
 
 
 def test_too_little_memory_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(probing_module, "MEMORY", 1000)
-    original = probing_module.capture
-    monkeypatch.setattr(probing_module, "capture", lambda *args, **options: original(*args, memory=1000, **options))
+    monkeypatch.setattr(training, "MEMORY", 1000)
+    original = training.capture
+    monkeypatch.setattr(training, "capture", lambda *args, **options: original(*args, memory=1000, **options))
     path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv1"]})
     with pytest.raises(RunError, match=r"the probe failed at iteration 0: .*memory.*train_every_epochs"):
         trained(path, tmp_path / "run")
