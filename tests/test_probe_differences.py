@@ -31,6 +31,7 @@ def probe(model, level="unit", loss=F.cross_entropy, batch=BATCH, **options):
     return hesscond.probe(model, loss, batch, level=level, **options)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_double_backward_is_refused_and_its_module_named(name, level):

@@ -12,11 +12,9 @@ from hesscond.problem.evaluation import runs
 from tests.fuzzing import LEVELS, built, judged, random_states, seeded, state_of
 from tests.random_programs import write
 
-SEARCH = [pytest.mark.slow, pytest.mark.share(4)]
-
 
 def check(seeds):
-    """Judge the programs of these seeds; at least 80 % must have an answer."""
+    """Judge the programs of these seeds; at least 80 % must have an answer, of ten two fewer."""
     answered = Counter()
     for seed in seeds:
         program = write(seed)
@@ -25,12 +23,13 @@ def check(seeds):
             sentences = "\n".join(getattr(found, kind))
             assert not sentences, f"{kind}, program {seed} at level {program.level}:\n{sentences}\n\n{program.source}"
         answered[bool(found.right or found.kink)] += 1
-    assert answered[True] >= 0.8 * answered.total(), answered
+    assert answered[True] >= 0.8 * answered.total() - 2, answered
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=SEARCH) for part in range(1, 8))])
-def test_random_programs_are_measured_rightly_or_refused(part):
-    check(range(25 * part, 25 * part + 25))
+@pytest.mark.share(10)
+@pytest.mark.parametrize("part", range(20))
+def test_ten_random_programs_are_measured_rightly_or_refused(part):
+    check(range(10 * part, 10 * part + 10))
 
 
 @pytest.mark.share(10)
@@ -67,10 +66,10 @@ def leaves_alone(seed):
         assert state_of([model, random_states()]) == before, f"something is not as it was, {where}"
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=SEARCH) for part in range(1, 4))])
-def test_a_probe_leaves_everything_as_it_was(part):
-    for seed in range(300 + 6 * part, 306 + 6 * part):
-        leaves_alone(seed)
+@pytest.mark.share(8)
+@pytest.mark.parametrize("seed", range(300, 324))
+def test_a_probe_leaves_everything_as_it_was(seed):
+    leaves_alone(seed)
 
 
 @pytest.mark.share(10)

@@ -30,6 +30,7 @@ def same(one, other, *, scale=1.0, rtol=1e-8):
     np.testing.assert_allclose(other["lambda_max"], scale * one["lambda_max"], rtol=1e-10)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("scale", [1e-30, 3.0, 1e30])
 @pytest.mark.parametrize("name", KINDS)
@@ -51,7 +52,7 @@ ORDERED = {
 }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(st.sampled_from(sorted(ORDERED)), st.sampled_from(["unit", "layer"]), st.integers(0, 1000))
 def test_kappa_does_not_depend_on_the_order_of_the_samples(name, level, seed):
     example = ORDERED[name]
@@ -249,6 +250,7 @@ def test_what_was_probed_stays_when_the_model_goes_on(level, method, parametrize
     assert all(torch.equal(one, other) for one, other in zip(at_once, read(later), strict=True))
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", ["relu-ce", "tanh-ce", "relu-ce-weighted-ignored", "train-batchnorm", "conv2d",
                                   "transposed2d-groups", "recurrent-tanh"])  # fmt: skip

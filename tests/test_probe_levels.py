@@ -134,6 +134,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_diagonal_blocks_of_the_layer_are_the_units(name):
     arguments = case(name).make()
@@ -146,6 +147,7 @@ def test_diagonal_blocks_of_the_layer_are_the_units(name):
             assert (block(whole, size, unit) - own).norm() <= 1e-13 * whole.norm()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_units_interlace_with_their_layer(name):
     """Cauchy: the eigenvalues of a diagonal block lie within those of the whole."""

@@ -218,7 +218,7 @@ def network_truth(model, loss_fn, batch):
     return double_backward(loss_fn(model(batch[0]), batch[1]), model.parameters())
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_capture_is_noticed(name, monkeypatch):
     mutant = MUTANTS[name]

@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import hesscond
-from hesscond.methods.registry import registered
 
 CE = nn.CrossEntropyLoss()
 
@@ -83,7 +82,6 @@ CASES = {
     "an optimizer": stepped,
     "a zero Hessian": lambda: hesscond.probe(nn.Linear(5, 3), lambda output, target: output.sum(), data()),
 }  # fmt: skip
-METHODS = sorted(method.name for method in registered())
 
 
 def through_joblib(thing, folder):
@@ -119,6 +117,7 @@ def assert_the_same(found, result):
     assert str(found) == str(result)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_result_is_the_same_after_a_round_trip(name, way, tmp_path):
@@ -128,18 +127,6 @@ def test_a_result_is_the_same_after_a_round_trip(name, way, tmp_path):
     for own in result.values():
         alone = WAYS[way](own, tmp_path)
         assert bits(alone.conditions) == bits(own.conditions)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_results_of_methods_are_pickled(name):
-    try:
-        result = hesscond.probe(net(nn.ReLU()), CE, data(), method=name, layers=["0", "3"])
-    except hesscond.HesscondError as error:
-        pytest.skip(str(error))
-    found = pickle.loads(pickle.dumps(result))
-    assert_the_same(found, result)
-    for layer in result:
-        assert found[layer].plain.n_params == result[layer].n_params
 
 
 @pytest.mark.parametrize("name", ["unit", "layer", "dual", "a stream", "convolutions", "hooks and classes"])
@@ -185,6 +172,7 @@ def test_a_result_computes_its_kappa_when_it_is_shown_and_only_then():
     assert "conditions" in vars(result["0"])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_table_has_the_numbers_of_the_frame(name):
     result = CASES[name]()

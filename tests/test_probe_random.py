@@ -144,7 +144,7 @@ def check(seed):
             assert kappa.rank >= int((sizes > 1e-9 * top).sum()) or not kappa.resolved
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("seed", range(25))
 def test_a_random_network_is_measured_exactly(seed):
     check(seed)

@@ -55,7 +55,7 @@ def agree(one, other, rtol=1e-8):
             assert b.kappa == pytest.approx(a.kappa, rel=rtol + 1e-13 * a.kappa)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize(
     ("example", "level"),
     [

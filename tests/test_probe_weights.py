@@ -203,7 +203,7 @@ LOSSES = {
 }  # fmt: skip
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_batches_of_unequal_length_are_the_whole(name):
     loss_fn, batches, total, count = LOSSES[name]

@@ -206,7 +206,7 @@ LARGE = (
 )  # fmt: skip
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     "other",
     [pytest.param(own, id=own.name, marks=[pytest.mark.slow] * (own.name in LARGE)) for own in OTHERS],
