@@ -23,7 +23,7 @@ from torch import nn
 
 import hesscond
 from hesscond.hessians import HessianOperator, role
-from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.methods import parse
 from hesscond.models import build
 from hesscond.report import Page, save_figure

@@ -16,7 +16,7 @@ from hesscond.capture import separators
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
-from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import KINDS, Role, role_of
 from hesscond.methods import parse
 from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split

@@ -37,7 +37,7 @@ from hesscond.commands.processes import own_device, own_share, processes
 from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
-from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.hessians.blocks import role
+    from hesscond.hessians.catalogue import role
     from hesscond.hessians.coordinates.base import (
         BlockHessian,
         Chart,
         Coordinates,
-        DensePreconditioner,
         HessianScaling,
-        Kronecker,
         LinearCoordinates,
         Preconditioner,
-        Scaling,
-        UnitScaling,
     )
     from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
+    from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
     from hesscond.hessians.coordinates.parameter_maps import ParameterMap
     from hesscond.hessians.coordinates.reparametrized import Reparametrized
     from hesscond.hessians.coordinates.statistics import CentringScaling, GroupedPreconditioner

@@ -27,11 +27,12 @@ def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> BlockHessian
 
 def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
     """The Hessians of output units that belong to one group of the layer."""
-    curvature, lost = captured.curvature, captured.loses_entries
-    columns = [captured.column(unit) for unit in units]
+    columns, curvature = [captured.column(unit) for unit in units], captured.curvature
     if isinstance(curvature, FormedH):
         return [
-            FormedHessian(curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=lost)
+            FormedHessian(
+                curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.loses_entries
+            )
             for column in columns
         ]
     if isinstance(curvature, DiagonalS):
@@ -40,38 +41,43 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             rows = captured.H_hat
         else:
             rows = inputs.slice(0, inputs.blocks)[:, :, inputs.geometry.group(units[0])].flatten(0, 1)
-        found: list[BlockHessian] = []
-        for column in columns:
-            sign = mixed(None if curvature.sign is None else curvature.sign[:, column])
-            root, spread = curvature.root[:, column], None
-            if curvature.norm is not None:
-                spread = (curvature.norm[column] * rows.square().sum(0)).sqrt()
-            error = None if curvature.error is None else curvature.error[:, column, None] * rows.abs()
-            kept = (root != 0) | bool(captured.vanishing)
-            if captured.repeating and bool(kept.any()):
-                # the kept rows may all be independent, and the others are zero
-                scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
-                error = None if error is None else error[kept]
-                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))
-            elif error is None or not error.any():
-                found.append(FactoredHessian(rows, root, sign, spread=spread, vanishing=lost))
-            else:
-                scaled = rows * root[:, None]
-                found.append(FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost))
-        return found
-    own = captured.narrowed(units)
-    assert isinstance(own.curvature, FactoredS)
-    B, signs = own.curvature.B, own.curvature.sign
-    terms = (B != 0).any(3)
-    factors, errors, spreads = own.unit_rows(units, memory // 8), own.row_rounding(units), own.spread(units)
-    found = []
+        return [with_diagonal_curvature(captured, curvature, rows, column) for column in columns]
+    return with_factored_curvature(captured.narrowed(units), units, memory)
+
+
+def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Tensor, column: int) -> FactoredHessian:
+    """The Hessian of a unit with Ĥ = ``rows`` and the curvature in a column of S."""
+    lost = captured.loses_entries
+    root, sign, spread = S.root[:, column], mixed(None if S.sign is None else S.sign[:, column]), None
+    if S.norm is not None:
+        spread = (S.norm[column] * rows.square().sum(0)).sqrt()
+    error = None if S.error is None else S.error[:, column, None] * rows.abs()
+    kept = (root != 0) | bool(captured.vanishing)
+    if captured.repeating and bool(kept.any()):
+        # the kept rows may all be independent, and the others are zero
+        scaled, sign = (rows * root[:, None])[kept], None if sign is None else sign[kept]
+        error = None if error is None else error[kept]
+    elif error is None or not error.any():
+        return FactoredHessian(rows, root, sign, spread=spread, vanishing=lost)
+    else:
+        scaled = rows * root[:, None]
+    return FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost)
+
+
+def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
+    """The Hessians of the units that a capture was narrowed to."""
+    S = captured.curvature
+    assert isinstance(S, FactoredS)
+    terms = (S.B != 0).any(3)
+    factors, errors = captured.unit_rows(units, memory // 8), captured.row_rounding(units)
+    spreads, found = captured.spread(units), list[BlockHessian]()
     for column, rows in enumerate(factors):
         spread = None if spreads is None else spreads[column]
-        sign = None if signs is None else signs[:, :, min(column, signs.shape[2] - 1)].flatten()
+        sign = None if S.sign is None else S.sign[:, :, min(column, S.sign.shape[2] - 1)].flatten()
         # the rank of a block is at most the number of its active positions
-        active = (B[:, :, column] != 0).any(0).sum(1)
+        active = (S.B[:, :, column] != 0).any(0).sum(1)
         limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, lost))
+        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.loses_entries))
     return found
 
 

@@ -15,7 +15,6 @@ from hesscond.capture import EntryBounds
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
-from hesscond.hessians.coordinates.statistics import CentringScaling
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import FactorForm, conditions
 from hesscond.spectra.rank import distinct_rows
@@ -75,10 +74,8 @@ class FactoredHessian(BlockHessian):
         assert error is not None
         return error if error.ndim == 1 else error.norm(dim=0)
 
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        return conditions_of(forms_of([self], [coordinates]), rtol=rtol)[0]
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        return conditions_of(forms_of([self], [[P]]), rtol=rtol)[0][0]
 
     def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
         """Form of H or PᵀHP, from its factor if that is given."""
@@ -114,10 +111,8 @@ class FactoredHessian(BlockHessian):
         return values, vectors
 
     def rank_bound(self) -> int:
-        """Upper bound of the rank: distinct active samples, or varying features plus one for all constant ones.
-
-        It holds in all coordinates, where a dead feature no longer looks dead.
-        """
+        """Upper bound of the rank: distinct active samples, or varying features plus one for all constant ones."""
+        # not of the rows in other coordinates, where a dead feature no longer looks dead
         known = self.order if self.rank_limit is None else self.rank_limit
         if self.root is None:
             if self.vanishing:
@@ -183,21 +178,14 @@ def factors_of(
         roots = [root for k in members if (root := hessians[k].root) is not None]
         root = stacked(roots)[..., None] if roots else None
         for systems in zip(*(coordinates[k] for k in members), strict=True):
-            for k, factor in zip(members, multiplied_each(rows, root, systems, units), strict=True):
+            given = [P for P in systems if P is not None]
+            if given:
+                factors = type(given[0]).multiplied_each(rows, given, units, root)
+            else:
+                factors = (rows if root is None else rows * root).unbind()
+            for k, factor in zip(members, factors, strict=True):
                 found[k].append(factor)
     return found
-
-
-def multiplied_each(
-    rows: torch.Tensor, root: torch.Tensor | None, systems: Sequence[LinearCoordinates | None], units: int
-) -> Sequence[torch.Tensor]:
-    """Each of ``rows`` (k, m, u n̂) times the P of one of k systems of one type, then by ``root`` (k, m, 1)."""
-    if systems[0] is None:
-        return (rows if root is None else rows * root).unbind()
-    if units == 1 and (scalings := [P for P in systems if isinstance(P, CentringScaling)]):
-        return CentringScaling.multiply_each(rows, scalings, root)
-    own = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True) if P is not None]
-    return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
 
 
 def forms_of(

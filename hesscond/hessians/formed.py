@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.forms import SummedForm, conditions
+from hesscond.spectra.forms import SummedForm
 
 #: Matrices of the order of H that its eigenvalues take in addition to H, in plain coordinates and in others; number for
 #: Jacobi's method.
@@ -47,13 +46,8 @@ class FormedHessian(BlockHessian):
     def scales(self) -> torch.Tensor:
         return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        forms: list[SummedForm] = []
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
-        for P in coordinates:
-            spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
-            least = (lambda: self.order) if self.vanishing else None
-            forms.append(SummedForm(self.matrix(P), spread, self.terms, least, self.vanishing, graded))
-        return conditions(forms, rtol=rtol)
+        spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
+        least = (lambda: self.order) if self.vanishing else None
+        return SummedForm(self.matrix(P), spread, self.terms, least, self.vanishing, graded).condition(rtol=rtol)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -17,7 +17,7 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.forms import DualForm, FactorForm, conditions
+from hesscond.spectra.forms import DualForm, FactorForm
 from hesscond.spectra.solvers.batched import power_of_two
 from hesscond.spectra.solvers.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
@@ -32,8 +32,7 @@ PANEL = 8192
 class LayerHessian(BlockHessian):
     """Σ_r s_r f_r f_rᵀ with f_r = Σ_p b_rp ⊗ ĥ_p in R^(m n̂): F (R J, m n̂) with fewer rows than columns.
 
-    Its nonzero eigenvalues are those of the (R J, R J) Gram matrix FFᵀ. With one position a sample that is
-    (BBᵀ)∘(ĤĤᵀ), and F is never formed.
+    Its nonzero eigenvalues are those of FFᵀ, with one position a sample (BBᵀ)∘(ĤĤᵀ), so that F is never formed.
     """
 
     captured: LayerCapture  # a layer captured whole, by a `FactoredS`
@@ -142,13 +141,10 @@ class LayerHessian(BlockHessian):
         errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
         return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        return [
-            conditions([self.form(P)], rtol=rtol)[0] if has_dual(P) else self.dense().condition_number(P, rtol=rtol)
-            for P in coordinates
-        ]
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        if not has_dual(P):
+            return self.dense().condition_number(P, rtol=rtol)
+        return self.form(P).condition(rtol=rtol)
 
     def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
         """Form of H or PᵀHP: the dual, or F if P mixes units or parameters that differ by unit."""
@@ -179,12 +175,8 @@ class LayerHessian(BlockHessian):
         return self.dense().eigenpairs(P)
 
     def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:
-        """Gram matrix FFᵀ (R J, R J), and a bound of its rounding in the 2-norm.
-
-        With one position and one ĤP it is (BBᵀ) ∘ (ĤĤᵀ), accurate entry by entry (`accurate_gram`). Otherwise an
-        inner product of rows is off by at most c·eps times their lengths; the matrix of these products of lengths
-        has the norm tr FFᵀ.
-        """
+        """Gram matrix FFᵀ (R J, R J), and a bound of its rounding in the 2-norm."""
+        # an inner product of rows is off by at most c·eps times their lengths, whose matrix has the norm tr FFᵀ
         B = self._factor.B
         carried = float(self._rounding(P).norm())
         if self._one_position and (P is None or (P.same_for_units and not P.cancels)):
@@ -294,10 +286,8 @@ class LayerHessian(BlockHessian):
         return max(self.count, min(share, PANEL))
 
     def rank_bound(self) -> int:
-        """Upper bound of the rank: Σ_j of the terms, or of the active units and positions, of sample j.
-
-        Each unit adds at most the number of varying features, plus one for all constant ones.
-        """
+        """Upper bound of the rank: Σ_j of the terms, or of the active units and positions, of sample j."""
+        # each unit adds at most the number of varying features, plus one for all constant ones
         B = self._factor.B
         features = self.captured.inputs.geometry.n_params
         if self._one_position and not self.captured.loses_entries:

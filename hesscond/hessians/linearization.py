@@ -28,10 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Linearization(ABC):
-    """Symmetric matrix of second derivatives of the loss of one batch in some leaves.
-
-    The gradient is in the shapes of the leaves, detached; ``depends``: whether the loss depends on any of them.
-    """
+    """Symmetric matrix of second derivatives of the loss of one batch in some leaves."""
 
     def __init__(self, evaluation: WatchedEvaluation, leaves: Tensors) -> None:
         self.leaves = list(leaves)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -12,13 +12,8 @@ import torch
 from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.coordinates.base import (
-    BlockHessian,
-    Coordinates,
-    HessianMaker,
-    LinearCoordinates,
-    UnitCoordinates,
-)
+from hesscond.hessians.coordinates.base import BlockHessian, Coordinates, HessianMaker, LinearCoordinates
+from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, SymmetricOperator
@@ -34,11 +29,7 @@ SMALL = 1000
 
 
 class NetworkHessian(BlockHessian):
-    """H (n, n) of an operator, which may be PᵀHP.
-
-    ``known`` gives null directions and preconditioner when they are first needed. κ's interval is widened by ``error``,
-    a bound of the rounding in H in the 2-norm. If ``saturated`` gives a cause, only known null directions are zeros.
-    """
+    """H (n, n) of an operator; with a cause by ``saturated``, only known null directions are zeros."""
 
     def __init__(
         self,
@@ -48,7 +39,9 @@ class NetworkHessian(BlockHessian):
         error: float = 0.0,
         saturated: Callable[[], Cause] = lambda: NOTHING,
     ) -> None:
-        self.operator, self._known, self.limits, self.error = operator, known, limits, error
+        self.operator, self._known, self.limits = operator, known, limits
+        #: bound of the rounding in H in the 2-norm
+        self.error = error
         self._saturated = saturated
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,12 +81,9 @@ class NetworkHessian(BlockHessian):
             columns.copy_(own.T)
         return H
 
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        return [self._changed(P)._condition(rtol) for P in coordinates]
-
-    def _condition(self, rtol: float) -> ConditionNumber:
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        if P is not None:
+            return self._changed(P).condition_number(rtol=rtol)
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
         dense = self.order <= self.limits.dense_order
         if memory is not None and iterated > memory and not (dense and self.limits.holds(self.order)):
@@ -183,13 +173,10 @@ class ZeroPaddedHessian(BlockHessian):
     def scales(self) -> torch.Tensor:
         return self._padded(self.inner.scales()[:, None])[:, 0]
 
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        """Condition numbers of the nonzero part, with the nullity of the whole Hessian."""
-        left_out = self.order - len(self._index)
-        found = self.inner.condition_numbers(coordinates, rtol=rtol)
-        return [replace(kappa, nullity=kappa.nullity + left_out) for kappa in found]
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ of the nonzero part, with the nullity of the whole Hessian."""
+        kappa = self.inner.condition_number(P, rtol=rtol)
+        return replace(kappa, nullity=kappa.nullity + self.order - len(self._index))
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         values, vectors = self.inner.eigenpairs(P)
@@ -213,10 +200,7 @@ def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = 
 
 
 class BlockSource:
-    """Hessians of a loss over data in any coordinates.
-
-    Half of ``memory`` is for the graphs of an operator, the rest for solvers. ``captured`` gives captured Hessians.
-    """
+    """Hessians of a loss over data in any coordinates; half of ``memory`` is for graphs, the rest for solvers."""
 
     latest: HessianOperator  # the operator that was asked for last
 

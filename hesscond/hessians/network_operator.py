@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import torch
 from torch import nn
 
-from hesscond.capture.backward import Budget, scattered_signs
-from hesscond.capture.captured import EPS
+from hesscond.capture.backward import Budget
 from hesscond.capture.forward import variables_of
 from hesscond.capture.nonfinite import NonFinite
 from hesscond.capture.second_derivatives import saturates
-from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.capture.uses import Uses
 from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
-from hesscond.hessians.linearization import (
-    GGNLinearization,
-    HessianLinearization,
-    Linearization,
-    differentiable,
-)
+from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING, identity_blocks
@@ -41,10 +32,6 @@ from hesscond.problem.problem import Problem, WatchedEvaluation
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable
 
-#: Two computations of a product may differ by this share of it, or by this multiple of their round-off.
-TOLERANCE, CONFIRMED = 1e-11, 64.0
-
-
 #: The products of the matrix of one batch with rows (k, n).
 Products = Callable[[Linearization, torch.Tensor], torch.Tensor]
 
@@ -52,13 +39,10 @@ Products = Callable[[Linearization, torch.Tensor], torch.Tensor]
 class NetworkOperator(SymmetricOperator):
     """Operator A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass linearizes one A_k.
 
-    The m_k are the weights that make the loss Σ m_k L_k / Σ m_k that of the whole data set: the samples of each batch
-    for a mean (see `hesscond.problem.weighting.Weights`); all one, undivided, for a sum. The operator is that of the
-    model, its mode and the random state (dropout) at construction. The model is left untouched.
-
-    Graphs of the first derivatives are kept from product to product, as many as fit in the memory; the others are
-    built anew in each product, from batches that are kept or read again. Two products with the same vector are
-    equal bit by bit; `to_dense` takes many at once, which are the same but for rounding.
+    The m_k make Σ m_k L_k / Σ m_k the loss of the whole data set (see `hesscond.problem.weighting.Weights`). The
+    operator is that of the model, its mode and the random state (dropout) at construction; the model is left untouched.
+    Graphs of the first derivatives are kept, as many as fit in the memory; the others are built anew in each product.
+    Two products with the same vector are equal bit by bit; `to_dense` takes many at once, equal but for rounding.
 
     Parameters
     ----------
@@ -78,8 +62,7 @@ class NetworkOperator(SymmetricOperator):
         Precision of all computations, whatever the model has or casts to float32; None: the precision of the model.
     memory
         Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
-        needed in any case.
-        A product takes as much again as the parameters for every vector.
+        needed in any case, and as much again as the parameters for every vector of a product.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: inferred.
     weight
@@ -190,6 +173,13 @@ class NetworkOperator(SymmetricOperator):
     def parts(self) -> Mapping[str, slice]:
         """Rows that belong to each parameter, or to each layer, by name."""
         return self.layout.parts
+
+    @property
+    def unit_layout(self) -> UnitLayout:
+        """Layout of an operator of layers; a ConfigError for other operators."""
+        if not isinstance(self.layout, UnitLayout):
+            raise ConfigError("the parameters of this operator are not ordered by unit: make it with layers=")
+        return self.layout
 
     def unflatten(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Tensors in the shapes of the parameters, by name, from a vector (n,)."""
@@ -331,13 +321,16 @@ class NetworkOperator(SymmetricOperator):
         leaves = dict(zip(self.names, snapshot.leaves, strict=True))
         return Uses(linearization.evaluation.loss, leaves, snapshot.parameters)
 
+    def leaves_of(self, every: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of the problem's leaves that are the operator's parameters."""
+        return list(every) if self._among is None else [every[i] for i in self._among]
+
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:
         return self.layout.vector_of(linearization.product(self.layout.tensors_of(vector), self._among))
 
     def _explained(self, error: NotFiniteError, batches: Iterable[Drawn]) -> NotFiniteError:
         """Error with the operation that gives NaN or infinity, where one is found."""
-        snapshot = self.problem.snapshot
-        leaves = snapshot.leaves if self._among is None else [snapshot.leaves[i] for i in self._among]
+        snapshot, leaves = self.problem.snapshot, self.leaves_of(self.problem.snapshot.leaves)
         # whatever fails in the search, the error that is there is raised
         with suppress(Exception):
             for drawn in batches:
@@ -353,9 +346,8 @@ class NetworkOperator(SymmetricOperator):
     def rounding(self) -> float:
         """Rounding ε such that a product is within ε ‖A‖ ‖v‖ of the exact one, with the kinks of the forward pass.
 
-        It takes three products: without rounding uᵀAv = vᵀAu for a random u and v = Au, and Av = A(1.7v)/1.7. Rounding
-        of the forward pass does not show: products in float32 differ from those in float64 by about as much
-        in ordinary networks, and by 10 to 45 times as much with batch normalization in depth.
+        Without rounding uᵀAv = vᵀAu for a random u and v = Au, and Av = A(1.7v)/1.7. Rounding of the forward pass does
+        not show: float32 differs from float64 by about as much, with batch normalization in depth 10 to 45 times.
         """
         eps = torch.finfo(self.dtype).eps
         u = torch.randn(self.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -404,80 +396,6 @@ class HessianOperator(NetworkOperator):
 
     def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
         return HessianLinearization(evaluation, self.problem.snapshot.leaves)
-
-    def by_units(
-        self, blocks: Mapping[str, tuple[Self, torch.Tensor]], memory: int, matrices: int
-    ) -> dict[str, UnitMatrices]:
-        """Hessians of units of `restricted` operators, from the curvature in separators behind them.
-
-        The curvature is formed once for all blocks (see `hesscond.capture.separators`), and the largest matrix of a
-        block is compared with a product of its operator. Blocks without a separator, or that differ, are left out.
-
-        ``blocks`` have the operator and the rows (u, w) of the units of each block; κ of a unit takes ``matrices`` more
-        matrices of its order.
-        """
-        found: dict[str, UnitMatrices] = {}
-        left = dict(blocks)
-        for number, linearization in self.linearizations():
-            loss, weight = linearization.evaluation.loss, self.weights[number] / self.total_mass
-            wanted = [own._rows(name, linearization, index) for name, (own, index) in left.items()]
-            budget = Budget(memory, 1, linearization.largest, self.device)
-            with differentiable():
-                separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
-                for rows in wanted:
-                    budget.taken = 8 * sum(own.H.numel() for own in found.values())
-                    segment = separators.segment(rows, rows.index.numel(), rows.index.shape[1])
-                    if segment is None or not separators.room_for_rows(segment, rows.index, matrices):
-                        found.pop(rows.name, None)
-                        del left[rows.name]
-                    else:
-                        own = UnitMatrices(*separators.rows(segment, rows.index)).times(weight)
-                        found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
-                    del segment
-                    separators.release(rows)
-            del linearization
-        confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
-        return {name: own for name, own in confirmed.items() if own is not None}
-
-    def _rows(self, name: str, linearization: Linearization, index: torch.Tensor) -> ParameterRows:
-        among = range(len(linearization.leaves)) if self._among is None else self._among
-        leaves = [linearization.leaves[i] for i in among]
-        return ParameterRows(name, leaves, self.order, index, self.layout.tensors_of, self.layout.vector_of)
-
-
-@dataclass(frozen=True)
-class UnitMatrices:
-    """Hessians of the units of a block, as matrices."""
-
-    H: torch.Tensor  # (u, w, w)
-    #: (u, w) d such that a relative change eps of the summands changes entry (k, l) of a unit's by eps·d_k·d_l
-    spread: torch.Tensor
-    terms: list[int]  # products summed up, for each unit
-    difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
-
-    def times(self, weight: float) -> UnitMatrices:
-        """Matrices of a batch with a weight, in place."""
-        return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
-
-    def plus(self, other: UnitMatrices) -> UnitMatrices:
-        """Sum of the matrices of two batches, in place of the first."""
-        terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
-        return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
-
-    def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
-        """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
-        largest = int(self.H.flatten(1).norm(dim=1).argmax())
-        own, H = index[largest], self.H[largest]
-        v = scattered_signs(operator.point)
-        least = float((operator @ v).abs().amax())
-        v = torch.zeros_like(v).index_copy_(0, own, v[own])
-        product = (operator @ v)[own]
-        apart = float((product - H @ v[own]).norm())
-        spread = self.spread.square().add(least).sqrt()
-        rounding = CONFIRMED * EPS * float(spread[largest].norm() * spread[largest].sum())
-        if not apart <= max(TOLERANCE * float(product.norm()), rounding):
-            return None
-        return replace(self, spread=spread, difference=apart / (float(product.norm()) or 1.0))
 
 
 class GGNOperator(NetworkOperator):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,31 +20,38 @@ from hesscond.capture.layers import (
 )
 from hesscond.capture.request import Request
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.hessians.blocks import Block
 from hesscond.problem.problem import WatchedEvaluation
 
 
-class Layout(ABC):
-    """Order of parameters in vectors (n,); ``parts`` has the rows of each parameter, or of each layer, by name."""
+class Layout:
+    """Order of parameters in vectors (n,): one after another, each flattened as torch does.
 
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], parts: Mapping[str, int]) -> None:
+    ``parts`` has the rows of each parameter, or of each layer, by name; ``whole``: no parameter lacks entries.
+    """
+
+    whole = True
+
+    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], parts: Mapping[str, int] | None = None) -> None:
         self.names = [name for name, _ in named]
         self.tensors = [parameter for _, parameter in named]
         self.shapes = [parameter.shape for parameter in self.tensors]
         self.parts: dict[str, slice] = {}
         self.order = 0
-        for name, size in parts.items():
+        for name, size in (parts or {name: p.numel() for name, p in named}).items():
             self.parts[name] = slice(self.order, self.order + size)
             self.order += size
         if not self.order:
             raise ConfigError("there is no parameter to differentiate in: none was named, or none requires a gradient")
 
-    @abstractmethod
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Tensors in the shapes of the parameters, in the order of ``names``."""
+        """Tensors in the shapes of the parameters, in the order of ``names``; zero in entries that are left out."""
+        sizes = [shape.numel() for shape in self.shapes]
+        return [part.view(shape) for part, shape in zip(vector.split(sizes), self.shapes, strict=True)]
 
-    @abstractmethod
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """(n,) from tensors in the shapes of the parameters."""
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     def levelled(self, vector: torch.Tensor) -> torch.Tensor:
         """Vector (n,) with entries replaced by the mean of their row of a weight, or of a one-dimensional parameter."""
@@ -56,25 +62,8 @@ class Layout(ABC):
         return self.vector_of([level(tensor) for tensor in self.tensors_of(vector)])
 
 
-class FlatLayout(Layout):
-    """Parameters one after another, each flattened as torch does."""
-
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
-        super().__init__(named, {name: parameter.numel() for name, parameter in named})
-        self._sizes = [shape.numel() for shape in self.shapes]
-
-    def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
-        return [part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes, strict=True)]
-
-    def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
 class UnitLayout(Layout):
-    """Layers one after another, each unit by unit as [b_i, w_i] (no b_i without bias).
-
-    ``named`` are weights and biases with names in the order of the layers, if not those of the layers themselves.
-    """
+    """Layers one after another, each unit by unit as [b_i, w_i] (no b_i without bias)."""
 
     def __init__(
         self,
@@ -124,6 +113,38 @@ class UnitLayout(Layout):
         return torch.tensor(self.units[layer], device=like.device)
 
 
+class BlockLayout(Layout):
+    """Blocks one after another, each in the order of its pieces."""
+
+    def __init__(self, blocks: Sequence[Block], tensors: Mapping[str, nn.Parameter]) -> None:
+        names = dict.fromkeys(name for block in blocks for name in block.parameters)
+        super().__init__([(name, tensors[name]) for name in names], {block.name: block.order for block in blocks})
+        place, device = {name: number for number, name in enumerate(names)}, self.tensors[0].device
+        #: number of the parameter, rows of the vector and indices in the parameter (None: all), for each piece
+        self._pieces: list[tuple[int, slice, torch.Tensor | None]] = []
+        end = 0
+        for piece in (piece for block in blocks for piece in block.pieces):
+            index = piece.index()
+            span = slice(end, end := end + piece.size)
+            self._pieces.append((place[piece.parameter], span, None if index is None else index.to(device)))
+        self.whole = all(index is None for *_, index in self._pieces)
+
+    def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for number, span, index in self._pieces:
+            if index is None:
+                found[number] = vector[span]
+                continue
+            if number not in found:
+                found[number] = vector.new_zeros(self.shapes[number].numel())
+            found[number].index_copy_(0, index, vector[span])
+        return [found[number].view(shape) for number, shape in enumerate(self.shapes)]
+
+    def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        flat = [tensor.reshape(-1) for tensor in tensors]
+        return torch.cat([flat[at] if index is None else flat[at][index] for at, _, index in self._pieces])
+
+
 def layout_of(
     model: nn.Module,
     *,
@@ -142,7 +163,7 @@ def layout_of(
     if unit is not None:
         raise ConfigError(f"unit={unit} was given without its layer: name it with layers=")
     if parameters is None:
-        return FlatLayout([(name, p) for name, p in model.named_parameters() if p.requires_grad])
+        return Layout([(name, p) for name, p in model.named_parameters() if p.requires_grad])
     known = dict(model.named_parameters(remove_duplicate=False))
     named = []
     for name in [parameters] if isinstance(parameters, str) else parameters:
@@ -150,7 +171,7 @@ def layout_of(
             raise ConfigError(f"no parameter {name!r} in the model: it has {', '.join(known)}")
         named.append((name, known[name]))
     refuse_twice([name for name, _ in named], [parameter for _, parameter in named])
-    return FlatLayout(named)
+    return Layout(named)
 
 
 def parameters_of(model: nn.Module, name: str, layer: Layer) -> list[tuple[str, nn.Parameter]]:

@@ -126,9 +126,8 @@ def stream(
 ) -> tuple[dict[tuple[str, int | None], BlockHessian], dict[str, Any]]:
     """Hessians of units (with ``whole``, of layers) and statistics of the inputs by layer over a data set.
 
-    Hessians are by (layer, unit), with the unit None for a layer. Each batch has its weight in the loss of the whole
-    (samples / total for a mean loss); ``total`` is called at the end for a divisor of the weights. ``collect`` makes
-    statistics with ``merged(other)`` from a layer's name and inputs, by default of its features or channels.
+    Each batch has its weight in the loss of the whole; ``total`` is called at the end for a divisor of the weights.
+    ``collect`` makes statistics with ``merged(other)`` from a layer's name and inputs.
     """
     blocks: dict[tuple[str, int | None], StreamedBlock] = {}
     statistics: dict[str, Any] = {}

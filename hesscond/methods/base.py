@@ -11,8 +11,8 @@ from torch import nn
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized
-from hesscond.hessians.coordinates.base import UnitCoordinates
-from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
+from hesscond.hessians.coordinates.linear import UnitCoordinates
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.parameters import UnitLayout
 from hesscond.methods.wrapping import place_of
 
@@ -215,7 +215,7 @@ class Method:
             raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
         return self.coordinates(layer)
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps | None:
         """P of parameters outside of dense and convolutional layers; None: these stay as they are.
 
         Parameters

@@ -12,7 +12,7 @@ from hesscond.capture import chosen_layers
 from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, ParameterMap
-from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates, layer_map
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps, layer_map
 from hesscond.methods.base import Method, no_step
 
 
@@ -91,12 +91,12 @@ class ByParameter(Method):
         maps = [self.map_of(p) for p in own_parameters(module)]
         return found if all(maps) else layer_map(module, *maps, name=self.coordinates_name)
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps:
         """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         found = {name: self.map_of(parameters[name]) or ParameterMap.still(parameters[name]) for name in names}
-        return ParameterCoordinates(found, self.coordinates_name)
+        return ParameterMaps(found, self.coordinates_name)
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g at every parameter, those outside of layers too; as it is before the first step."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
-from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.methods.base import Method, OptimizerName
 from hesscond.methods.regularization import Penalized
 
@@ -119,7 +119,7 @@ class Composed(Method):
         found = [part.probed(layer) for part in self.parts]
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterCoordinates | None:
+    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps | None:
         """Coordinates of the first part that has coordinates for these parameters; None: no part has."""
         found = [part.of_parameters(block, names) for part in self.parts]
         return next((own for own in found if own is not None), None)

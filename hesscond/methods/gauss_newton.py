@@ -19,7 +19,6 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
-from hesscond.hessians.coordinates.base import LayerPreconditioner
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.learned import refuse_unless
@@ -177,13 +176,15 @@ class Resolvent:
         return (torch.eye(F.shape[1]).to(F) - F.T @ self.inverse @ F) / self.damping
 
 
-@dataclass(frozen=True)
-class ResolventRoot(Preconditioner):
-    """P = M^½ of all parameters of a layer."""
+class GaussNewtonRoot(Preconditioner):
+    """P = (G + γI)^−½ of a layer; of a unit the root of its own block of M."""
 
-    of: Resolvent
-    name: str
+    same_for_units = False
+    unstructured = True
     cancels = True
+
+    def __init__(self, resolvent: Resolvent, name: str) -> None:
+        self.of, self.name = resolvent, name
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (v, m n̂) times P."""
@@ -193,15 +194,6 @@ class ResolventRoot(Preconditioner):
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
         """P times ``vectors`` (m n̂, v): it is symmetric."""
         return self.right_multiply(vectors.to(torch.float64).T).T
-
-
-class GaussNewtonRoot(LayerPreconditioner):
-    """P = (G + γI)^−½ of a layer; of a unit the root of its own block of M."""
-
-    cancels = True
-
-    def __init__(self, resolvent: Resolvent, name: str) -> None:
-        self.of, self.name, self.whole = resolvent, name, ResolventRoot(resolvent, name)
 
     def of_unit(self, unit: int) -> DensePreconditioner:
         """P_i with P_i P_iᵀ = M_ii: what moves the unit if it moves alone."""

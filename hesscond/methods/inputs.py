@@ -14,7 +14,8 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
 from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, Preconditioner
+from hesscond.hessians import BlockHessian, Coordinates, LinearCoordinates, Preconditioner
+from hesscond.hessians.coordinates.base import HessianSource
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method, no_step
 from hesscond.methods.wrapping import layers_of, place_of
@@ -105,7 +106,7 @@ class WholeState(LayerState):
 
 
 @dataclass(frozen=True)
-class OfInputs:
+class OfInputs(Coordinates):
     """Coordinates of a method that does not train the model; `resolved` computes them from the inputs of the layers."""
 
     part: type[Method]
@@ -124,9 +125,12 @@ class OfInputs:
         """Statistics of a layer's inputs that the method collects."""
         return self.part.data_statistics(layer, inputs, **self.options)
 
-    def resolved(self, seen: Any, geometry: Geometry) -> LinearCoordinates | None:
+    def resolved(self, statistics: Any, geometry: Geometry) -> LinearCoordinates | None:
         """P; None: the layer is not one of the method's."""
-        return None if seen is None else self.part.data_preconditioner(seen, geometry, **self.options)
+        return None if statistics is None else self.part.data_preconditioner(statistics, geometry, **self.options)
+
+    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
+        raise ConfigError(f"the coordinates of {self.name} are known once the inputs of layer {layer!r} are collected")
 
 
 class LayerMethod(Method, Generic[State]):

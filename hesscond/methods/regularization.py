@@ -24,7 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, LinearCoordinates
-from hesscond.hessians.coordinates.base import HessianMaker, UnitCoordinates, unit_layout
+from hesscond.hessians.coordinates.base import HessianMaker
+from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
@@ -45,7 +46,7 @@ class Penalized(Chart):
         H = hessian(layers=[layer], unit=unit)
         if self.P is None:
             return Shifted(H, -2 * self.strength)
-        layout = unit_layout(H)
+        layout = H.unit_layout
         n_params = layout.geometries[layer].n_params
         P = UnitCoordinates(self.P, layout.units[layer], n_params, dtype=H.dtype, device=H.device)
         inner = Congruence(H, P)

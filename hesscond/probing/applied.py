@@ -16,8 +16,7 @@ from torch import nn
 from hesscond.capture import Geometry, eligible_layers, inputs_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
-from hesscond.hessians.blocks import ROOT, Catalogue
-from hesscond.hessians.coordinates.base import unit_layout
+from hesscond.hessians.catalogue import ROOT, Catalogue
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import Method, Spec, Vanilla, parse
@@ -344,7 +343,7 @@ def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
     return None
 
 
-def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | None:
+def coordinates_at(method: Measured, layer: str) -> Coordinates | None:
     """Coordinates that a layer is measured in by ``method``, as returned by `applied`."""
     return method.probed(layer) if isinstance(method, Method) else method
 
@@ -362,7 +361,7 @@ def layer_coordinates(
     method: Measured, operator: NetworkOperator, *, team: Team | None = None
 ) -> Mapping[str, LinearCoordinates | None]:
     """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
-    chosen = unit_layout(operator).layers
+    chosen = operator.unit_layout.layers
     statistics: dict[str, Any] = {}
     if isinstance(method, OfInputs):
         for _, linearization in operator.linearizations():

@@ -14,9 +14,8 @@ from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import Preconditioner
+from hesscond.hessians import BlockHessian, Coordinates, Preconditioner
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
-from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import StreamedBlock, stream
@@ -127,13 +126,17 @@ class LayerCapturing:
         question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
         system = self.measurement.systems[name]
-        own = None if system is None else system.resolved(sums.statistics.get(name), geometry)
+        own = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, Coordinates) else None
         captured = sums.captures.get(name)
         made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
         source = question.source(lambda _, unit: made(unit))
         units: Iterable[int | None] = sums.blocks[name] if captured is None else captured.units
         together = None
-        if captured is not None and question.level == "unit" and (own is None or isinstance(own, Preconditioner)):
+        if (
+            captured is not None
+            and question.level == "unit"
+            and (own is None or (isinstance(own, Preconditioner) and own.same_for_units))
+        ):
             together = partial(unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
         result = LayerResult(
             name,
@@ -273,7 +276,7 @@ class LayerCapturing:
     def _collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
         own = self.measurement.systems[layer]
-        return None if own is None else own.collect(layer, inputs)
+        return own.collect(layer, inputs) if isinstance(own, Coordinates) else None
 
     def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""

@@ -23,7 +23,7 @@ from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError
 from hesscond.hessians import BlockHessian, HessianOperator
-from hesscond.hessians.coordinates.base import UnitCoordinates
+from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout, parameters_of

@@ -11,7 +11,7 @@ from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import ConfigError, bytes_of
-from hesscond.hessians.blocks import Choice
+from hesscond.hessians.catalogue import Choice
 from hesscond.operators.parallel import Team
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.layers import layer_results

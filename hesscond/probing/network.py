@@ -16,10 +16,12 @@ from hesscond.capture.backward import readable
 from hesscond.capture.layers import device_of
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates, Scaling
-from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
-from hesscond.hessians.coordinates.base import LayerPreconditioner, UnitCoordinates, coordinates_of
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue, Choice
+from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
+from hesscond.hessians.parameters import BlockLayout
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
@@ -78,7 +80,7 @@ class NetworkProbe:
             parts.setdefault(owner, []).append(where)
         if by_parameter:
             return self._checked(products(in_parameters(self.method, H, whole)), H, parts, route)
-        if isinstance(H.layout, BlockLayout) and not H.layout.whole:
+        if not H.layout.whole:
             return self._checked(products(whole), H, parts, route)
         # null directions for the data of one process need not be null for the data of another
         known = NullSpaceAndPreconditioner.of if self.team is None else NullSpaceAndPreconditioner.without_directions
@@ -104,7 +106,7 @@ class NetworkProbe:
             with self.measurement.skipping(name, ConfigError):
                 own = self.measurement.moved(name, block)
                 if self.choice.names is None:
-                    own = trained(own, catalogue)
+                    own = catalogue.trained(own)
                 found[name] = own if own.order == block.order else replace(own, layer=None)
         return found
 
@@ -232,7 +234,7 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
     rows = Scaling(kept, "trained")
     if P is None:
         return rows
-    if P.left is not None or isinstance(P, LayerPreconditioner):
+    if P.left is not None or P.unstructured:
         raise ConfigError(
             f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
         )

@@ -14,15 +14,15 @@ from hesscond.capture.kinds import is_layer, is_turned
 from hesscond.capture.nonfinite import reasons
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import Chart, Coordinates, HessianOperator
-from hesscond.hessians.blocks import Block, BlockLayout, Catalogue
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
-from hesscond.hessians.coordinates.parameter_maps import ParameterCoordinates
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
 from hesscond.hessians.network_hessian import BlockSource, ZeroPaddedHessian
-from hesscond.hessians.network_operator import UnitMatrices
-from hesscond.hessians.parameters import Layout
+from hesscond.hessians.parameters import BlockLayout, Layout
+from hesscond.hessians.unit_matrices import UnitMatrices, unit_matrices
 from hesscond.methods.base import Method
-from hesscond.methods.inputs import OfInputs
 from hesscond.operators.operator import MARGIN
 from hesscond.probing.applied import coordinates_at
 from hesscond.probing.check import (
@@ -47,7 +47,7 @@ PRODUCTS = 20_000
 FEW = 3
 
 
-def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | OfInputs | None:
+def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | ParameterMaps | None:
     """Coordinates of a block."""
     if block.layer is not None:
         return coordinates_at(question.method, name)
@@ -55,10 +55,10 @@ def block_coordinates(question: Question, name: str, block: Block) -> Coordinate
         raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
     computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
     if isinstance(question.method, Method) and not computed:
-        own: Coordinates | OfInputs | None = question.method.of_parameters(name, block.parameters)
+        own: Coordinates | ParameterMaps | None = question.method.of_parameters(name, block.parameters)
     else:
         own = coordinates_at(question.method, name)
-    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterCoordinates)):
+    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterMaps)):
         what = "computed from other parameters" if computed else "no weight matrix"
         raise ConfigError(
             f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
@@ -132,7 +132,7 @@ def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProduct
     zero_tests = reference.zero_tests(directions, noise, H.total_mass)
     matrices = CHANGED if any(m.systems[name] is not None for name in work) else EIGENVALUES
     parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
-    formed = H.by_units(parts, memory - H.held, matrices)
+    formed = unit_matrices(H, parts, memory - H.held, matrices)
     spare = memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
     found = {}
     for (name, own), direction, errors, zero in zip(work.items(), directions, noise, zero_tests, strict=True):
@@ -280,7 +280,7 @@ class ByProducts:
     def result(
         self,
         source: BlockSource,
-        own: Coordinates | OfInputs | None,
+        own: Coordinates | ParameterMaps | None,
         noise: torch.Tensor,
         formed: UnitMatrices | None,
         spare: int,
@@ -299,7 +299,7 @@ class ByProducts:
             return MARGIN * float(errors.norm()) if order <= FEW else 0.0
 
         def measured(plain: BlockHessian, layout: Layout) -> BlockHessian:
-            if isinstance(own, ParameterCoordinates):
+            if isinstance(own, ParameterMaps):
                 return plain.in_coordinates(own.of(layout))
             return plain.in_coordinates(own.at(plain)) if isinstance(own, HessianScaling) else plain
 

@@ -16,10 +16,11 @@ from hesscond.capture import ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians import BlockHessian, Coordinates, HessianOperator
-from hesscond.hessians.blocks import Block, Choice
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Choice
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
-from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import Team
 from hesscond.problem import MEMORY, Batch, LossFunction
 from hesscond.problem.batches import is_batch
@@ -28,7 +29,7 @@ from hesscond.problem.weighting import BatchWeight, check_weighting
 from hesscond.spectra.bounded import refuse_few
 
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
-Measured = Method | OfInputs | Coordinates | None
+Measured = Method | Coordinates | None
 LEVELS = ("unit", "layer", "network")
 #: Error for an operator whose products are not those of the model.
 DISAGREES = "the operator and a fresh evaluation of the model disagree"
@@ -125,7 +126,7 @@ class Measurement:
 
     question: Question
     blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
-    systems: dict[str, Coordinates | OfInputs | None] = field(default_factory=dict)
+    systems: dict[str, Coordinates | ParameterMaps | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
     reached: set[str] | None = None  # names of the parameters that the loss depends on, once they are known
     precision: Precision | None = None  # precision of the forward pass, once it was observed

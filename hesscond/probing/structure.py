@@ -12,7 +12,9 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
-from hesscond.hessians.blocks import Block, BlockLayout, Catalogue, Choice, trained
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue, Choice
+from hesscond.hessians.parameters import BlockLayout
 from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.operators.estimates import BLOCK
 from hesscond.probing.check import Check, check_operator, refuse_failed
@@ -161,7 +163,7 @@ def block_structure(
     model = measurable(model)
     catalogue = Catalogue(model)
     choice = Choice.of(model, "*" if layers is None else layers, None, "layer")
-    asked = [trained(block, catalogue) for block in choice.blocks(model).values()]
+    asked = [catalogue.trained(block) for block in choice.blocks(model).values()]
     catalogue.refuse_overlap(asked)
     H = HessianOperator(
         model,

@@ -245,7 +245,7 @@ class TrainedLayers:
             if k in together:
                 kappas, trace = together[k], traces[k]
             else:
-                kappas = one.hessian.condition_numbers(distinct[k], rtol=rtol)
+                kappas = [one.hessian.condition_number(P, rtol=rtol) for P in distinct[k]]
                 trace = float(one.hessian.diagonal().sum())
             numbers = {id(P): kappa for P, kappa in zip(distinct[k], kappas, strict=True)}
             kappa = known[k] | {name: numbers[id(P)] for name, P in linear[k].items()}

@@ -20,7 +20,8 @@ from hesscond.capture.stacking import by_shape, stacked
 from hesscond.data import Samples, SampleStream
 from hesscond.errors import ConfigError, MatrixError, RunError
 from hesscond.hessians import BlockHessian, CentringScaling
-from hesscond.hessians.blocks import Block, Catalogue, Choice
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.from_hessian import best_kronecker, semidefinite
 from hesscond.hessians.coordinates.statistics import scaling_conditions
 from hesscond.hessians.roles import NETWORK

@@ -11,7 +11,8 @@ import torch
 from hesscond.capture import Geometry, eligible_layers
 from hesscond.data import Form
 from hesscond.errors import ConfigError
-from hesscond.hessians.blocks import Block, Catalogue, Choice
+from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.models import MODELS, OptionError
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig

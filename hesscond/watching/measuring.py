@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError
-from hesscond.hessians.blocks import Catalogue, Choice
+from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork
 from hesscond.probing.applied import at_work
 from hesscond.probing.entry import probe

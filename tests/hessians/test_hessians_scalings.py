@@ -6,7 +6,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker, UnitScaling
-from hesscond.hessians.coordinates.base import DensePreconditioner, Kronecker
+from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker
 from hesscond.probing.entry import probe
 from hesscond.scaling import optimal_diagonal_scaling
 

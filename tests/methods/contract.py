@@ -15,7 +15,7 @@ from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.hessians import LinearCoordinates, Reparametrized
-from hesscond.hessians.coordinates.base import UnitCoordinates
+from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
 from hesscond.methods.regularization import Penalized
 from hesscond.models import MLP

@@ -7,7 +7,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates.base import UnitCoordinates
+from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
 from tests.methods.contract import MethodContract
 

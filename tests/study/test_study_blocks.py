@@ -11,7 +11,7 @@ import torch
 from hesscond.data import load
 from hesscond.data.preparation import chosen
 from hesscond.errors import ConfigError
-from hesscond.hessians.blocks import Catalogue
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.report import block_frame
 from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run

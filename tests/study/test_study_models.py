@@ -9,9 +9,9 @@ import hesscond
 from hesscond.capture import eligible_layers
 from hesscond.errors import RunError
 from hesscond.models import MODELS
+from hesscond.probing import training
 from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.probing import training
 from hesscond.study.runner import LOSSES, build_model
 from tests import scenes
 from tests.models.reduced import REDUCED

@@ -1,11 +1,11 @@
-"""Blocks of the Hessian, and the coordinates that they are measured in: `Coordinates.block` makes a block."""
+"""Hessian of a block, and the coordinates that it is measured in: `Coordinates.block` makes it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
@@ -13,9 +13,8 @@ from torch import nn
 from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians.network_operator import HessianOperator, NetworkOperator
-from hesscond.hessians.parameters import UnitLayout
-from hesscond.operators import Diagonal, LinearOperator, SymmetricOperator
+from hesscond.hessians.network_operator import HessianOperator
+from hesscond.operators import SymmetricOperator
 from hesscond.spectra import ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
@@ -24,9 +23,6 @@ LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 
 #: Makes the Hessian of a loss from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
 HessianMaker = Callable[..., HessianOperator]
-
-
-# -- blocks ------------------------------------------------------------------------------------------------------------
 
 
 class BlockHessian(ABC):
@@ -82,14 +78,8 @@ class BlockHessian(ABC):
         return self.diagonal().abs().sqrt()
 
     @abstractmethod
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        """κ in several coordinate systems at once (None: the plain ones), cheaper than one by one."""
-
     def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ(H), or κ(PᵀHP)."""
-        return self.condition_numbers([P], rtol=rtol)[0]
 
     def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (k, r), float64."""
@@ -102,54 +92,6 @@ class BlockHessian(ABC):
     def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
         """All nonzero eigenvalues (r,), descending, float64."""
         return self.eigenpairs(P)[0]
-
-
-@dataclass(frozen=True)
-class TransformedHessian(BlockHessian):
-    """PᵀHP of a block H, computed with P on the factor of H."""
-
-    whole: BlockHessian  # H
-    P: LinearCoordinates
-
-    @property
-    def plain(self) -> BlockHessian:
-        return self.whole
-
-    @property
-    def units(self) -> int:
-        return self.whole.units
-
-    @property
-    def order(self) -> int:
-        return self.whole.order
-
-    def _then(self, Q: LinearCoordinates | None) -> LinearCoordinates:
-        return self.P if Q is None else self.P @ Q
-
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.matrix(self._then(P))
-
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.product(vectors, self._then(P))
-
-    def condition_numbers(
-        self, coordinates: Sequence[LinearCoordinates | None], *, rtol: float = 1e-8
-    ) -> list[ConditionNumber]:
-        return self.whole.condition_numbers([self._then(P) for P in coordinates], rtol=rtol)
-
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.whole.eigenpairs(self._then(P))
-
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.eigenvalues(self._then(P))
-
-
-def is_part(value: object) -> bool:
-    """Whether a value is a tensor that is a view of a larger storage."""
-    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize
-
-
-# -- coordinates -------------------------------------------------------------------------------------------------------
 
 
 class HessianSource(Protocol):
@@ -232,7 +174,11 @@ class LinearCoordinates(Coordinates):
     """
 
     #: Whether L = I and all P_i are the same.
-    same_for_units: ClassVar[bool] = False
+    same_for_units: bool = False
+    #: Whether P has no structure over units: `by_unit` gives one P (m n̂, k) of all of them.
+    unstructured: ClassVar[bool] = False
+    #: Whether `multiplied` and `expanded` take all units at once, since they share factors.
+    shared_factors: ClassVar[bool] = False
     #: L (m, m'); None: the identity.
     left: torch.Tensor | None = None
     #: Whether products with P may cancel, so that their rounding is large compared with small results.
@@ -276,6 +222,18 @@ class LinearCoordinates(Coordinates):
         own = rows.unflatten(1, (inner, -1)).unbind(1)
         return torch.cat([P.right_multiply(part) for P, part in zip(parts, own, strict=True)], 1)
 
+    @classmethod
+    def multiplied_each(
+        cls, rows: torch.Tensor, systems: Sequence[Self], units: int, root: torch.Tensor | None = None
+    ) -> Sequence[torch.Tensor]:
+        """``rows`` (k, r, m n̂) times the P of each of k systems, then ``root`` (k, r, 1) times that."""
+        own = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True)]
+        return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
+
+    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (r, k) times Pᵀ, (r, m n̂), for a P with ``shared_factors``."""
+        raise NotImplementedError
+
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times |P|: bounds of errors in θ as bounds in z."""
         order = rows.shape[1] // units
@@ -295,6 +253,8 @@ class LinearCoordinates(Coordinates):
         return float((d.square() * (self.left.to(d).square() @ lengths)).sum())
 
     def _inner(self, units: int) -> int:
+        if self.unstructured:
+            return 1
         return units if self.left is None else self.left.shape[1]
 
     @staticmethod
@@ -306,21 +266,9 @@ class LinearCoordinates(Coordinates):
 
     def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
         """θ = P Q z."""
-        if other.left is not None or isinstance(self, LayerPreconditioner) or isinstance(other, LayerPreconditioner):
+        if other.left is not None or self.unstructured or other.unstructured:
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
-        return UnitProduct(self, other)
-
-
-class JointCoordinates(LinearCoordinates):
-    """Coordinates that multiply all units of a layer at once, since their factors are shared."""
-
-    @abstractmethod
-    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
-        """``rows`` (r, m n̂) times P."""
-
-    @abstractmethod
-    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (r, k) times Pᵀ, (r, m n̂)."""
+        return Product(self, other)
 
 
 class Preconditioner(LinearCoordinates):
@@ -361,69 +309,24 @@ class Preconditioner(LinearCoordinates):
         """P as a dense (n̂, k) float64 tensor."""
         return self.right_multiply(torch.eye(order, dtype=torch.float64, device=device))
 
-    def __matmul__(self, other: Any) -> Any:
-        return Product(self, other) if other.same_for_units else super().__matmul__(other)
-
-
-@dataclass(frozen=True)
-class DensePreconditioner(Preconditioner):
-    """P given as a matrix (n̂, k)."""
-
-    P: torch.Tensor
-    name: str = "P"
-    cancels = True
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows @ self.P.to(rows)
-
-
-class DiagonalMixin:
-    """Mixin with the methods of a diagonal P, ``d`` (n̂,) or (m, n̂)."""
-
-    d: torch.Tensor
-
-    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
-        """``rows`` (r, m n̂) times |P|."""
-        return (rows.unflatten(1, (units, -1)) * self.d.to(rows).abs()).flatten(1)
-
-    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
-        """‖diag(s) P‖² in the Frobenius norm, for s (m n̂,)."""
-        return float((scales.view(units, -1) * self.d.to(scales)).square().sum())
-
-
-@dataclass(frozen=True)
-class Scaling(DiagonalMixin, Preconditioner):
-    """P = diag(d)."""
-
-    d: torch.Tensor  # (n̂,)
-    name: str = "diagonal"
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows * self.d.to(rows)
-
 
 class Product(Preconditioner):
-    """P Q, the change of variables ŵ = P Q z."""
-
-    def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
-        self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
-        self.cancels = first.cancels or second.cancels
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.second.right_multiply(self.first.right_multiply(rows))
-
-
-class UnitProduct(LinearCoordinates):
-    """P Q where one of them differs by unit, or P acts across units."""
+    """P Q, the change of variables θ = P Q z, unit by unit where one of them differs by unit."""
 
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
+        self.same_for_units = first.same_for_units and second.same_for_units
         self.left, self.cancels = first.left, first.cancels or second.cancels
 
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.second.multiplied(self.first.multiplied(rows, 1), 1)
+
     def of_unit(self, unit: int) -> Preconditioner:
-        return Product(self.first.of_unit(unit), self.second.of_unit(unit))
+        return self if self.same_for_units else Product(self.first.of_unit(unit), self.second.of_unit(unit))
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        if self.same_for_units:
+            return [self]
         first, second = self.first.by_unit(units), self.second.by_unit(units)
         count = max(len(first), len(second))
         pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
@@ -431,182 +334,43 @@ class UnitProduct(LinearCoordinates):
 
 
 @dataclass(frozen=True)
-class UnitScaling(DiagonalMixin, LinearCoordinates):
-    """P_i = diag(d_i), with one row of ``d`` for each unit."""
+class TransformedHessian(BlockHessian):
+    """PᵀHP of a block H, computed with P on the factor of H."""
 
-    d: torch.Tensor  # (m, n̂)
-    name: str = "diagonal, unit by unit"
+    whole: BlockHessian  # H
+    P: LinearCoordinates
 
-    def of_unit(self, unit: int) -> Scaling:
-        return Scaling(self.d[unit].to(torch.float64), self.name)
+    @property
+    def plain(self) -> BlockHessian:
+        return self.whole
 
+    @property
+    def units(self) -> int:
+        return self.whole.units
 
-class Kronecker(LinearCoordinates):
-    """P = L ⊗ R of a layer: W = L Z Rᵀ for the parameters W (m, n̂), one row [b_i, w_i] a unit.
+    @property
+    def order(self) -> int:
+        return self.whole.order
 
-    Parameters
-    ----------
-    left : (m, m')
-        L, which acts across units.
-    right
-        R, which acts on the inputs: the same for all units, or R_1 … R_m' with P = (L ⊗ I) diag(R_1 … R_m').
-    name
-        Name of the coordinates in the log.
-    """
+    def _then(self, Q: LinearCoordinates | None) -> LinearCoordinates:
+        return self.P if Q is None else self.P @ Q
 
-    cancels = True
+    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        return self.whole.matrix(self._then(P))
 
-    def __init__(self, left: torch.Tensor, right: LinearCoordinates, name: str = "L ⊗ R") -> None:
-        self.left, self.right, self.name = left.to(torch.float64), right, name
+    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
+        return self.whole.product(vectors, self._then(P))
 
-    def of_unit(self, unit: int) -> Preconditioner:
-        """L_ii R_i; a ConfigError if L is not diagonal."""
-        assert self.left is not None
-        if self.left.shape[0] != self.left.shape[1] or bool((self.left != self.left.diagonal().diag()).any()):
-            raise ConfigError(
-                f"{self.name!r} acts across the units of a layer, and the Hessian of one unit has no such coordinates: "
-                "measure at level='layer' or level='network'"
-            )
-        return Product(self.right.of_unit(unit), Scaling(self.left[unit, unit, None], f"L of unit {unit}"))
+    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+        return self.whole.condition_number(self._then(P), rtol=rtol)
 
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """R_i for each of the units between L and R."""
-        return self.right.by_unit(units)
+    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.whole.eigenpairs(self._then(P))
+
+    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+        return self.whole.eigenvalues(self._then(P))
 
 
-class LayerPreconditioner(LinearCoordinates):
-    """P (m n̂, k) of all parameters of a layer, without structure over its units. Subclasses write `of_unit`."""
-
-    whole: Preconditioner  # P
-
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        return [self.whole]
-
-    def _inner(self, units: int) -> int:
-        return 1
-
-
-# -- as operators ------------------------------------------------------------------------------------------------------
-
-
-class UnitCoordinates(LinearOperator):
-    """P of m units of a layer as an operator: diag(P_1 … P_m) (m n̂, m k), or (L ⊗ I) diag(P_1 … P_m') (m n̂, m' k).
-
-    ``units`` are one unit, or all of the layer; P itself works in float64, whatever the operator's dtype.
-    """
-
-    def __init__(
-        self,
-        P: LinearCoordinates,
-        units: Sequence[int],
-        n_params: int,
-        *,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.n_params = n_params
-        P = P.of_unit(units[0]) if len(units) == 1 else P
-        self._joint = P if isinstance(P, JointCoordinates) else None
-        if self._joint is not None:
-            none = torch.zeros(1, len(units) * n_params, dtype=torch.float64, device=device)
-            columns = self._joint.multiplied(none, len(units)).shape[1]
-            super().__init__((len(units) * n_params, columns), dtype, device)
-            return
-        self._left = P.left
-        inner: Sequence[int] = [0] if isinstance(P, LayerPreconditioner) else units
-        inner = inner if self._left is None else range(self._left.shape[1])
-        # one product for all units, or one for each
-        self._parts = P.by_unit(inner)
-        self._units = len(inner) // len(self._parts)
-        #: Parameters that a product takes.
-        self._order = n_params if self._left is not None else len(units) * n_params // len(inner)
-        one = torch.zeros(1, self._order, dtype=torch.float64, device=device)
-        self._columns = [self._units * P.right_multiply(one).shape[1] for P in self._parts]
-        super().__init__((len(units) * n_params, sum(self._columns)), dtype, device)
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        if self._joint is not None:
-            return self._joint.expanded(vectors.T.to(torch.float64)).T.to(vectors.dtype)
-        parts = vectors.split(self._columns)
-        found = torch.cat(
-            [
-                self._joined(P.multiply(self._side_by_side(part), self._order), vectors)
-                for P, part in zip(self._parts, parts, strict=True)
-            ]
-        )
-        return found if self._left is None else self._mixed(found, self._left)
-
-    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        if self._joint is not None:
-            rows = vectors.T.to(torch.float64)
-            return self._joint.multiplied(rows, rows.shape[1] // self.n_params).T.to(vectors.dtype)
-        mixed = vectors if self._left is None else self._mixed(vectors, self._left.T)
-        parts = mixed.split(self._units * self._order)
-        return torch.cat(
-            [
-                self._joined(P.multiply_adjoint(self._side_by_side(part)), vectors)
-                for P, part in zip(self._parts, parts, strict=True)
-            ]
-        )
-
-    def _side_by_side(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Columns of all units of c vectors side by side, (·, units·c)."""
-        return vectors.unflatten(0, (self._units, -1)).transpose(0, 1).flatten(1)
-
-    def _joined(self, columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return columns.unflatten(1, (self._units, -1)).transpose(0, 1).flatten(0, 1).to(like.dtype)
-
-    def _mixed(self, vectors: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        """(L ⊗ I) V."""
-        by_unit = vectors.unflatten(0, (-1, self.n_params))
-        return (left.to(vectors) @ by_unit.flatten(1)).view(-1, *by_unit.shape[1:]).flatten(0, 1)
-
-
-class LayerCoordinates(LinearOperator):
-    """Block-diagonal change of variables of several layers, with rectangular blocks."""
-
-    def __init__(self, blocks: Sequence[LinearOperator]) -> None:
-        self.blocks = list(blocks)
-        self.operands = self.blocks
-        self._rows, self.columns = [b.shape[0] for b in blocks], [b.shape[1] for b in blocks]
-        super().__init__((sum(self._rows), sum(self.columns)), blocks[0].dtype, blocks[0].device)
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        parts = vectors.split(self.columns)
-        return torch.cat([block.multiply(part) for block, part in zip(self.blocks, parts, strict=True)])
-
-    def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        parts = vectors.split(self._rows)
-        return torch.cat([block.multiply_adjoint(part) for block, part in zip(self.blocks, parts, strict=True)])
-
-
-def coordinates_of(
-    operator: NetworkOperator, preconditioners: Mapping[str, LinearCoordinates | None]
-) -> LayerCoordinates:
-    """P of θ = P z for an operator of layers, so that ``Congruence(operator, P)`` is PᵀHP.
-
-    ``preconditioners`` has P by layer name; layers without one are left unchanged.
-    """
-    layout = unit_layout(operator)
-    for name in preconditioners:
-        if name not in layout.parts:
-            raise ConfigError(
-                f"the operator has no layer {name!r} to change the coordinates of: {', '.join(layout.parts)}"
-            )
-    blocks: list[LinearOperator] = []
-    for name, where in layout.parts.items():
-        P, n_params = preconditioners.get(name), layout.geometries[name].n_params
-        size = where.stop - where.start
-        blocks.append(
-            Diagonal(operator.point.new_ones(size))
-            if P is None
-            else UnitCoordinates(P, layout.units[name], n_params, dtype=operator.dtype, device=operator.device)
-        )
-    return LayerCoordinates(blocks)
-
-
-def unit_layout(operator: NetworkOperator) -> UnitLayout:
-    """Layout of an operator of layers; a ConfigError for other operators."""
-    if not isinstance(operator.layout, UnitLayout):
-        raise ConfigError("the parameters of this operator are not ordered by unit: make it with layers=")
-    return operator.layout
+def is_part(value: object) -> bool:
+    """Whether a value is a tensor that is a view of a larger storage."""
+    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize

@@ -7,15 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates.base import (
-    BlockHessian,
-    DensePreconditioner,
-    HessianMaker,
-    HessianScaling,
-    Kronecker,
-    Scaling,
-    UnitScaling,
-)
+from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker, HessianScaling
+from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
 from hesscond.scaling import OptimalKronecker as Optimum

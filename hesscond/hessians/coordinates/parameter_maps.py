@@ -13,16 +13,8 @@ from torch.nn import functional
 from hesscond.capture.kinds import Geometry, Layer, is_turned
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates.base import (
-    BlockHessian,
-    Coordinates,
-    HessianSource,
-    JointCoordinates,
-    LinearCoordinates,
-    Preconditioner,
-    Scaling,
-    UnitScaling,
-)
+from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner
+from hesscond.hessians.coordinates.linear import Scaling, UnitScaling
 from hesscond.hessians.parameters import Layout
 
 
@@ -90,37 +82,38 @@ class ParameterMap:
 
 
 @dataclass(frozen=True)
-class Columns(Preconditioner):
-    """P_i of a unit that takes the parameters ``where`` of [b_i, w_i] through ``R`` diag(v), piece by piece."""
+class Mapped(Preconditioner):
+    """P of several parameters together; what belongs to none of them does not move, and is left out of z."""
 
-    #: (where, R or None, v) of each piece; parameters in no piece do not move
-    pieces: tuple[tuple[slice, torch.Tensor | None, torch.Tensor], ...]
+    #: map of each parameter, and its entries of a vector: rows in the order of z, or a slice
+    places: tuple[tuple[ParameterMap, torch.Tensor | slice], ...]
     name: str
     cancels = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        own = [
-            (rows[:, where] if R is None else rows[:, where] @ R.to(rows)) * v.to(rows) for where, R, v in self.pieces
-        ]
-        return torch.cat(own, 1)
+        own = torch.cat([P.multiply_adjoint(rows[:, where]) for P, where in self.places], 1)
+        index = [where for _, where in self.places if isinstance(where, torch.Tensor)]
+        return own[:, torch.cat(index).argsort()] if index else own
 
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
-        parts = vectors.to(torch.float64).split([len(v) for *_, v in self.pieces])
+        if any(isinstance(where, torch.Tensor) for _, where in self.places):
+            return super().multiply(vectors, order)
+        parts = vectors.to(torch.float64).split([P.v.numel() for P, _ in self.places])
         found = parts[0].new_zeros(order, vectors.shape[1])
-        for part, (where, R, v) in zip(parts, self.pieces, strict=True):
-            own = v.to(part)[:, None] * part
+        for part, (P, where) in zip(parts, self.places, strict=True):
+            own, R = P.v.to(part)[:, None] * part, P.factors[0] if P.factors else None
             found[where] = own if R is None else R.to(part) @ own
         return found
 
 
-class LayerMap(JointCoordinates):
+class LayerMap(LinearCoordinates):
     """P of a layer whose bias and weight have one each, P_b = B diag(c) and P_w = (L ⊗ R) diag(v).
 
-    In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m), the P_i of m columns for b and of m n for w. Without
-    ``bias`` the map is that of all columns of a unit but ``still``, numbers of columns before and after it that do not
-    move and are left out of z.
+    In the order [b_i, w_i] it is ([B, L] ⊗ I) diag(P_1 … P_2m). Without ``bias`` the first and last columns of a unit,
+    ``still`` of them, do not move.
     """
 
+    shared_factors = True
     cancels = True
 
     def __init__(
@@ -137,23 +130,22 @@ class LayerMap(JointCoordinates):
             eye = torch.eye(self.m, dtype=torch.float64, device=weight.v.device)
             self.left = torch.cat([eye if F is None else F.to(eye) for F in lefts], 1)
 
-    def of_unit(self, unit: int) -> Columns:
+    def of_unit(self, unit: int) -> Mapped:
         """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
         if self.left is None:
-            return Columns((*self._bias(unit), self._weight(unit)), self.name)
+            return Mapped((*self._bias(unit), *self._weight(unit)), self.name)
         row = self.left[unit].square()
-        where, R, _ = self._weight(unit)
-        pieces = [(where, R, (row[-self.m :] @ self._v.square()).sqrt())]
+        pieces = self._weight(unit, (row[-self.m :] @ self._v.square()).sqrt())
         if self._c is not None:
-            pieces.insert(0, (slice(0, 1), None, (row[: self.m] @ self._c.square()).sqrt()[None]))
-        return Columns(tuple(pieces), self.name)
+            pieces = (*self._bias(unit, (row[: self.m] @ self._c.square()).sqrt()), *pieces)
+        return Mapped(pieces, self.name)
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
         """P_i of each unit, or the factors to the right of ``left``."""
         if self.left is None:
             return super().by_unit(units)
         biases = 0 if self._c is None else self.m
-        return [Columns(self._bias(k) if k < biases else (self._weight(k - biases),), self.name) for k in units]
+        return [Mapped(self._bias(k) if k < biases else self._weight(k - biases), self.name) for k in units]
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         inner = self._mixed(rows, units, self.left).unflatten(1, (self._inner(units), -1))
@@ -185,11 +177,13 @@ class LayerMap(JointCoordinates):
             biases, own = of_biases @ biases, of_weights @ own
         return torch.cat([biases, own], 2).flatten(1)
 
-    def _bias(self, unit: int) -> tuple[tuple[slice, None, torch.Tensor], ...]:
-        return () if self._c is None else ((slice(0, 1), None, self._c[unit : unit + 1]),)
+    def _bias(self, unit: int, c: torch.Tensor | None = None) -> tuple[tuple[ParameterMap, slice], ...]:
+        if self._c is None:
+            return ()
+        return ((ParameterMap((self._c[unit] if c is None else c)[None]), slice(0, 1)),)
 
-    def _weight(self, unit: int) -> tuple[slice, torch.Tensor | None, torch.Tensor]:
-        return self._where, self._right, self._v[unit]
+    def _weight(self, unit: int, v: torch.Tensor | None = None) -> tuple[tuple[ParameterMap, slice], ...]:
+        return ((ParameterMap(self._v[unit] if v is None else v, (self._right,)), self._where),)
 
 
 def right_factor(weight: ParameterMap) -> torch.Tensor | None:
@@ -206,10 +200,7 @@ def right_factor(weight: ParameterMap) -> torch.Tensor | None:
 def layer_map(
     layer: Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
 ) -> LinearCoordinates:
-    """P of all units of a layer, from the maps of its parameters; a parameter without one is left out of z.
-
-    A ConfigError if the factors are not those of its units.
-    """
+    """P of all units of a layer, from the maps of its parameters; a parameter without one is left out of z."""
     geometry = Geometry.of(layer)
     units = geometry.units
     if weight is None:
@@ -234,21 +225,8 @@ def layer_map(
 
 
 @dataclass(frozen=True)
-class Mapped(Preconditioner):
-    """P of several parameters together, each with its rows of a vector."""
-
-    places: tuple[tuple[ParameterMap, torch.Tensor], ...]  # map and rows (k,) of each parameter
-    name: str
-    cancels = True
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        order = torch.cat([index for _, index in self.places]).argsort()
-        return torch.cat([own.multiply_adjoint(rows[:, index]) for own, index in self.places], 1)[:, order]
-
-
-@dataclass(frozen=True)
-class ParameterCoordinates(Coordinates):
-    """Coordinates θ = P z with a map for each parameter, by name."""
+class ParameterMaps:
+    """Maps of parameters by their names, which give θ = P z for any block of these."""
 
     maps: Mapping[str, ParameterMap]
     name: str
@@ -267,6 +245,3 @@ class ParameterCoordinates(Coordinates):
                     "measure all of it at level='layer', or level='network'"
                 )
         return Mapped(tuple((own, n.flatten() - 1) for own, n in zip(maps, numbers, strict=True)), self.name)
-
-    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
-        raise ConfigError(f"the coordinates {self.name!r} are of parameters, not of layer {layer!r}")

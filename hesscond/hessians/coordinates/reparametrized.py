@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from hesscond.hessians.blocks import BlockLayout, Catalogue
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.coordinates.base import Chart, HessianMaker
+from hesscond.hessians.parameters import BlockLayout
 from hesscond.operators import SymmetricOperator
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 
 from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
-from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner
+from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner, Product
+from hesscond.hessians.coordinates.linear import DensePreconditioner
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,14 @@ class CentringScaling(Preconditioner):
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """``rows`` (m, n + 1) times P, the features centred before they are scaled."""
-        return self.multiply_each(rows[None], [self])[0]
+        return self.multiplied_each(rows[None], [self], 1)[0]
 
-    @staticmethod
-    def multiply_each(
-        rows: torch.Tensor, systems: Sequence[CentringScaling], root: torch.Tensor | None = None
-    ) -> list[torch.Tensor]:
-        """``rows`` (k, m, n̂) times the P of each of k systems, then ``root`` (k, m, 1) times that."""
+    @classmethod
+    def multiplied_each(
+        cls, rows: torch.Tensor, systems: Sequence[Self], units: int, root: torch.Tensor | None = None
+    ) -> Sequence[torch.Tensor]:
+        if units > 1:
+            return super().multiplied_each(rows, systems, units, root)
         mu, sigma = (stacked([getattr(P, name) for P in systems]) for name in ("mu", "sigma"))
         # the first column is left alone: minus 0, over 1
         if systems[0].bias:
@@ -121,19 +124,12 @@ class GroupedPreconditioner(LinearCoordinates):
     ) -> None:
         row = torch.zeros(1, order, dtype=torch.float64, device=device)
         widths = [P.right_multiply(row).shape[1] for P in parts]
-        self.parts = [P if k == max(widths) else ZeroPadded(P, max(widths)) for P, k in zip(parts, widths, strict=True)]
+        # columns of zeros behind those of a P that has fewer
+        self.parts = [
+            P if k == max(widths) else Product(P, DensePreconditioner(torch.eye(k, max(widths)), cancels=False))
+            for P, k in zip(parts, widths, strict=True)
+        ]
         self.units, self.name = units, parts[0].name
 
     def of_unit(self, unit: int) -> Preconditioner:
         return self.parts[unit * len(self.parts) // self.units]
-
-
-class ZeroPadded(Preconditioner):
-    """[P, 0] (n̂, k): columns of zeros behind those of P."""
-
-    def __init__(self, P: Preconditioner, columns: int) -> None:
-        self.P, self.columns, self.name = P, columns, P.name
-
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        product = self.P.right_multiply(rows)
-        return functional.pad(product, (0, self.columns - product.shape[1]))

@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates.base import unit_layout
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
 from hesscond.operators.operator import amplified
@@ -19,10 +18,7 @@ CENTRED = 1e-5
 
 
 class UnitNormals(Subspace):
-    """Normals of {‖w_i‖² = c_i}, {1ᵀw_i = 0} or both at the weights (m, n) of the units of a layer.
-
-    Vectors (m n,) hold the w_i one after another.
-    """
+    """Normals of {‖w_i‖² = c_i}, {1ᵀw_i = 0} or both at the weights (m, n) of the units of a layer."""
 
     def __init__(self, weights: torch.Tensor, *, sphere: bool, centred: bool) -> None:
         self.shape = weights.shape
@@ -118,7 +114,7 @@ class SphereTangentOperator(SymmetricOperator):
 
 def positions_of(operator: NetworkOperator, layers: Iterable[str] | None) -> dict[str, torch.Tensor]:
     """Indices (m, n) of the units' weights in the vectors of an operator of layers (None: all)."""
-    layout = unit_layout(operator)
+    layout = operator.unit_layout
     rows = torch.arange(operator.order, device=operator.device)
     found = {}
     for name in layout.parts if layers is None else layers:

@@ -16,10 +16,7 @@ __all__ = ["NullDirections", "NullSpaceAndPreconditioner", "combined", "network_
 
 @dataclass(frozen=True)
 class NullSpaceAndPreconditioner:
-    """Known null directions of a Hessian, and an approximate inverse on their complement; by default nothing is known.
-
-    ``hints`` are in coordinates of the complement, as far as the null space has a structure to remove it by.
-    """
+    """Known null directions of a Hessian and an approximate inverse on their complement; by default nothing."""
 
     directions: Sequence[NullDirections] = ()
     hints: SolverHints = field(default_factory=SolverHints)

@@ -77,10 +77,7 @@ def combined(directions: Sequence[NullDirections]) -> Subspace | None:
 
 
 def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
-    """Whether products with random unit vectors of the subspace vanish to round-off.
-
-    The size of the operator is that of its product with a random vector, multiplied once more: at most its norm.
-    """
+    """Whether products with random unit vectors of the subspace vanish to round-off."""
     if subspace.dimension == 0:
         return False
     generator = torch.Generator().manual_seed(subspace.dimension)
@@ -89,6 +86,7 @@ def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
     inside = subspace.project(vectors[:, :TRIALS])
     inside = inside / inside.norm(dim=0)
     products = operator.multiply(inside)
+    # multiplied twice, so that its size is at most the norm
     image = operator.multiply(vectors[:, TRIALS:])
     # squares of a Hessian of 1e-200 would be zero
     largest = image.abs().amax()
@@ -175,10 +173,7 @@ def in_layer(
     *,
     saturated: bool,
 ) -> list[NullDirections]:
-    """Null directions within the parameters of a layer; ``inputs``: its input space, if its inputs are given.
-
-    With ``saturated``, units whose derivatives are zero may be active.
-    """
+    """Null directions within the parameters of a layer; ``inputs``: its input space, if its inputs are given."""
     index, name = placement.index.to(operator.device), placement.name
     off = zero[index].unflatten(0, (placement.geometry.groups, -1))
     Q_C, Q_A, reasons = aligned(operator, placement, inputs, off)
@@ -206,10 +201,7 @@ def in_layer(
 def aligned(
     operator: NetworkOperator, placement: Placement, inputs: list[RowSpace] | None, off: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
-    """Bases, by group, of the complement in Rᵐ and Rⁿ̂ of null columns and null rows of V, and the reasons.
-
-    ``off`` (G, m/G, n̂) bool: single parameters without effect.
-    """
+    """Bases, by group, of the complement in Rᵐ and Rⁿ̂ of null columns and null rows of V, and the reasons."""
     index, geometry = placement.index.to(operator.device), placement.geometry
     groups, per_group, width = off.shape
     eye_C = torch.eye(per_group, dtype=torch.float64, device=operator.device)
@@ -249,10 +241,7 @@ def placed(operator: NetworkOperator, index: torch.Tensor, subspace: Subspace) -
 
 
 def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Orthonormal bases Q (n, r) without the span of ``directions`` (n, d); Q itself if angles do not decide.
-
-    If the directions are columns of Q, the other columns stay, so that bases of unit vectors remain so.
-    """
+    """Orthonormal bases Q (n, r) without the span of ``directions`` (n, d); Q itself if angles do not decide."""
     found = []
     for Q, D in zip(bases, directions, strict=True):
         if D.shape[1] == 0:
@@ -260,6 +249,7 @@ def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[t
             continue
         inner = Q.T @ (D / D.norm(dim=0))
         touched = inner.abs().amax(1) > 0
+        # bases of unit vectors remain so
         if bool(((inner == 0) | (inner == 1)).all()):
             found.append(Q[:, ~touched])
             continue
@@ -291,11 +281,7 @@ def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tens
 def single_units(
     geometry: Geometry, inputs: Sequence[RowSpace], Q_C: Sequence[torch.Tensor], batches: Callable[[], Iterable[Terms]]
 ) -> DirectSum | None:
-    """Directions of single units orthogonal to the inputs on which they are active, but not to all inputs.
-
-    A unit is active where its entries of ``B`` are not zero. ``Q_C`` (m/G, r), by group, spans the combinations of
-    units that are not known to be null.
-    """
+    """Directions of single units orthogonal to the inputs on which they are active, but not to all inputs."""
     width, per_group = len(inputs[0].Q), geometry.units // geometry.groups
     # a unit that is null together with others would need directions that involve the others
     certain = [float(Q[i].square().sum()) > 1 - CLOSE for Q in Q_C for i in range(per_group)]

@@ -47,11 +47,7 @@ class BlockInverse(ApproximateInverse):
 
 
 def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = None) -> BlockInverse:
-    """Approximate inverse of an operator of a network, from two sweeps over its graphs.
-
-    Layers have a Kronecker product; other parameters (normalization, embeddings) a diagonal with the norms of their
-    rows.
-    """
+    """Approximate inverse of a network: Kronecker products of layers, and a diagonal of the other parameters."""
     layers = {placement.name: placement for placement in operator.placements}
 
     def terms() -> Iterator[Terms]:
@@ -90,31 +86,33 @@ def sampled_terms(
     requests = [own.request(evaluation) for name, own in layers.items() if evaluation.calls.get(name)]
     if not requests or not evaluation.loss.requires_grad:
         return
-    nodes = curved_nodes(evaluation.loss)
     edges = [call.node for request in requests for call in request.calls]
-    draws = max(1, min(MOST, -(-SAMPLES // evaluation.samples)))
     found: list[list[torch.Tensor]] = [[] for _ in requests]
-    for _ in range(draws):
-        if nodes:
-            outputs: list[Any] = [node.edge for node in nodes]
-            seeds = [random_root(node, generator).to(node.dtype) for node in nodes]
-        else:
-            # the gradients of the samples, whose moment is the Fisher matrix if the loss is minus a log-likelihood
-            outputs, seeds = [evaluation.loss], [evaluation.loss.new_tensor(evaluation.samples**0.5)]
+    for outputs, seeds in random_seeds(evaluation, generator):
         gradients = iter(torch.autograd.grad(outputs, edges, seeds, retain_graph=True, allow_unused=True))
         for request, own in zip(requests, found, strict=True):
             parts = [next(gradients) for _ in request.calls]
             if any(part is not None for part in parts):
                 blocks = evaluation.samples if request.splits(evaluation.samples) else 1
-                stack = [None if part is None else part[None] for part in parts]
-                own.append(request.positions(stack, blocks))
-        if not nodes:
-            break
+                own.append(request.positions([None if part is None else part[None] for part in parts], blocks))
     for request, own in zip(requests, found, strict=True):
         if own:
             B = torch.cat(own) / len(own) ** 0.5
             inputs = request.inputs(B.shape[1])
             yield Terms(inputs, B, weight, layers[request.name].first, request.name)
+
+
+def random_seeds(
+    evaluation: WatchedEvaluation, generator: torch.Generator
+) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
+    """Inputs of the curved nodes of a loss with random b in each; where these are not known, the loss itself."""
+    nodes = curved_nodes(evaluation.loss)
+    if not nodes:
+        # the gradients of the samples, whose moment is the Fisher matrix if the loss is minus a log-likelihood
+        yield [evaluation.loss], [evaluation.loss.new_tensor(evaluation.samples**0.5)]
+        return
+    for _ in range(max(1, min(MOST, -(-SAMPLES // evaluation.samples)))):
+        yield [node.edge for node in nodes], [random_root(node, generator).to(node.dtype) for node in nodes]
 
 
 def random_root(node: CurvedNode, generator: torch.Generator) -> torch.Tensor:

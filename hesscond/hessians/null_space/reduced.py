@@ -102,10 +102,7 @@ class PulledInverse(ApproximateInverse):
 def remaining(
     directions: Sequence[NullDirections], order: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[RemainingCoordinates, Subspace | None]:
-    """Coordinates without the null directions, as far as their structure allows, and the rest of these in them.
-
-    The directions must be orthogonal to one another.
-    """
+    """Coordinates without null directions, which are orthogonal to one another, and the directions left in them."""
     layers: list[tuple[torch.Tensor, KroneckerComplement]] = []
     others: list[NullDirections] = []
     for own in directions:

@@ -53,9 +53,8 @@ def add_rows(block: StreamedBlock, rows: torch.Tensor, weight: float) -> None:
 def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
     """Row space of the rows added to ``block``, on the device of ``like``.
 
-    A direction is null only if that is certain: a column of zeros; fewer rows than columns; or singular values of the
-    factor, its columns scaled to one length, of the size of round-off with a gap of 1e3 above their error bound.
-    Otherwise only columns of zeros are null.
+    Where the rank is not certain by the singular values of the factor, its columns scaled to one length, only columns
+    of zeros are null.
     """
     hessian = block.hessian()
     R, error = hessian.rows, hessian.row_error  # type: ignore[attr-defined]
