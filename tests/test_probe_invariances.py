@@ -78,6 +78,7 @@ def test_unused_parameters_and_layers_change_nothing(name, level):
     assert more.to_frame().equals(plain.to_frame())
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", ["tanh-ce", "conv2d", "attention-sdpa"])
 def test_frozen_parameters_are_measured_alike(name, level):
@@ -226,6 +227,7 @@ def test_training_goes_on_bit_for_bit():
     assert equal(train(probing=True), train(probing=False))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("method", [None, Jacobi()], ids=["plain", "jacobi"])
 @pytest.mark.parametrize("parametrized", [True, False])

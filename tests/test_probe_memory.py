@@ -117,7 +117,7 @@ def splines(n_in=5, n_out=4, samples=9):
     return nn.Sequential(Kan(n_in, n_out), Kan(n_out, 3)), nn.CrossEntropyLoss(), batch
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("memory", [None, 2e5, 1.7e4])
 @pytest.mark.parametrize("units", [None, [2], [1, 3]])
 @pytest.mark.parametrize("layer", ["0.spline", "1.spline", "0"])

@@ -188,7 +188,7 @@ def check_conditions(found, expected):
             assert (own.rank, own.nullity) == (truth.rank, truth.nullity)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("spec", SPECS)
 def test_units_are_those_of_the_network_that_the_method_builds(spec):
     """κ as with the method put to work by hand, H as double backward finds it; the model stays as it is."""
@@ -219,7 +219,7 @@ def test_units_are_those_of_the_network_that_the_method_builds(spec):
         assert same(result["3"].hessian(2), P.T @ H @ P)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("spec", SPECS)
 def test_layers_are_those_of_the_network_that_the_method_builds(spec):
     model, loss_fn, data = make()

@@ -101,6 +101,7 @@ def steps_along_unit_gradients(method, parameters):
     return torch.stack(columns, 1)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("frozen", FROZEN)
 @pytest.mark.parametrize("spec", ["bnp", "whitening", "kfac", "gauss-newton"])
 def test_what_is_frozen_has_no_part_in_a_network_in_coordinates_either(spec, frozen):

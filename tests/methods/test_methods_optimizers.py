@@ -134,6 +134,7 @@ def dense_M(model, optimizers):
     return torch.stack(columns, 1)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("norm", [False, True])
 def test_kappa_of_two_optimizers_is_that_of_their_dense_M(norm):
     """At all levels and for a parameter outside of layers; with a layer norm the network's takes the flat layout."""

@@ -83,7 +83,7 @@ SPECTRA = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("which", WHICH)
 @pytest.mark.parametrize("name", SPECTRA)
 def test_prescribed_spectrum(name, which):
@@ -129,7 +129,7 @@ def test_condition_of_1e12_at_both_ends():
     assert result.upper[1] < 1e-11
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (2, 2), (7, 7), (30, 30), (30, 17)])
 @pytest.mark.parametrize("which", WHICH)
 def test_tiny_orders_end_exactly(n, k, which):
@@ -210,7 +210,7 @@ FLAT = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("which", ["top", "bottom", "magnitude", "both"])
 @pytest.mark.parametrize("kind", FLAT)
 def test_the_outermost_eigenvalue_is_in_its_interval(kind, which):
@@ -252,7 +252,7 @@ def test_quadratic_intervals_are_narrower_and_hold():
     assert (width >= 2 * Dense(A).rounding * loose.norm * (1 - 1e-12)).all()
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("seed", range(50))
 def test_intervals_of_perturbed_invariant_subspaces(seed):
     """Any orthonormal U near eigenvectors, Rayleigh-Ritz, and exact bounds of the rest: λ_i lies in interval i."""
@@ -337,7 +337,7 @@ class Lossy(Counting):
         return 64 * self.lost
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("which", WHICH)
 @pytest.mark.parametrize("lost", [1e-14, 1e-11, 1e-9, 1e-6])
 def test_rounding_is_measured_by_the_products_of_the_iteration(lost, which):

@@ -7,7 +7,7 @@ import pytest
 from hesscond.data import names
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
-from hesscond.study import built_in, load_study, resolve_device
+from hesscond.study import load_study, resolve_device
 from hesscond.study.config import completed
 from hesscond.study.structure import layers_of
 
@@ -50,8 +50,7 @@ def names_in(method):
     return parse(method).plain.split("+")
 
 
-def test_every_built_in_study_fits_this_package():
-    studies = list(built_in())
+def test_every_built_in_study_fits_this_package(studies):
     assert {s.name for s in studies} >= {"bnp-figure-3", "bnp-figure-8", "cwo-table-1", "wc-table-1", "fc-digits"}
     methods = {m.name for m in registered()}
     assert load_study(studies[0].full_name) == studies[0]

@@ -8,7 +8,7 @@ import torch
 
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
-from hesscond.study import RunPlan, built_in, check_plan, load_data, load_study, open_run, run
+from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
 from hesscond.study.listing import contents
@@ -74,9 +74,8 @@ def shortened(study, samples=16):
     return study.model_copy(update={"probe": probe, "learning_rates": rates})
 
 
-def test_all_are_here():
-    found = list(built_in())
-    assert [study.full_name for study in found] == STUDIES
+def test_all_are_here(studies):
+    assert [study.full_name for study in studies] == STUDIES
 
 
 @pytest.mark.share(4)
@@ -102,7 +101,7 @@ def slow_but_one(names):
     return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", slow_but_one([name for name in STUDIES if name not in AT_HAND]))
 def test_the_small_version_fits_together(tmp_path, name):
     """Every method fits the network; one of them trains, on noise in place of the data."""
@@ -115,7 +114,7 @@ def test_the_small_version_fits_together(tmp_path, name):
     check_run(trained(study, data, methods[1], tmp_path / "run"))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", slow_but_one(AT_HAND))
 def test_the_small_version_trains(tmp_path, name):
     study = Overrides(iterations=2).apply(load_study(name, "small"))

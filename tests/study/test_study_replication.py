@@ -205,6 +205,7 @@ def places(value, at=()):
             yield from places(inner, (*at, key))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("place", list(places(tomllib.loads(FIGURE))), ids=lambda at: ".".join(map(str, at)))
 def test_no_value_of_a_file_gives_a_traceback(place, tmp_path, monkeypatch):
     """Whatever stands in the place of a value, or nothing: either the figure is read or refused."""

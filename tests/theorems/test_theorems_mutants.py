@@ -334,6 +334,7 @@ def broken(monkeypatch, statement, name, change):
     return statement()
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), QUICK)
 def test_it_is_violated(monkeypatch, statement, name, change, claims, trials):
     check_broken(broken(monkeypatch, statement, name, change), claims, trials=trials)

@@ -32,6 +32,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("id", KNOWN)
 def test_what_is_known(id):
     check_known(id, **KNOWN[id])
