@@ -14,25 +14,12 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.capture.kinds import Layer, class_of
-from hesscond.capture.layers import device_of, is_computed, own_parameters
-from hesscond.errors import CaptureError, ConfigError, NotFiniteError
-from hesscond.problem.evaluation import (
-    Batch,
-    Evaluation,
-    LossFunction,
-    WeightWatch,
-    checked_batch,
-    converted,
-    evaluate,
-    is_finite,
-    make_differentiable,
-    retried,
-    scalar,
-    tensors_by_module,
-    tensors_of,
-)
-from hesscond.problem.graph import dependent, is_transformed, nodes, refuse_originals
+from hesscond.capture.layers import is_computed, own_parameters
+from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.problem.evaluation import Batch, Evaluation, LossFunction, WeightWatch, is_finite
+from hesscond.problem.graph import dependent, is_transformed, nodes
 from hesscond.problem.problem import Call
+from hesscond.problem.snapshot import Snapshot
 
 #: Why a layer cannot be probed.
 UNREACHED = "not reached by this batch"
@@ -75,27 +62,14 @@ def run_forward(
     Layers that are not used are left out if ``optional``, and an error otherwise. The layers ``in_parameters`` are
     differentiated in their weight and bias instead. ``keep_inputs`` copies inputs that the model is known to overwrite.
     """
-    inputs, target = checked_batch(batch)
-    tensors = tensors_by_module(model)
-    refuse_other_device(layers, tensors, inputs)
-    originals = {id(p): name for name, layer in layers.items() for p in own_parameters(layer)}
-
-    def evaluated(differentiable: bool) -> tuple[Evaluation, Perturbations, Parameters]:
-        copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
-        watch = WeightWatch(originals | {id(copies[i]): name for i, name in originals.items()})
-        hooks = Perturbations(layers, in_parameters, watch, keep_inputs)
-        parameters = {name: leaves(name, layers[name], copies) for name in layers if name in hooks.in_parameters}
-        if differentiable:
-            make_differentiable(tensors, copies)
-        state = {key: copies[id(t)] for key, t in tensors.items()}
-        with hooks.attached():
-            found = evaluate(model, loss_fn, (inputs, target), state, dtype=dtype, watch=watch)
-        return found, hooks, parameters
-
-    found, hooks, parameters = retried(evaluated)
-    hooks.look_outside(originals)
-    loss = scalar(found.loss)
-    refuse_originals(loss, model)
+    hooks = Perturbations(layers, in_parameters, keep_inputs)
+    own = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
+    snapshot = Snapshot(model, [p for parts in own.values() for p in parts], dtype)
+    found = snapshot.evaluate(loss_fn, batch, hooks=hooks)
+    leaves = iter(snapshot.leaves)
+    parameters = {name: (next(leaves), next(leaves) if len(parts) > 1 else None) for name, parts in own.items()}
+    hooks.look_outside()
+    loss = found.loss
     variables = variables_of(loss)
     bypassed = hooks.bypassed({name for name, own in parameters.items() if any(id(leaf) in variables for leaf in own)})
     for name, reason in bypassed.items():
@@ -109,7 +83,7 @@ def run_forward(
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
     flattened = math.inf if found.flattened is None else found.flattened
     return ForwardPass(
-        **vars(found) | {"loss": loss},
+        **vars(found),
         calls=reached,
         parameters=parameters,
         bypassed=bypassed,
@@ -122,25 +96,29 @@ def run_forward(
 class Perturbations:
     """Forward hooks that add a zero to every output of some layers and record their calls, as in `ForwardPass`.
 
-    Layers in ``in_parameters`` are only recorded, not perturbed; ``watch`` is informed which layers are running.
+    Layers in ``in_parameters`` are only recorded, not perturbed.
     """
 
-    def __init__(
-        self, layers: Mapping[str, Layer], in_parameters: Set[str], watch: WeightWatch, keep_inputs: bool
-    ) -> None:
-        self.layers, self.watch, self.keep_inputs = layers, watch, keep_inputs
+    def __init__(self, layers: Mapping[str, Layer], in_parameters: Set[str], keep_inputs: bool) -> None:
+        self.layers, self.keep_inputs = layers, keep_inputs
         self.complex = {name for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
-        self.unfit = dict.fromkeys(self.complex, COMPLEX)
         self.in_parameters = in_parameters - self.complex
-        self.calls: dict[str, list[Call]] = {name: [] for name in layers}
+
+    def weights(self, copies: Mapping[int, torch.Tensor]) -> dict[int, str]:
+        """Layer of each weight and bias, by the ids of the originals and of the copies."""
+        owners = {id(p): name for name, layer in self.layers.items() for p in own_parameters(layer)}
+        return owners | {id(copies[number]): name for number, name in owners.items()}
+
+    @contextmanager
+    def attached(self, watch: WeightWatch) -> Iterator[None]:
+        """Context in which the hooks are attached to the layers, with nothing recorded yet."""
+        self.watch = watch
+        self.unfit = dict.fromkeys(self.complex, COMPLEX)
+        self.calls: dict[str, list[Call]] = {name: [] for name in self.layers}
         self.entangled: set[str] = set()
         self.functions: dict[str, int] = {}
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
-
-    @contextmanager
-    def attached(self) -> Iterator[None]:
-        """Context in which the hooks are attached to the layers."""
         with ExitStack() as stack:
             for name, layer in self.layers.items():
                 if name not in self.unfit:
@@ -187,16 +165,9 @@ class Perturbations:
         """Whether an input was changed in place after its call."""
         return any(seen._version != version for seen, version in self._versions)
 
-    def look_outside(self, originals: Mapping[int, str]) -> None:
+    def look_outside(self) -> None:
         """Note the layers whose parameters were used outside of them."""
-        for number in self.watch.used_outside:
-            name = self.watch.weights[number]
-            if number in originals:
-                raise CaptureError(
-                    f"the loss uses a parameter of layer {name!r} of the model itself, which is not differentiated: "
-                    "leave terms in the parameters, as weight decay, out of the loss (their Hessian is known)"
-                )
-            self.entangled.add(name)
+        self.entangled |= {self.watch.weights[number] for number in self.watch.used_outside}
         self.entangled -= self.in_parameters | self.complex
 
     def bypassed(self, depended_on: Set[str]) -> dict[str, str]:
@@ -209,15 +180,14 @@ class Perturbations:
         }
 
 
-def leaves(name: str, layer: Layer, copies: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Copies of a layer's weight and bias, made differentiable."""
+def own_leaves(name: str, layer: Layer) -> list[torch.nn.Parameter]:
+    """Weight and bias of a layer that is differentiated in them."""
     if is_computed(layer):
         raise CaptureError(
             f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
             "its Hessian cannot be captured"
         )
-    found = [copies[id(p)].requires_grad_() for p in own_parameters(layer)]
-    return found[0], found[1] if len(found) > 1 else None
+    return own_parameters(layer)
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:
@@ -236,12 +206,3 @@ def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
         return bool(own.forward(layer, h).shape == output.shape)
     except RuntimeError:
         return False
-
-
-def refuse_other_device(layers: Mapping[str, Layer], tensors: Mapping[str, torch.Tensor], inputs: Any) -> None:
-    """Raise a ConfigError if the inputs are on a device without any part of the model."""
-    homes = {tensor.device for tensor in tensors.values()}
-    for tensor in tensors_of(inputs):
-        if tensor.device not in homes:
-            name, layer = next(iter(layers.items()))
-            raise ConfigError(f"layer {name!r} is on device '{device_of(layer)}' but the batch on '{tensor.device}'")

@@ -8,8 +8,8 @@ result of its weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -25,16 +25,16 @@ Factors = tuple[tuple[int | None, int, int], ...]
 STEPS = 5000
 
 VIEWS = backward("View UnsafeView ReshapeAlias Unsqueeze Alias Clone ToCopy") | backward("Squeeze", *range(5))
-#: Nodes that take entries of one dimension or put them among others; in ``GATHERS``, the data choose the entries.
+#: Nodes that take entries of one dimension, chosen by the data, or put them among others.
 GATHERS = backward("IndexSelect Index IndexAdd ScatterAdd")
-PARTS = backward("Slice Select Unbind Split SplitWithSizes Cat Stack") | GATHERS
 #: Nodes that are linear, or elementwise up to a normalization, in one tensor of the same shape.
 LINEAR = backward("Neg NativeDropout MaskedFill Tril Triu")
 SAME = (ELEMENTWISE | backward("Softmax LogSoftmax", 0, 1)) - VIEWS | LINEAR
 SAME |= backward("NativeLayerNorm NativeGroupNorm NativeBatchNorm")
 REDUCTIONS = ("Sum", "Mean", "Norm", "LinalgVectorNorm", "Var", "Std")
 #: Nodes that keep entries separate, wherever they move them.
-UNSEEN = VIEWS | SAME | PARTS | backward("T Transpose Permute Expand")
+UNSEEN = VIEWS | SAME | GATHERS | backward("T Transpose Permute Expand Slice Select Unbind Split")
+UNSEEN |= backward("SplitWithSizes Cat Stack")
 #: Products: position of the first factor among the inputs, names under which both factors are saved, and dimensions of
 #: both and of the result, which lacks the contracted ones.
 PRODUCTS = {
@@ -82,6 +82,14 @@ class Place:
     def moved(self, dims: Sequence[Factors]) -> Place:
         return replace(self, dims=tuple(dims))
 
+    def size(self, dim: int) -> int:
+        """Length of a dimension of the tensor."""
+        return prod(n for _, n, _ in self.dims[dim])
+
+    def with_dims(self, dim: int, count: int, sizes: Sequence[int]) -> Place:
+        """Place with ``count`` dimensions from ``dim`` on replaced by others that do not belong to the parameter."""
+        return self.moved([*self.dims[:dim], *map(other, sizes), *self.dims[dim + count :]])
+
     def viewed(self, shape: Sequence[int]) -> Place | None:
         """Place in a tensor with the same entries in the same order; None: unknown."""
         left, found = [factor for factors in self.dims for factor in factors][::-1], []
@@ -104,7 +112,7 @@ class Place:
     def spread(self, shape: Sequence[int]) -> Place | None:
         """Place after broadcasting to a shape; None: unknown."""
         dims = ((),) * (len(shape) - len(self.dims)) + self.dims
-        found = [own or (((None, size, 0),) if size > 1 else ()) for own, size in zip(dims, shape, strict=True)]
+        found = [own or other(size) for own, size in zip(dims, shape, strict=True)]
         fits = all(prod(n for _, n, _ in own) == size for own, size in zip(found, shape, strict=True))
         return self.moved(found) if fits else None
 
@@ -121,7 +129,11 @@ class Place:
         return replace(self, dims=(*self.dims[:dim], own, *self.dims[dim + 1 :]), offset=tuple(offset))
 
 
-@dataclass
+#: Result of a node, the place in it, and whether it is followed further.
+Places = Iterator[tuple[int, Place | None, bool]]
+
+
+@dataclass(frozen=True)
 class Use:
     """Use of a parameter: ``units`` are its dimensions that number outputs.
 
@@ -130,9 +142,57 @@ class Use:
     outputs or it is added.
     """
 
-    units: tuple[int, ...] | None = None
-    reason: str = ""
-    outputs: dict[Any, list[Place]] = field(default_factory=dict)
+    units: tuple[int, ...] | None
+    reason: str
+    outputs: Mapping[Any, list[Place]]
+
+
+class Trail:
+    """Record of the places of a parameter behind nodes, from which its `Use` is concluded."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.sized = {d for d, size in enumerate(shape) if size > 1}
+        self.outputs: dict[Any, list[Place]] = {}
+        #: dimensions that number outputs in each product with activations
+        self.units: dict[tuple[int, ...], None] = {}
+        self.reason = self.lost = ""
+
+    def lose(self, node: Any) -> None:
+        """Record that a node's effect on the places of the entries is unknown."""
+        self.lost = self.lost or operation(node)
+
+    def without_place(self, node: Any) -> list[tuple[Any, None]]:
+        """Results of a node to follow though the places of the entries are unknown: there may still be no product."""
+        if node.name() in UNSEEN:
+            return [((node, k), None) for k in range(len(node._input_metadata))]
+        if not node.name().startswith((*REDUCTIONS, "Add", "Sub")):
+            self.lose(node)
+        return []
+
+    def note(self, node: Any, result: int, before: Place, after: Place, goes_on: bool) -> None:
+        """Record the places in front of a node and behind it."""
+        # the result of a nonlinear function is an activation
+        active = after.inner and before.node is None and node.name() in SAME - LINEAR
+        if active or (after.node is not None and before.node is None):
+            left = tuple(sorted(self.sized - after.summed))
+            if after.kept() & after.summed or (after.inner and not left):
+                self.reason = "whose rows and columns are both summed over"
+            else:
+                self.units[left] = None
+        multiplied = after.node is not None or after.entries or after.inner
+        if multiplied or not goes_on or operation(node) in ("Add", "Sub"):
+            self.outputs.setdefault((node, result), []).append(after)
+
+    def use(self) -> Use:
+        """Use of the parameter."""
+        units, reason = None, self.reason
+        if len(self.units) > 1:
+            reason = "whose dimensions number outputs in one use and are summed over in another"
+        elif self.units and not reason:
+            (units,) = self.units
+        elif self.lost and len(self.sized) > 1 and not reason:
+            reason = f"which goes through {self.lost}, of which it is not known what it does to rows and columns"
+        return Use(units, reason, self.outputs)
 
 
 class Uses:
@@ -179,9 +239,7 @@ class Uses:
         return found
 
     def _use(self, leaf: torch.Tensor) -> Use:
-        use, lost = Use(), ""
-        found: dict[tuple[int, ...], None] = {}
-        sized = {d for d, size in enumerate(leaf.shape) if size > 1}
+        trail = Trail(leaf.shape)
         waiting: list[tuple[Any, Place | None]] = [((get_gradient_edge(leaf).node, 0), Place.of(leaf.shape))]
         seen = set(waiting)
         while waiting and len(seen) < STEPS:
@@ -189,187 +247,23 @@ class Uses:
             if place is not None and place.inner and not place.kept():
                 continue
             for consumer, number in self._consumers.get(key, ()):
-                kind = consumer.name().partition("Backward")[0]
                 if place is None:
-                    # the places of the entries are unknown, but there may still be no product
-                    if consumer.name() in UNSEEN:
-                        waiting += [((consumer, k), None) for k in range(len(consumer._input_metadata))]
-                    elif not consumer.name().startswith((*REDUCTIONS, "Add", "Sub")):
-                        lost = lost or kind
+                    waiting += trail.without_place(consumer)
                     continue
-                for result, moved, goes_on in self._through(consumer, number, place):
-                    if moved is None:
-                        if place.early and consumer.name() in UNSEEN:
-                            waiting.append(((consumer, result), None))
-                        elif place.early:
-                            lost = lost or kind
-                        continue
-                    # the result of a nonlinear function is an activation
-                    active = moved.inner and place.node is None and consumer.name() in SAME - LINEAR
-                    if active or (moved.node is not None and place.node is None):
-                        left = tuple(sorted(sized - moved.summed))
-                        if moved.kept() & moved.summed or (moved.inner and not left):
-                            use.reason = "whose rows and columns are both summed over"
-                        else:
-                            found[left] = None
-                    if moved.node is not None or moved.entries or moved.inner or not goes_on or kind in ("Add", "Sub"):
-                        use.outputs.setdefault((consumer, result), []).append(moved)
-                    step = ((consumer, result), moved)
-                    if goes_on and step not in seen:
+                for result, after, goes_on in RULES.get(consumer.name(), unknown)(self, consumer, number, place):
+                    step = ((consumer, result), after)
+                    if after is not None:
+                        trail.note(consumer, result, place, after, goes_on)
+                    elif place.early and consumer.name() in UNSEEN:
+                        waiting.append(step)
+                    elif place.early:
+                        trail.lose(consumer)
+                    if after is not None and goes_on and step not in seen:
                         seen.add(step)
                         waiting.append(step)
-        if len(found) > 1:
-            use.reason = "whose dimensions number outputs in one use and are summed over in another"
-        elif found and not use.reason:
-            (use.units,) = found
-        elif lost and len(sized) > 1 and not use.reason:
-            use.reason = f"which goes through {lost}, of which it is not known what it does to rows and columns"
-        return use
+        return trail.use()
 
-    def _through(self, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """Yield, for the results of a node that takes a tensor, the place and whether it is followed further.
-
-        A place is None if the effect of the node is unknown.
-        """
-        name, shape, early = node.name(), shape_of(node), place.early
-        if name in VIEWS or (name in SAME and (early or name in LINEAR)):
-            yield 0, place.viewed(shape), True
-        elif name == "TBackward0":
-            yield 0, place.moved(place.dims[::-1]), True
-        elif name == "TransposeBackward0":
-            order = list(range(len(place.dims)))
-            a, b = (dimension(d, len(order)) for d in (node._saved_dim0, node._saved_dim1))
-            order[a], order[b] = b, a
-            yield 0, place.moved([place.dims[d] for d in order]), True
-        elif name == "PermuteBackward0":
-            yield 0, place.moved([place.dims[dimension(d, len(shape))] for d in node._saved_dims]), True
-        elif name == "ExpandBackward0":
-            yield 0, place.spread(shape), True
-        elif name == "CatBackward0" and early and not self._is_pure(node, int(number == 0), ()):
-            # among activations
-            return
-        elif name in PARTS:
-            yield from self._parts(name, node, number, place)
-        elif name in ("AddBackward0", "SubBackward0"):
-            after = place.spread(shape)
-            other = node.next_functions[1 - number][0]
-            if early:
-                # a sum with a larger tensor is a sum with activations
-                yield 0, after, after is not None and after.dims == place.dims
-            elif place.entries or other is None or other not in self._dependent(place.node):
-                yield 0, after, True
-        elif name in ("MulBackward0", "DivBackward0"):
-            after = place.spread(shape)
-            constant = self._is_pure(node, 1 - number, ("self", "other"))
-            if early:
-                inside = after is not None and (constant or after.dims == place.dims)
-                yield 0, after if after is None or inside else replace(after, entries=True), True
-            elif (constant or node.next_functions[1 - number][0] is None) and not (number and name[0] == "D"):
-                yield 0, after, True
-        elif name in PRODUCTS or name in ("ConvolutionBackward0", "LinearBackward0", "TrilinearBackward0"):
-            yield from self._products(name, node, number, place)
-        elif name in ("EmbeddingBackward0", "EmbeddingBagBackward0"):
-            others = frozenset(range(1, len(place.offset)))
-            yield 0, replace(place.moved(()), summed=place.summed | others, node=node), False
-        elif name in ("SumBackward1", "MeanBackward1") and not early:
-            dims = {dimension(d, len(place.dims)) for d in node._saved_dim}
-            gone = place.kept(sorted(dims))
-            if place.entries or not gone:
-                left = [own for d, own in enumerate(place.dims) if d not in dims]
-                after = replace(place.moved(left), summed=place.summed | gone).viewed(shape)
-                yield 0, after if after is None or not gone else replace(after, entries=False, node=node), True
-        elif early and not name.startswith(REDUCTIONS):
-            yield 0, None, False
-
-    def _parts(self, name: str, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """Yield the places after a node that takes some entries of a tensor, or puts it into a larger tensor."""
-        count = len(node._input_metadata)
-        if name == "StackBackward0":
-            dim = dimension(node._saved_dim, len(place.dims) + 1)
-            size = shape_of(node)[dim]
-            own: Factors = ((None, size, 0),) if size > 1 else ()
-            yield 0, place.moved([*place.dims[:dim], own, *place.dims[dim:]]), True
-            return
-        if name == "IndexBackward0":
-            indexed = [d for d, index in enumerate(node._saved_indices) if index is not None]
-            if len(indexed) != 1:
-                yield 0, None, False
-                return
-            dim = indexed[0]
-        else:
-            dim = dimension(node._saved_dim, len(place.dims))
-        for result in range(count):
-            shape = shape_of(node, result)
-            start: int | None = None
-            step = 1
-            size = shape[dim] if dim < len(shape) else 1
-            if name == "SliceBackward0":
-                length, step = prod(n for _, n, _ in place.dims[dim]), node._saved_step
-                start = signed(node._saved_start or 0)
-                start = min(start + length if start < 0 else start, length)
-            elif name == "SelectBackward0":
-                start, size = signed(node._saved_index), 1
-                start = start + prod(n for _, n, _ in place.dims[dim]) if start < 0 else start
-            elif name == "UnbindBackward0":
-                start, size = result, 1
-            elif name == "SplitBackward0":
-                start = result * node._saved_split_size
-            elif name == "SplitWithSizesBackward0":
-                start = sum(node._saved_split_sizes[:result])
-            elif name == "CatBackward0":
-                before = list(node.next_functions[:number])
-                if all(parent is not None for parent, _ in before):
-                    start = -sum(shape_of(parent, k)[dim] for parent, k in before)
-            gathered = name in GATHERS
-            if gathered and place.node is not None and place.kept([dim]):
-                return
-            after = place.part(dim, start, step, 1 if gathered else size)
-            if after is not None and gathered:
-                fresh = shape[dim : dim + len(shape) - len(place.dims) + 1]
-                own_dims = [((None, n, 0),) if n > 1 else () for n in fresh]
-                after = after.moved([*after.dims[:dim], *own_dims, *after.dims[dim + 1 :]])
-            elif after is not None and name in ("SelectBackward0", "UnbindBackward0"):
-                after = after.moved([*after.dims[:dim], *after.dims[dim + 1 :]])
-            yield result, after, True
-
-    def _products(self, name: str, node: Any, number: int, place: Place) -> Iterator[tuple[int, Place | None, bool]]:
-        """Yield the place after a product with activations, or with another parameter."""
-        shape = shape_of(node)
-        if name in PRODUCTS:
-            first, saved, letters = PRODUCTS[name]
-            if number < first:
-                yield 0, place.spread(shape), place.node is not None
-                return
-            own, after = letters[number - first], letters[2]
-            constant = self._is_pure(node, first + 1 - (number - first), saved, first)
-        elif number == 2 and name != "TrilinearBackward0":
-            lone = name == "ConvolutionBackward0"
-            yield 0, place.moved([*place.dims, *((),) * (len(shape) - 2) * lone]).spread(shape), False
-            return
-        elif number != 1 or (name == "ConvolutionBackward0" and node._saved_transposed and node._saved_groups > 1):
-            if place.early:
-                yield 0, None, False
-            return
-        else:
-            # the first dimension numbers outputs; in a transposed convolution, the second
-            at = int(name == "ConvolutionBackward0" and node._saved_transposed)
-            own = "".join("o" if d == at else chr(ord("p") + d) for d in range(len(place.dims)))
-            after = (
-                "xo" + "yzuvw"[: len(shape) - 2] if name == "ConvolutionBackward0" else "xyzuvw"[: len(shape) - 1] + "o"
-            )
-            constant = False
-        gone = place.kept([d for d, letter in enumerate(own) if letter not in after])
-        dims = dict(zip(own, place.dims, strict=True))
-        result: list[Factors] = [
-            dims.get(letter, ((None, size, 0),) if size > 1 else ()) for letter, size in zip(after, shape, strict=True)
-        ]
-        if not place.early and (gone or place.entries):
-            return
-        inner = place.inner | (gone if constant else frozenset())
-        moved = replace(place.moved(result), summed=place.summed | gone, inner=inner)
-        yield 0, replace(moved, node=node) if place.early and not constant else moved, True
-
-    def _is_pure(self, node: Any, number: int, saved: Sequence[str], first: int = 0) -> bool:
+    def is_pure(self, node: Any, number: int, saved: Sequence[str], first: int = 0) -> bool:
         """Whether an input of a node is a function of parameters alone."""
         parent = node.next_functions[number][0] if number < len(node.next_functions) else None
         if parent is None:
@@ -395,7 +289,7 @@ class Uses:
                 self._pure[top] = all(self._pure[edge] for edge, _ in top.next_functions)
         return self._pure[parent]
 
-    def _dependent(self, node: Any) -> set[Any]:
+    def dependent(self, node: Any) -> set[Any]:
         """Nodes that depend on the result of a node."""
         if node not in self._after:
             found, waiting = {node}, [node]
@@ -407,6 +301,227 @@ class Uses:
                     waiting += fresh
             self._after[node] = found - {node}
         return self._after[node]
+
+
+# rules: for a node that takes a tensor as input ``number``, they yield the place in each result and whether it is
+# followed further; None instead of a place: the effect of the node is unknown
+
+
+def unknown(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a node without a rule."""
+    if place.early and not node.name().startswith(REDUCTIONS):
+        yield 0, None, False
+
+
+def viewed(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a node that keeps the entries in their order."""
+    yield 0, place.viewed(shape_of(node)), True
+
+
+def curved(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a function of every entry, whose result is no longer linear in the parameter."""
+    if place.early:
+        yield from viewed(uses, node, number, place)
+
+
+def transposed(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a transposed matrix."""
+    yield 0, place.moved(place.dims[::-1]), True
+
+
+def swapped(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after two dimensions were exchanged."""
+    dims = list(place.dims)
+    a, b = (dimension(d, len(dims)) for d in (node._saved_dim0, node._saved_dim1))
+    dims[a], dims[b] = dims[b], dims[a]
+    yield 0, place.moved(dims), True
+
+
+def permuted(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a permutation of the dimensions."""
+    yield 0, place.moved([place.dims[dimension(d, len(place.dims))] for d in node._saved_dims]), True
+
+
+def expanded(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after broadcasting."""
+    yield 0, place.spread(shape_of(node)), True
+
+
+def cut(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Places in consecutive or strided parts of one dimension."""
+    dim, name = dimension(node._saved_dim, len(place.dims)), operation(node)
+    for result in range(len(node._input_metadata)):
+        step = 1
+        if name == "Slice":
+            length, step = place.size(dim), node._saved_step
+            start = signed(node._saved_start or 0)
+            start = min(start + length if start < 0 else start, length)
+        else:
+            start = result * node._saved_split_size if name == "Split" else sum(node._saved_split_sizes[:result])
+        yield result, place.part(dim, start, step, shape_of(node, result)[dim]), True
+
+
+def selected(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Places in single entries of one dimension, which goes."""
+    dim = dimension(node._saved_dim, len(place.dims))
+    for result in range(len(node._input_metadata)):
+        start = signed(node._saved_index) if operation(node) == "Select" else result
+        after = place.part(dim, start + place.size(dim) if start < 0 else start, 1, 1)
+        yield result, after and after.with_dims(dim, 1, []), True
+
+
+def concatenated(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place among other tensors; not followed among activations."""
+    if place.early and not uses.is_pure(node, int(number == 0), ()):
+        return
+    dim, before = dimension(node._saved_dim, len(place.dims)), node.next_functions[:number]
+    known = all(parent is not None for parent, _ in before)
+    start = -sum(shape_of(parent, k)[dim] for parent, k in before) if known else None
+    yield 0, place.part(dim, start, 1, shape_of(node)[dim]), True
+
+
+def stacked(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in one entry of a new dimension."""
+    dim = dimension(node._saved_dim, len(place.dims) + 1)
+    yield 0, place.with_dims(dim, 0, [shape_of(node)[dim]]), True
+
+
+def gathered(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after entries of one dimension were chosen by the data."""
+    if operation(node) == "Index":
+        indexed = [d for d, index in enumerate(node._saved_indices) if index is not None]
+        if len(indexed) != 1:
+            yield 0, None, False
+            return
+        dim = indexed[0]
+    else:
+        dim = dimension(node._saved_dim, len(place.dims))
+    if place.node is None or not place.kept([dim]):
+        after, shape = place.part(dim, None, 1, 1), shape_of(node)
+        yield 0, after and after.with_dims(dim, 1, shape[dim : dim + len(shape) - len(place.dims) + 1]), True
+
+
+def added(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a sum or difference; followed among parameters, or where both sides do not depend on one product."""
+    after = place.spread(shape_of(node))
+    other = node.next_functions[1 - number][0]
+    if place.early:
+        # a sum with a larger tensor is a sum with activations
+        yield 0, after, after is not None and after.dims == place.dims
+    elif place.entries or other is None or other not in uses.dependent(place.node):
+        yield 0, after, True
+
+
+def multiplied(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a product or quotient, entry by entry."""
+    after = place.spread(shape_of(node))
+    constant = uses.is_pure(node, 1 - number, ("self", "other"))
+    if place.early:
+        inside = after is not None and (constant or after.dims == place.dims)
+        yield 0, after if after is None or inside else replace(after, entries=True), True
+    elif (constant or node.next_functions[1 - number][0] is None) and not (number and operation(node) == "Div"):
+        yield 0, after, True
+
+
+def looked_up(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a lookup of rows, which are the outputs."""
+    others = frozenset(range(1, len(place.offset)))
+    yield 0, replace(place.moved(()), summed=place.summed | others, node=node), False
+
+
+def summed(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place after a sum or mean over some dimensions, behind activations."""
+    if place.early:
+        return
+    dims = {dimension(d, len(place.dims)) for d in node._saved_dim}
+    gone = place.kept(sorted(dims))
+    if place.entries or not gone:
+        left = [own for d, own in enumerate(place.dims) if d not in dims]
+        after = replace(place.moved(left), summed=place.summed | gone).viewed(shape_of(node))
+        yield 0, after if after is None or not gone else replace(after, entries=False, node=node), True
+
+
+def matrix_product(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a product of matrices or vectors, or in what is added to one."""
+    first, saved, letters = PRODUCTS[node.name()]
+    if number < first:
+        yield 0, place.spread(shape_of(node)), place.node is not None
+        return
+    constant = uses.is_pure(node, first + 1 - (number - first), saved, first)
+    yield from contracted(node, place, letters[number - first], letters[2], constant=constant)
+
+
+def linear(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a linear or bilinear layer, as its weight or bias."""
+    shape = shape_of(node)
+    if number == 2 and operation(node) == "Linear":
+        yield 0, place.spread(shape), False
+    elif number == 1:
+        yield from contracted(node, place, "opqrst"[: len(place.dims)], "xyzuvw"[: len(shape) - 1] + "o")
+    elif place.early:
+        yield 0, None, False
+
+
+def convolution(uses: Uses, node: Any, number: int, place: Place) -> Places:
+    """Place in a convolution, as its weight or bias; unknown in a transposed one with groups."""
+    shape = shape_of(node)
+    if number == 2:
+        yield 0, place.moved([*place.dims, *((),) * (len(shape) - 2)]).spread(shape), False
+    elif number == 1 and not (node._saved_transposed and node._saved_groups > 1):
+        # the first dimension numbers outputs; in a transposed convolution, the second
+        letters = "poqrst" if node._saved_transposed else "opqrst"
+        yield from contracted(node, place, letters[: len(place.dims)], "xo" + "yzuvw"[: len(shape) - 2])
+    elif place.early:
+        yield 0, None, False
+
+
+def contracted(node: Any, place: Place, own: str, after: str, *, constant: bool = False) -> Places:
+    """Place after a product with activations, or with another parameter (``constant``).
+
+    The letters ``own`` are the dimensions of the tensor and ``after`` those of the result, which lacks the summed ones.
+    """
+    gone = place.kept([d for d, letter in enumerate(own) if letter not in after])
+    dims = dict(zip(own, place.dims, strict=True))
+    result = [dims.get(letter, other(size)) for letter, size in zip(after, shape_of(node), strict=True)]
+    if not place.early and (gone or place.entries):
+        return
+    inner = place.inner | (gone if constant else frozenset())
+    moved = replace(place.moved(result), summed=place.summed | gone, inner=inner)
+    yield 0, replace(moved, node=node) if place.early and not constant else moved, True
+
+
+#: Rules by the name of the node.
+RULES: dict[str, Callable[[Uses, Any, int, Place], Places]] = {
+    **dict.fromkeys(SAME - LINEAR, curved),
+    **dict.fromkeys(VIEWS | LINEAR, viewed),
+    **dict.fromkeys(PRODUCTS, matrix_product),
+    **dict.fromkeys(GATHERS, gathered),
+    **dict.fromkeys(backward("Slice Split SplitWithSizes"), cut),
+    **dict.fromkeys(backward("Select Unbind"), selected),
+    **dict.fromkeys(backward("Add Sub"), added),
+    **dict.fromkeys(backward("Mul Div"), multiplied),
+    **dict.fromkeys(backward("Embedding EmbeddingBag"), looked_up),
+    **dict.fromkeys(backward("Sum Mean", 1), summed),
+    **dict.fromkeys(backward("Linear Trilinear"), linear),
+    "TBackward0": transposed,
+    "TransposeBackward0": swapped,
+    "PermuteBackward0": permuted,
+    "ExpandBackward0": expanded,
+    "CatBackward0": concatenated,
+    "StackBackward0": stacked,
+    "ConvolutionBackward0": convolution,
+}
+
+
+def operation(node: Any) -> str:
+    """Name of a node without its suffix, such as ``Add``."""
+    name: str = node.name().partition("Backward")[0]
+    return name
+
+
+def other(size: int) -> Factors:
+    """Factors of a dimension that does not belong to the parameter."""
+    return ((None, size, 0),) if size > 1 else ()
 
 
 def signed(value: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy as copied
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from hesscond.problem.precision import WIDER, Operations, lifted, named, operati
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 
-Result = TypeVar("Result")
 Batch = tuple[Any, Any] | Mapping[Any, Any]
 #: Prefixes of functions that give equal values for different entries without rounding, or combine several entries.
 FLAT = (
@@ -74,18 +73,17 @@ def evaluate(
     *,
     dtype: torch.dtype | None,
     watch: WeightWatch,
-    copy: bool = False,
     counted: Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
 
     ``batch`` is a `checked_batch`; ``state`` has tensors by name, as in `tensors_by_module`; ``watch`` sees every
-    function called. With ``copy`` the model and the loss get copies of the batch, which they may change in place. The
-    loss is not checked: see `scalar`.
+    function called. The model and the loss get copies of the batch, which they may change in place. The loss is not
+    checked: see `scalar`.
     """
     inputs, target = batch
-    args, kwargs = call_of(model, converted(inputs, dtype, copy=copy))
-    target = converted(target, dtype, copy=copy)
+    args, kwargs = call_of(model, converted(inputs, dtype, copy=True))
+    target = converted(target, dtype, copy=True)
     with ExitStack() as stack:
         stack.enter_context(untouched(model, loss_fn))
         stack.enter_context(plainly(model))
@@ -124,23 +122,6 @@ class ModelAndLoss(nn.Module):
             if target is not None:
                 raise
             raise ConfigError("the batch has no target (None), which the loss does not take") from error
-
-
-def make_differentiable(tensors: Mapping[str, torch.Tensor], copies: Mapping[int, torch.Tensor]) -> None:
-    """Make the copies (by the ids of the originals) of all trained parameters require a gradient."""
-    for tensor in tensors.values():
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-            copies[id(tensor)].requires_grad_()
-
-
-def retried(evaluated: Callable[[bool], Result]) -> Result:
-    """Result of ``evaluated(False)``, or of ``evaluated(True)`` if the model differentiates in its constant copies."""
-    try:
-        return evaluated(False)
-    except CaptureError as error:
-        if "does not require grad" not in str(error.__cause__):
-            raise
-    return evaluated(True)
 
 
 @contextmanager

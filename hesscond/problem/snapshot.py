@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -21,8 +21,6 @@ from hesscond.problem.evaluation import (
     checked_batch,
     converted,
     evaluate,
-    make_differentiable,
-    retried,
     scalar,
     tensors_by_module,
     tensors_of,
@@ -30,6 +28,16 @@ from hesscond.problem.evaluation import (
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
 from hesscond.problem.randomness import gpus_of
+
+
+class Hooks(Protocol):
+    """Hooks that are attached to a model while it is evaluated."""
+
+    def weights(self, copies: Mapping[int, torch.Tensor]) -> Mapping[int, str]:
+        """Layer of each tensor, by its id, whose uses outside the layer are noted; ``copies`` of the model's by id."""
+
+    def attached(self, watch: WeightWatch) -> AbstractContextManager[None]:
+        """Context in which the hooks are attached, without what they have recorded before."""
 
 
 class Snapshot:
@@ -45,10 +53,12 @@ class Snapshot:
         copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
         self.gpus = gpus_of(tensors.values())
+        #: copies by the ids of the originals
+        self.copies = copies
         self._state = {key: copies[id(t)] for key, t in tensors.items()}
         # an evaluation may write to the buffers, so that each gets copies
         self._buffers = {id(copies[id(t)]) for t in tensors.values() if not isinstance(t, nn.Parameter)}
-        self._make_differentiable = partial(make_differentiable, tensors, copies)
+        self._trained = [copies[id(t)] for t in tensors.values() if isinstance(t, nn.Parameter) and t.requires_grad]
         self._training = [module.training for module in model.modules()]
         self._owners = {id(t): key for key, t in tensors.items() if isinstance(t, nn.Parameter)}
         self._homes = {t.device for t in tensors.values()}
@@ -62,8 +72,13 @@ class Snapshot:
         return moved
 
     @torch.enable_grad()
-    def evaluate(self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None) -> Evaluation:
-        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state."""
+    def evaluate(
+        self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None, hooks: Hooks | None = None
+    ) -> Evaluation:
+        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state.
+
+        ``hooks`` are attached to the model meanwhile.
+        """
         inputs, target = checked_batch(batch)
         for tensor in tensors_of(inputs):
             if tensor.device not in self._homes:
@@ -71,32 +86,31 @@ class Snapshot:
                 raise ConfigError(
                     f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
                 )
-        found = retried(partial(self._evaluated, loss_fn, (inputs, target), counted))
+        evaluated = partial(self._evaluated, loss_fn, (inputs, target), counted, hooks)
+        try:
+            found = evaluated()
+        except CaptureError as error:
+            if "does not require grad" not in str(error.__cause__):
+                raise
+            # the model differentiates in its constant copies
+            for tensor in self._trained:
+                tensor.requires_grad_()
+            found = evaluated()
         loss = scalar(found.loss)
         refuse_originals(loss, self.model)
         return replace(found, loss=loss)
 
     def _evaluated(
-        self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None, differentiable: bool
+        self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None, hooks: Hooks | None
     ) -> Evaluation:
         """Evaluation of the loss, whose value is not checked."""
-        if differentiable:
-            self._make_differentiable()
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
-        watch = WeightWatch(self._owners)
-        with in_modes(self.model, self._training):
-            found = evaluate(
-                self.model,
-                loss_fn,
-                batch,
-                state,
-                dtype=self.dtype,
-                watch=watch,
-                copy=True,
-                counted=counted,
-            )
-        for number in watch.used_outside:
+        watch = WeightWatch(self._owners if hooks is None else hooks.weights(self.copies))
+        attached = nullcontext() if hooks is None else hooks.attached(watch)
+        with in_modes(self.model, self._training), attached:
+            found = evaluate(self.model, loss_fn, batch, state, dtype=self.dtype, watch=watch, counted=counted)
+        for number in watch.used_outside & self._owners.keys():
             raise CaptureError(
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
                 "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
