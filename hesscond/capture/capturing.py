@@ -14,6 +14,7 @@ from torch import nn
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.forward import ForwardPass, run_forward
+from hesscond.capture.kinds import Layer
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.nonfinite import reasons
 from hesscond.capture.progress import TIED, ProgressRecord
@@ -44,6 +45,18 @@ class Captures(dict[str, LayerCapture]):
     loss: float
     in_parameters: set[str]  # layers that were differentiated in their parameters
     stopped: list[str]  # layers that are missing because of a request to stop
+
+    def __init__(self, forward: ForwardPass) -> None:
+        super().__init__()
+        self.skipped, self.loss, self.slopes = forward.bypassed, float(forward.loss.detach()), {}
+        self.in_parameters, self.stopped, self.failed, self.mass = set(forward.parameters), [], {}, None
+
+    def take(self, found: Mapping[str, LayerCapture], requested: Sequence[str], forward: ForwardPass) -> None:
+        """Add the layers that were captured, in the order in which they were requested."""
+        for name in requested:
+            if name in found:
+                self[name] = replace(found[name], repeating=name in forward.repeating)
+        self.stopped = [name for name in requested if name not in found and name not in self.failed]
 
 
 @torch.enable_grad()
@@ -116,46 +129,65 @@ def capture(
         name: checked_units(name, layer, None if whole else (units or {}).get(name)) for name, layer in chosen.items()
     }
     optional = layers is None if optional is None else optional
-    own_forward = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
-    in_parameters = (tied_layers(model) | own_forward | in_parameters) & set(chosen)
+    progress = ProgressRecord() if progress is None else progress
     run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
+    in_parameters = (tied_layers(model) | with_own_forward(chosen) | in_parameters) & set(chosen)
     forward = run(in_parameters=in_parameters)
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
-    result = Captures()
-    result.skipped, result.loss, result.slopes = forward.bypassed, float(forward.loss.detach()), {}
-    result.in_parameters, result.stopped, result.failed = set(forward.parameters), [], {}
+    result = Captures(forward)
     result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result
     refuse_nothing(loss_fn, forward)
-    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
-    requests = [
-        Request(name, chosen[name], calls, wanted[name], whole and len(wanted[name]) > 1, forward.parameters.get(name))
-        for name, calls in forward.calls.items()
-    ]
+    requests = requests_of(forward, chosen, wanted, whole)
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
-    differentiator = Differentiator(forward, requests, memory, progress or ProgressRecord())
-    if progress is not None and progress.callback is not None and differentiator.is_tied(model):
+    differentiator = Differentiator(forward, requests, memory, progress)
+    if progress.callback is not None and differentiator.is_tied(model):
         progress.reason = TIED
     found = differentiator.capture()
-    result.failed = dict(differentiator.failed)
-    unbounded = [name for name, error in result.failed.items() if isinstance(error, NotFiniteError)]
-    if unbounded:
-        parts = {name: list(chosen[name].parameters()) for name in unbounded}
-        # if the search fails, the original error is raised
-        with suppress(Exception):
-            for name, reason in reasons(model, loss_fn, [batch], parts, dtype).items():
-                result.failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
+    result.failed = differentiator.failed
+    explain(result.failed, model, loss_fn, batch, chosen, dtype)
     if result.failed and not optional:
         name, error = next(iter(result.failed.items()))
         raise type(error)(f"layer {name!r} cannot be probed: {error}")
-    for request in requests:
-        if request.name in found:
-            result[request.name] = replace(found[request.name], repeating=request.name in forward.repeating)
-    result.stopped = [r.name for r in requests if r.name not in found and r.name not in result.failed]
+    result.take(found, [request.name for request in requests], forward)
     return result
+
+
+def with_own_forward(layers: Mapping[str, Layer]) -> set[str]:
+    """Names of the layers with a forward pass that their class overrides."""
+    return {name for name, layer in layers.items() if stock_class(layer) is None and not is_computed(layer)}
+
+
+def requests_of(
+    forward: ForwardPass, layers: Mapping[str, Layer], units: Mapping[str, tuple[int, ...]], whole: bool
+) -> list[Request]:
+    """Requests for the curvature of the layers that were called."""
+    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
+    return [
+        Request(name, layers[name], calls, units[name], whole and len(units[name]) > 1, forward.parameters.get(name))
+        for name, calls in forward.calls.items()
+    ]
+
+
+def explain(
+    failed: dict[str, CaptureError],
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch,
+    layers: Mapping[str, Layer],
+    dtype: torch.dtype | None,
+) -> None:
+    """Add the reasons why the second derivatives of layers are not finite to their errors."""
+    unbounded = [name for name, error in failed.items() if isinstance(error, NotFiniteError)]
+    if unbounded:
+        parts = {name: list(layers[name].parameters()) for name in unbounded}
+        # if the search fails, the original error is raised
+        with suppress(Exception):
+            for name, reason in reasons(model, loss_fn, [batch], parts, dtype).items():
+                failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
 
 
 def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, Slopes]:

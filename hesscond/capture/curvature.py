@@ -227,21 +227,22 @@ class Differentiator:
 
     # the route through a piecewise linear tail
 
+    def sink(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> DiagonalSink | FactorSink:
+        """Sink for the backward passes of a layer, whose memory is taken."""
+        positions = request.inputs(blocks).positions
+        if positions == 1 and not request.whole:
+            self.budget.take(request, blocks * len(request.units))
+            return DiagonalSink(request, blocks)
+        self.budget.take(request, passes * blocks * len(request.units) * positions)
+        return FactorSink(request, blocks, passes, signs)
+
     def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
         """Capture S = Σ_r s_r b_r b_rᵀ, with b_r a row of the loss Hessian's factor carried back through the tail."""
         assert self.curved is not None
         # a loss without curvature has one term of zeros
         passes = max(1, sum(node.passes(blocks) for node in self.curved))
         signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
-        sinks: list[DiagonalSink | FactorSink] = []
-        for request in requests:
-            positions = request.inputs(blocks).positions
-            if positions == 1 and not request.whole:
-                self.budget.take(request, blocks * len(request.units))
-                sinks.append(DiagonalSink(request, blocks))
-            else:
-                self.budget.take(request, passes * blocks * len(request.units) * positions)
-                sinks.append(FactorSink(request, blocks, passes, signs))
+        sinks = [self.sink(request, blocks, passes, signs) for request in requests]
         deltas = [delta for request in requests for delta in request.deltas]
         size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
         done = 0

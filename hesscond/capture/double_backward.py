@@ -111,10 +111,7 @@ class SecondDerivatives:
                 first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
                 for name, own in self.variables.items():
                     other = Derivatives([next(first) for _ in own], own)(seeds[name])
-                    for k, (x, y) in enumerate(zip(exact[name] or (), other, strict=False)):
-                        if x is not None and y is not None:
-                            known = self.errors.setdefault(name, [torch.zeros_like(v)[None] for v in own])
-                            known[k] = torch.maximum(known[k], (y - x).abs())
+                    self.note_errors(name, exact[name] or (), other)
         softmaxes = [node for node in nodes([loss.grad_fn]) if node.name() in SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
@@ -125,6 +122,16 @@ class SecondDerivatives:
                 # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
+
+    def note_errors(
+        self, name: str, exact: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Record the differences between second derivatives of a layer and the same with perturbed numbers."""
+        for k, (x, y) in enumerate(zip(exact, other, strict=False)):
+            if x is not None and y is not None:
+                zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
+                known = self.errors.setdefault(name, zeros)
+                known[k] = torch.maximum(known[k], (y - x).abs())
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""

@@ -72,13 +72,11 @@ def run_forward(
     loss = found.loss
     variables = variables_of(loss)
     bypassed = hooks.bypassed({name for name, own in parameters.items() if any(id(leaf) in variables for leaf in own)})
-    for name, reason in bypassed.items():
-        if not optional:
-            raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
+    if bypassed and not optional:
+        name, reason = next(iter(bypassed.items()))
+        raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
     reached = {name: seen for name, seen in hooks.calls.items() if name not in bypassed}
-    for name, seen in reached.items():
-        if not all(is_finite(call.inputs) for call in seen):
-            raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
+    refuse_nonfinite(reached)
     if reached and not variables and not hooks.entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
     flattened = math.inf if found.flattened is None else found.flattened
@@ -188,6 +186,13 @@ def own_leaves(name: str, layer: Layer) -> list[torch.nn.Parameter]:
             "its Hessian cannot be captured"
         )
     return own_parameters(layer)
+
+
+def refuse_nonfinite(calls: Mapping[str, list[Call]]) -> None:
+    """Raise a NotFiniteError if an input of a layer is not finite."""
+    for name, seen in calls.items():
+        if not all(is_finite(call.inputs) for call in seen):
+            raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:

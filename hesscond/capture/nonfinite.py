@@ -174,24 +174,30 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
     edges = [GradientEdge(node, k) for node in ordered for k in range(len(node._input_metadata))]
     slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
     for node in ordered:
-        own = [(GradientEdge(node, k), next(slopes)) for k in range(len(node._input_metadata))]
-        # the gradient is non-finite before it reaches this node
-        if not are_finite(slope for _, slope in own):
-            continue
-        own = [(edge, slope.detach().requires_grad_()) for edge, slope in own if slope is not None]
+        outputs = [(GradientEdge(node, k), next(slopes)) for k in range(len(node._input_metadata))]
         inputs = [GradientEdge(*edge) for edge in dict.fromkeys(node.next_functions) if edge[0] in within]
-        if not own or not inputs:
-            continue
-        outputs, seeds = zip(*own, strict=True)
-        first = torch.autograd.grad(outputs, inputs, seeds, create_graph=True, allow_unused=True)
-        if not are_finite(first):
-            return node, "first"
-        curved = [g for g in first if g is not None and g.requires_grad]
-        signs = [scattered_signs(g) for g in curved]
-        second = torch.autograd.grad(curved, [*inputs, *seeds], signs, allow_unused=True, retain_graph=True)
-        if not are_finite(second):
-            return node, "second"
+        # otherwise the gradient is non-finite before it reaches this node
+        if are_finite(slope for _, slope in outputs) and (order := nonfinite_order(outputs, inputs)):
+            return node, order
     return None
+
+
+def nonfinite_order(outputs: Sequence[tuple[GradientEdge, torch.Tensor | None]], inputs: Sequence[GradientEdge]) -> str:
+    """Order, "first" or "second", of the derivative of a node that is not finite; empty if both are finite.
+
+    ``outputs`` are the node's edges with the gradients of the loss in them.
+    """
+    own = [(edge, slope.detach().requires_grad_()) for edge, slope in outputs if slope is not None]
+    if not own or not inputs:
+        return ""
+    edges, seeds = zip(*own, strict=True)
+    first = torch.autograd.grad(edges, inputs, seeds, create_graph=True, allow_unused=True)
+    if not are_finite(first):
+        return "first"
+    curved = [g for g in first if g is not None and g.requires_grad]
+    signs = [scattered_signs(g) for g in curved]
+    second = torch.autograd.grad(curved, [*inputs, *seeds], signs, allow_unused=True, retain_graph=True)
+    return "" if are_finite(second) else "second"
 
 
 def operation(node: Any) -> str:

@@ -204,27 +204,27 @@ class WeightWatch(TorchFunctionMode):
         self.flat: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in (*args, *(kwargs or {}).values()):
+        kwargs = kwargs or {}
+        self.note_uses(func, args, kwargs)
+        if func in LOOKUPS:
+            args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("scale_grad_by_freq", "sparse")}
+        if func in RESTORED:
+            found = RESTORED[func](*args, **kwargs)
+        else:
+            with Masks.around(func, args):
+                found = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
+        if (flat := flattens(func, args, found)) is not None:
+            self.flat.append(flat)
+        return found
+
+    def note_uses(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        """Note the watched tensors among the arguments of a function that is called outside of their layers."""
+        for value in (*args, *kwargs.values()):
             for item in value if isinstance(value, (tuple, list)) else (value,):
                 name = self.weights.get(id(item))
                 if name is not None and name not in self.inside and not self.reads_metadata(func):
                     self.used_outside.add(id(item))
-        if func in LOOKUPS:
-            args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
-            kwargs = {
-                key: value for key, value in (kwargs or {}).items() if key not in ("scale_grad_by_freq", "sparse")
-            }
-        if func is functional.gelu and "tanh" not in (*args[1:], *(kwargs or {}).values()):
-            x = args[0] if args else (kwargs or {})["input"]
-            found = gelu(x) if x.dtype == torch.float64 else func(*args, **(kwargs or {}))
-        elif func is torch._weight_norm:
-            found = weight_norm(*args, **(kwargs or {}))
-        else:
-            with Masks.around(func, args):
-                found = self.in_float64(func, args, kwargs or {}) if self.lifts else func(*args, **(kwargs or {}))
-        if (flat := flattens(func, args, found)) is not None:
-            self.flat.append(flat)
-        return found
 
     def flattened(self) -> int | None:
         """Index of the first function that made different numbers equal; None: there is none."""
@@ -269,16 +269,11 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     unchanged because it is so small that the function rounds to the identity. None: the function is not elementwise,
     or may do so without rounding.
     """
-    x, name = args[0] if args else None, getattr(func, "__name__", "").strip("_")
-    if (
-        not (isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and x.shape == result.shape)
-        or not (x.is_floating_point() and result.is_floating_point() and result.numel() > 1)
-        or x is result
-        or is_transformed(result)
-        or name.startswith(FLAT)
-        # sums of whole numbers may be equal
-        or (name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:]))
-    ):
+    x: Any = args[0] if args else None
+    name = getattr(func, "__name__", "").strip("_")
+    # sums of whole numbers may be equal
+    whole = name in {"add", "radd", "sub", "rsub"} and any(isinstance(y, torch.Tensor) and y.ndim for y in args[1:])
+    if name.startswith(FLAT) or whole or not are_entries(x, result):
         return None
     x, y = x.detach(), result.detach()
     found = []
@@ -299,14 +294,28 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     return torch.stack(found).any()
 
 
-def gelu(x: torch.Tensor) -> torch.Tensor:
+def are_entries(x: Any, result: Any) -> bool:
+    """Whether a result may be a function of each entry of x, in a tensor of its own."""
+    if not (isinstance(x, torch.Tensor) and isinstance(result, torch.Tensor) and x.shape == result.shape):
+        return False
+    floating = x.is_floating_point() and result.is_floating_point()
+    return floating and result.numel() > 1 and x is not result and not is_transformed(result)
+
+
+def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, accurate where torch's (1 + erf(x/√2))/2 has no digits left."""
-    return 0.5 * x * torch.special.erfc(-(0.5**0.5) * x)
+    if approximate == "tanh" or input.dtype != torch.float64:
+        return functional.gelu(input, approximate=approximate)
+    return 0.5 * input * torch.special.erfc(-(0.5**0.5) * input)
 
 
 def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Weights g v/‖v‖ by plain operations: second derivatives of torch's kernel hold ‖v‖ constant (torch 2.13)."""
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+#: Functions of torch, and those that are called in their place.
+RESTORED: dict[Callable[..., Any], Callable[..., Any]] = {functional.gelu: gelu, torch._weight_norm: weight_norm}
 
 
 def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:

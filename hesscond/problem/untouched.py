@@ -106,6 +106,17 @@ class State:
 
     def restore(self) -> str | None:
         """Restore everything, and describe what cannot be restored; None: nothing."""
+        self._restore_attributes()
+        with torch.no_grad():
+            for tensor, number, copy in self.tensors:
+                # batch normalization writes its statistics without counting
+                if version(tensor) != number or not torch.equal(tensor, copy):
+                    # observers of quantization change shapes too
+                    (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
+        self.random.restore()
+        return self._restore_parameters()
+
+    def _restore_attributes(self) -> None:
         for own, before in self.dicts:
             same = len(own) == len(before) and not any(map(is_not, own.values(), before.values()))
             if not same or any(map(ne, own, before)):
@@ -117,13 +128,9 @@ class State:
             if len(container) != len(items) or any(map(is_not, container, items)):
                 container.clear()
                 (container.update if isinstance(container, set) else container.extend)(items)
-        with torch.no_grad():
-            for tensor, number, copy in self.tensors:
-                # batch normalization writes its statistics without counting
-                if version(tensor) != number or not torch.equal(tensor, copy):
-                    # observers of quantization change shapes too
-                    (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
-        self.random.restore()
+
+    def _restore_parameters(self) -> str | None:
+        """Restore gradients, and describe a parameter or gradient that was written to."""
         changed = None
         for name, p, number, grad, grad_number, requires_grad in self.parameters:
             if p.grad is not grad:

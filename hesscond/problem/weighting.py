@@ -275,7 +275,7 @@ class Weights:
         """Weight of the batch by each rule that may still hold."""
         # a loss that the model computed is not one of the outputs
         inner = any(t.ndim == 0 and t.requires_grad for t in tensors_of(evaluation.output))
-        whole, loss = (own_labels(given), self._inner_loss) if inner else (outputs, self._outer_loss)
+        whole = own_labels(given) if inner else outputs
         # without a target the loss is one of the outputs, or of labels among the inputs
         self._target, self._has_target = given.target, next(tensors_of(given.target), None) is not None
         if not self._has_target:
@@ -284,16 +284,7 @@ class Weights:
         nothing = [rule for rule in rules if self._mass(rule, whole) == 0]
         if nothing and (len(nothing) == len(set(rules) - {SUM}) or not math.isfinite(evaluation.loss.detach())):
             return dict.fromkeys(rules if TORCH in nothing else nothing, 0.0)
-        size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
-        some = whole.rows(torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1)))))
-        if not inner or len(rules) > 1:
-            for split in (*halves(some, torch.arange(some.samples)), doubled(some)):
-                rules = self._left(rules, split, loss, needed=True)
-        for tried in (some,) if inner else (some, some.noisy()):
-            if self._disagreement(rules, whole) is None and (not self.count or rules == [SUM] or SUM not in rules):
-                break
-            for split in (*self._uneven_halves(rules, tried), *self._thinned(tried)):
-                rules = self._left(rules, split, loss)
+        rules = self._confirmed(rules, whole, inner)
         if not rules:
             raise ConfigError(
                 f"the loss of a batch of {whole.samples} is neither the mean nor the sum of those of its parts, so "
@@ -305,6 +296,21 @@ class Weights:
                 f"not show which is meant: {HOW}"
             )
         return {rule: self._mass(rule, whole) for rule in rules}
+
+    def _confirmed(self, rules: list[Rule], whole: Part, inner: bool) -> list[Rule]:
+        """Rules that the loss follows on parts of the batch, until those left agree on its weight."""
+        loss = self._inner_loss if inner else self._outer_loss
+        size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
+        some = whole.rows(torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1)))))
+        if not inner or len(rules) > 1:
+            for split in (*halves(some, torch.arange(some.samples)), doubled(some)):
+                rules = self._left(rules, split, loss, needed=True)
+        for tried in (some,) if inner else (some, some.noisy()):
+            if self._disagreement(rules, whole) is None and (not self.count or rules == [SUM] or SUM not in rules):
+                break
+            for split in (*self._uneven_halves(rules, tried), *self._thinned(tried)):
+                rules = self._left(rules, split, loss)
+        return rules
 
     def _rules(self, whole: Part, inner: bool) -> list[Rule]:
         """Rules that may hold: all plausible ones for the first batch, the remaining ones for later batches."""
