@@ -1,14 +1,6 @@
 """What a page of the documentation promises: its blocks of code, in order, run in a folder of their own.
 
-- ``python``: runs, all of a page in one namespace; one whose first line is ``# name.py`` is the file of that name.
-- ``output``: what the Python block before it prints.
-- ``console``: commands after ``$``, each with what it prints on both streams.
-- ``sh``: commands that are only parsed, since they need a network, a cluster, a GPU or hours.
-- ``toml``: parsed; with ``# name`` in the first line it is a file too. ``yaml``: the commands of its steps are parsed.
-
-In what is printed a line ``…`` stands for any lines, and a word ``…`` for the rest of its line; numbers may differ by
-2 %, or by more if the block says so (``console rtol=0.3``: what was trained in float32 on another machine). Those below
-1e-12 are rounding, and agree.
+`docs/contributing.md` says what the language of a block means, and how far what is printed may differ.
 """
 
 from __future__ import annotations
