@@ -71,6 +71,31 @@ LOSSES = [
     ("F.nll_loss(F.log_softmax(o, -1), t)", "class"), ("(o - t).abs().pow(3).mean()", "value"),
 ]  # fmt: skip
 
+#: Surprises between two layers that are always the same: what the network is given, and what the forward pass does.
+STEPS = {
+    "stop": ("", "h = h + 0.5 * stop(h).square()"),
+    "gate": ("", "h = h * gate(h)"),
+    "peak": ("", "h = h / (1 + peak(h))"),
+    "assigned": ("", "h = h.clone()\nh[..., 0] = h[..., -1].clone().sin()"),
+    "running": ("self.register_buffer('running', torch.zeros(()))",
+                "self.running.mul_(0.9).add_(stop(h).mean())\nh = h - self.running"),
+    "counter": ("self.calls = 0", "self.calls += 1\nh = h * (1 + 0.1 * self.calls)"),
+    "noise": ("", "h = h + 0.1 * torch.randn_like(h)"),
+    "numpy": ("", "h = h * (1 + 0.1 * float(np.random.rand()))"),
+    "python": ("", "h = h * (1 + 0.1 * random.random())"),
+    "dropout": ("", "h = F.dropout(h, 0.3, training=self.training)"),
+    "residual": ("", "h = h + 0.5 * torch.sin(h)"),
+    "scale": ("self.scale = nn.Parameter(torch.tensor(1.2))", "h = h * self.scale"),
+    "prelu": ("self.slope = nn.PReLU()", "h = self.slope(h)"),
+    "twin": ("self.twin = self.{last}", ""),
+    "unused": ("self.unused = nn.Linear({width}, 2)",
+               "if float(stop(h).sum()) > 1e9:\n    h = h + self.unused(h).sum()"),
+    "embedding": ("self.table = nn.Embedding(3, {width})",
+                  "h = h * (1 + self.table.weight.mean()) + self.table(torch.ones((), dtype=torch.long)).mean()"),
+    "weightless": ("", "h = F.linear(h, stop(self.{last}.weight).mean() * torch.eye(h.shape[-1]).to(h))"),
+    "plain-tensor": ("self.number = torch.rand(())", "h = h * self.number.to(h)"),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Program:
@@ -317,108 +342,73 @@ class Author:
             "attention", "bilinear", "weightless",
         ])  # fmt: skip
         last = f"l{len(self.layers) - 1}"
-        if choice == "stop":
-            self.step("h = h + 0.5 * stop(h).square()")
-        elif choice == "gate":
-            self.step("h = h * gate(h)")
-        elif choice == "peak":
-            self.step("h = h / (1 + peak(h))")
+        if choice in STEPS:
+            init, step = (text.format(width=width, last=last, n=len(self.steps)) for text in STEPS[choice])
+            self.init += [init] if init else []
+            if step:
+                self.step(step)
         elif choice == "inplace":
             self.step("h = 1.0 * h\n" + rng.choice(["h.mul_(0.9)", "h += 0.3", "F.relu_(h)", "h.tanh_()"]))
-        elif choice == "assigned":
-            self.step("h = h.clone()\nh[..., 0] = h[..., -1].clone().sin()")
         elif choice == "cast":
             self.step(rng.choice(["h = F.silu(h.float()).to(DTYPE)", "h = (h.to(torch.float32) * 1.1).to(h.dtype)"]))
-        elif choice == "running":
-            self.init.append("self.register_buffer('running', torch.zeros(()))")
-            self.step("self.running.mul_(0.9).add_(stop(h).mean())\nh = h - self.running")
-        elif choice == "counter":
-            self.init.append("self.calls = 0")
-            self.step("self.calls += 1\nh = h * (1 + 0.1 * self.calls)")
-        elif choice == "noise":
-            self.step("h = h + 0.1 * torch.randn_like(h)")
-        elif choice == "numpy":
-            self.step("h = h * (1 + 0.1 * float(np.random.rand()))")
-        elif choice == "python":
-            self.step("h = h * (1 + 0.1 * random.random())")
         elif choice == "generator":
             kind = rng.choice(["torch.Generator().manual_seed(3)", "np.random.default_rng(3)", "random.Random(3)"])
-            draw = "torch.rand((), generator=self.source, dtype=h.dtype)" if "torch" in kind else "self.source.random()"
-            self.init.append(f"self.source{len(self.init)} = {kind}")
-            draw = draw.replace("source", f"source{len(self.init) - 1}")
-            self.step(f"h = h * (1 + 0.1 * float({draw}))")
-        elif choice == "borrowed" and self.plain:
-            self.step(f"h = h * (1 + 0.3 * {self.weight_use('self', self.plain)})")
-        elif choice == "kept" and self.plain:
-            name = rng.choice(self.plain)
-            self.after.append(f"model.kept = [model.{name}.weight.view(-1)]")
-            self.step("h = h * (1 + 0.3 * self.kept[0].square().mean())")
-        elif choice == "transposed" and self.kind != "image" and last in self.plain:
-            n, m = self.layers[last]
-            self.step(f"h = F.linear(torch.tanh(F.linear(h, self.{last}.weight.t())), self.{last}.weight)")
+            source = f"self.source{len(self.init)}"
+            drawn = f"torch.rand((), generator={source}, dtype=h.dtype)" if "torch" in kind else f"{source}.random()"
+            self.init.append(f"{source} = {kind}")
+            self.step(f"h = h * (1 + 0.1 * float({drawn}))")
         elif choice == "again":
             square = [name for name, (n, m) in self.layers.items() if n == m == width]
             if square:
                 self.step(f"h = {self.activated(self.called(rng.choice(square)))}")
-        elif choice == "norm" and self.kind != "image":
-            self.init.append(f"self.norm{len(self.steps)} = nn.LayerNorm({width})")
-            self.step(f"h = self.norm{len(self.steps)}(h)")
         elif choice == "coupled":
             if self.kind == "flat" and self.chance(0.5):
                 self.init.append(f"self.norm{len(self.steps)} = nn.BatchNorm1d({width})")
                 self.step(f"h = self.norm{len(self.steps)}(h)")
             else:
                 self.step("h = h - h.mean(0) + h")
-        elif choice == "dropout":
-            self.step("h = F.dropout(h, 0.3, training=self.training)")
-        elif choice == "vmap" and not self.reentrant and "checkpoint" not in self.helpers:
-            self.step("h = torch.func.vmap(lambda z: torch.tanh(z) * z.sum())(h)")
-        elif choice == "jacobian" and not self.reentrant:
-            self.gradients = True
-            self.step("h = h + 0.1 * torch.func.grad(lambda z: z.pow(3).sum().sin())(h)")
-        elif choice == "residual":
-            self.step("h = h + 0.5 * torch.sin(h)")
-        elif choice == "scale":
-            self.init.append("self.scale = nn.Parameter(torch.tensor(1.2))")
-            self.step("h = h * self.scale")
-        elif choice == "prelu":
-            self.init.append("self.slope = nn.PReLU()")
-            self.step("h = self.slope(h)")
-        elif choice == "silent":
-            square = [name for name in self.simple if self.layers[name][0] == width and name not in self.forms]
-            if square:
-                self.step(f"h = h * (1 + 0.3 * silent(self.{rng.choice(square)}, h).mean())")
-        elif choice == "twin":
-            self.init.append(f"self.twin = self.{last}")
-        elif choice == "fixed" and last in self.plain and last != "l0" and not self.gradients and not self.after:
-            self.after.append(f"model.{last}.{rng.choice(['weight.', ''])}requires_grad_(False)")
-        elif choice == "unused":
-            self.init.append(f"self.unused = nn.Linear({width}, 2)")
-            self.step("if float(stop(h).sum()) > 1e9:\n    h = h + self.unused(h).sum()")
-        elif choice == "functional" and self.simple:
-            name = rng.choice(self.simple)
-            n, m = self.layers[name]
-            if n == m == width and self.kind != "image" and name not in self.forms:
-                self.step(f"h = torch.func.functional_call(self.{name}, {{'weight': self.{name}.weight.sin()}}, (h,))")
         elif choice == "constant":
             self.step(f"h = h + {self.activated('torch.ones_like(h)')}")
-        elif choice == "embedding":
-            self.init.append(f"self.table = nn.Embedding(3, {width})")
-            self.step("h = h * (1 + self.table.weight.mean()) + self.table(torch.ones((), dtype=torch.long)).mean()")
         elif choice == "cell" and self.kind == "flat":
             self.init.append(f"self.cell = nn.{rng.choice(['GRU', 'LSTM', 'RNN'])}Cell({width}, {width})")
             self.step("h = self.cell(h)\nh = h[0] if isinstance(h, tuple) else h")
         elif choice == "attention" and self.kind == "tokens":
             self.init.append(f"self.attention = nn.MultiheadAttention({width}, 1, batch_first=True)")
             self.step("h = self.attention(h, h, h)[0]")
-        elif choice == "bilinear" and self.kind != "image":
-            self.init.append(f"self.pair = nn.Bilinear({width}, {width}, {width})")
-            self.step("h = self.pair(h, h.sin())")
-        elif choice == "weightless":
-            self.step(f"h = F.linear(h, stop(self.{last}.weight).mean() * torch.eye(h.shape[-1]).to(h))")
-        elif choice == "plain-tensor":
-            self.init.append("self.number = torch.rand(())")
-            self.step("h = h * self.number.to(h)")
+        elif choice in ("norm", "bilinear") and self.kind != "image":
+            layer = f"nn.LayerNorm({width})" if choice == "norm" else f"nn.Bilinear({width}, {width}, {width})"
+            name = f"norm{len(self.steps)}" if choice == "norm" else "pair"
+            self.init.append(f"self.{name} = {layer}")
+            self.step(f"h = self.{name}(h{', h.sin()' * (choice == 'bilinear')})")
+        else:
+            self.use_of_a_weight(choice, width, last)
+
+    def use_of_a_weight(self, choice, width, last):
+        """A surprise that takes the weights of layers elsewhere, or derivatives within the forward pass."""
+        rng = self.rng
+        if choice == "borrowed" and self.plain:
+            self.step(f"h = h * (1 + 0.3 * {self.weight_use('self', self.plain)})")
+        elif choice == "kept" and self.plain:
+            name = rng.choice(self.plain)
+            self.after.append(f"model.kept = [model.{name}.weight.view(-1)]")
+            self.step("h = h * (1 + 0.3 * self.kept[0].square().mean())")
+        elif choice == "transposed" and self.kind != "image" and last in self.plain:
+            self.step(f"h = F.linear(torch.tanh(F.linear(h, self.{last}.weight.t())), self.{last}.weight)")
+        elif choice == "vmap" and not self.reentrant and "checkpoint" not in self.helpers:
+            self.step("h = torch.func.vmap(lambda z: torch.tanh(z) * z.sum())(h)")
+        elif choice == "jacobian" and not self.reentrant:
+            self.gradients = True
+            self.step("h = h + 0.1 * torch.func.grad(lambda z: z.pow(3).sum().sin())(h)")
+        elif choice == "silent":
+            square = [name for name in self.simple if self.layers[name][0] == width and name not in self.forms]
+            if square:
+                self.step(f"h = h * (1 + 0.3 * silent(self.{rng.choice(square)}, h).mean())")
+        elif choice == "fixed" and last in self.plain and last != "l0" and not self.gradients and not self.after:
+            self.after.append(f"model.{last}.{rng.choice(['weight.', ''])}requires_grad_(False)")
+        elif choice == "functional" and self.simple:
+            name = rng.choice(self.simple)
+            if self.layers[name] == (width, width) and self.kind != "image" and name not in self.forms:
+                self.step(f"h = torch.func.functional_call(self.{name}, {{'weight': self.{name}.weight.sin()}}, (h,))")
         elif choice == "inner" and not self.reentrant and last in self.simple and self.kind != "image":
             n, m = self.layers[last]
             if n == m:
