@@ -33,7 +33,7 @@ from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, netw
 from hesscond.hessians.null_space import combined
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import Team
-from hesscond.probing.network import agreed, shared
+from hesscond.probing.processes import agreed, shared
 from hesscond.report.density import density_figure
 from hesscond.report.page import METADATA, save_figure
 from hesscond.spectra.density import NEAR_ZERO, Density

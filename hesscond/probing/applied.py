@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from inspect import getclosurevars
-from types import FunctionType, MethodType, ModuleType
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, eligible_layers, inputs_of
+from hesscond.capture import Geometry, Layer, eligible_layers, inputs_of
+from hesscond.capture.forward import COMPLEX
+from hesscond.capture.kinds import is_layer
+from hesscond.capture.layers import device_of
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates
+from hesscond.hessians import Chart, Coordinates, LinearCoordinates, Scaling
+from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import ROOT, Catalogue
+from hesscond.hessians.coordinates.base import HessianScaling
+from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import Method, Spec, Vanilla, parse
@@ -27,17 +30,7 @@ from hesscond.methods.optimizers import AtWork
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
-from hesscond.problem.batches import is_batch
-from hesscond.problem.evaluation import (
-    Batch,
-    call_of,
-    checked_batch,
-    converted,
-    in_precision,
-    scalar,
-    tensors_of,
-)
-from hesscond.problem.randomness import gpus_of
+from hesscond.probing.rebuilt import BY_HAND, rebuilt, take_first_step
 
 if TYPE_CHECKING:
     from hesscond.probing.question import Measured, Question
@@ -47,8 +40,6 @@ from hesscond.probing.results import ProbeResult
 ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
 #: Largest number of names listed in the description of a measurement.
 FEW = 4
-#: Code that applies a method to a model itself.
-BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
 
 
 @dataclass(frozen=True)
@@ -217,135 +208,29 @@ def described(name: str | None, chosen: OfInputs | None = None) -> str:
     return f"coordinates: {name}" if name else "plain coordinates"
 
 
-def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Batch]]:
-    """Method at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
-    model, data = question.model, question.data
-    try:
-        own = deepcopy(model)
-    except Exception as error:
-        raise ConfigError(
-            f"{spec.text} is applied to a copy of the model, which cannot be copied ({error}): apply it to the model "
-            f"itself and give it, {BY_HAND.format(spec.text)}"
-        ) from None
-    if (shared := shared_function(own, model)) is not None:
-        raise ConfigError(
-            f"{spec.text} is applied to a copy of the model, in which the function {shared} would still use the "
-            f"parameters of the model itself: apply it to that and give it, {BY_HAND.format(spec.text)}"
-        )
-    there = set(own.modules())
-    # a method may draw its first parameters
-    with torch.random.fork_rng(devices=gpus_of(list(own.parameters()))):
-        method = spec.create(own)
-    added = [m for m in own.modules() if m not in there and getattr(m, "running_mean", None) is not None]
-    if not all(module.training for module in added):
-        raise ConfigError(
-            f"{spec.text} normalizes by running statistics in eval mode, and those of a network just built are of no "
-            "data: call model.train(), or train it with the method and give that model"
-        )
-    if method.reads_all_inputs:
-        if question.team is not None:
-            raise ConfigError(
-                f"{spec.text} reads the inputs of all processes, of which each has its share: start one only"
-            )
-        if not is_batch(data):
-            data = list(data)
-        method.fit(first_arguments(spec.text, [data] if is_batch(data) else data))
-    if is_batch(data) and added:
-        method.check_batch(len(next(tensors_of(data))))
-    return method, data
-
-
-def take_first_step(question: Question, text: str) -> None:
-    """Show the data to a method at work on a copy of the model, as the mini-batch of its first step.
-
-    The copy is cast to ``question.dtype``, unless that is None. The copy itself is run, not a `Snapshot` of it: a
-    method may differentiate the loss in the parameters that it holds.
-    """
-    method, data, dtype = question.method, question.data, question.dtype
-    if question.team is not None or not is_batch(data):
-        raise ConfigError(
-            f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets), to one process"
-        )
-    inputs, target = converted(checked_batch(data), dtype)
-    model = method.model if dtype is None else method.model.to(dtype)
-    args, kwargs = call_of(model, inputs)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ConfigError(
-            f"the coordinates of {text} are those of a first step, and no parameter of the model requires a gradient"
-        )
-    with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
-        try:
-            loss = scalar(in_precision(question.loss_fn, dtype, model)(model(*args, **kwargs), target))
-        except RuntimeError as error:
-            if dtype is None:
-                raise
-            raise ConfigError(
-                f"{text} is applied to a copy of the model in {dtype}, which does not run ({error}): give dtype=None"
-            ) from error
-        method.observe(loss)
-        penalty = method.penalty(loss)
-        # not backward: the loss may have parameters, or the model's
-        gradients = torch.autograd.grad(loss if penalty is None else loss + penalty, parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
-    method.transform_gradients()
-
-
-def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
-    """First arguments of the model, concatenated over all batches."""
-    found = []
-    for batch in batches:
-        inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
-        first = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
-        if not isinstance(first, torch.Tensor):
-            raise ConfigError(f"{method} needs inputs that are tensors, or tuples that begin with one")
-        found.append(first)
-    if not found:
-        raise ConfigError("the data are an empty stream: they need at least one batch")
-    try:
-        return torch.cat(found)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{method} needs the inputs of all batches as one tensor, and they do not fit: {error}"
-        ) from None
-
-
-def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
-    """Function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
-    own = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
-    seen: set[int] = set()
-    waiting: list[tuple[Any, str | None]] = [(copied, None)]
-    while waiting:
-        value, function = waiting.pop()
-        if id(value) in own:
-            return function
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, FunctionType):
-            function = value.__qualname__
-            parts = [*getclosurevars(value).nonlocals.values(), *getclosurevars(value).globals.values()]
-            parts += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        elif isinstance(value, MethodType):
-            parts = [value.__self__, value.__func__]
-        elif isinstance(value, partial):
-            parts = [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, Mapping):
-            parts = list(value.values())
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            parts = list(value)
-        elif isinstance(value, nn.Module) or (function is not None and not isinstance(value, (type, ModuleType))):
-            parts = list(getattr(value, "__dict__", {}).values())
-        else:
-            continue
-        waiting += [(part, function) for part in parts]
-    return None
-
-
 def coordinates_at(method: Measured, layer: str) -> Coordinates | None:
     """Coordinates that a layer is measured in by ``method``, as returned by `applied`."""
     return method.probed(layer) if isinstance(method, Method) else method
+
+
+def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | ParameterMaps | None:
+    """Coordinates of a block."""
+    if block.layer is not None:
+        return coordinates_at(question.method, name)
+    if any(question.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
+        raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
+    computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
+    if isinstance(question.method, Method) and not computed:
+        own: Coordinates | ParameterMaps | None = question.method.of_parameters(name, block.parameters)
+    else:
+        own = coordinates_at(question.method, name)
+    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterMaps)):
+        what = "computed from other parameters" if computed else "no weight matrix"
+        raise ConfigError(
+            f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
+            f"own is {what}; name others with layers="
+        )
+    return own
 
 
 def from_data(spec: Spec) -> OfInputs | None:
@@ -384,3 +269,36 @@ def layer_coordinates(
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
         found[name] = P
     return found
+
+
+def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
+    """P without the rows of the frozen parameters of a layer."""
+    trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
+    if all(trained.values()):
+        return P
+    geometry = Geometry.of(layer)
+    kept = torch.full(
+        (geometry.n_params,), float(trained.get("weight", True)), dtype=torch.float64, device=device_of(layer)
+    )
+    if geometry.bias:
+        kept[0] = float(trained.get("bias", True))
+    rows = Scaling(kept, "trained")
+    if P is None:
+        return rows
+    if P.left is not None or P.unstructured:
+        raise ConfigError(
+            f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
+        )
+    return rows @ P
+
+
+def layers_with_everything(model: nn.Module) -> list[str]:
+    """Layers with trained parameters; a ConfigError if a trained parameter belongs to no layer."""
+    outside = outside_of_layers(model)
+    if outside:
+        raise ConfigError(
+            f"the coordinates of a method are those of layers, and {outside[0]!r} belongs to none: name the layers to "
+            "measure with layers="
+        )
+    layers = eligible_layers(model)
+    return [name for name, layer in layers.items() if any(p.requires_grad for p in layer.parameters())]

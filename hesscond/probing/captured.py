@@ -14,11 +14,11 @@ from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import BlockHessian, Coordinates, Preconditioner
+from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
-from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
-from hesscond.hessians.streaming import StreamedBlock, stream
+from hesscond.hessians.streaming import stream
 from hesscond.operators.parallel import all_or_none
 from hesscond.probing.check import (
     Check,
@@ -29,13 +29,14 @@ from hesscond.probing.check import (
     refuse_failed,
     uncertain,
 )
+from hesscond.probing.processes import LayerSums, joined
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch
 from hesscond.problem.randomness import gpus_of, untouched_randomness
-from hesscond.problem.weighting import Rule, Weights, mass_of
+from hesscond.problem.weighting import Weights
 
 #: Error for a layer whose Hessian over all data differs from the model's.
 DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
@@ -391,47 +392,3 @@ class LayerCapturing:
                 "or the loss takes, or in a use that was not seen"
             )
         return "the gradients agree, the second derivatives do not"
-
-
-@dataclass(frozen=True)
-class LayerSums:
-    """Captures of one batch, or Hessians summed over a stream, with statistics, weights and checks."""
-
-    blocks: Mapping[str, Mapping[int | None, BlockHessian]]
-    statistics: dict[str, Any]
-    routes: dict[str, str]
-    masses: Mapping[Rule, float]
-    total: float
-    captures: Mapping[str, LayerCapture] = field(default_factory=dict)
-    checks: dict[str, Check] = field(default_factory=dict)
-    uncertainties: dict[str, float] = field(default_factory=dict)
-
-
-def joined(parts: Sequence[LayerSums]) -> LayerSums:
-    """Join the results of several processes."""
-    everyone = [part.masses for part in parts]
-    masses = [mass_of(own, everyone) for own in everyone]
-    blocks: dict[str, dict[int | None, BlockHessian]] = {}
-    found = LayerSums(blocks, {}, {}, {}, masses[0].total)
-    if found.total == 0:
-        raise CaptureError("no target in the data of any process counts in the loss: there is no Hessian")
-    streamed: dict[tuple[str, int | None], StreamedBlock] = {}
-    for part, mass in zip(parts, masses, strict=True):
-        for name, own in part.blocks.items():
-            found.routes.setdefault(name, part.routes[name])
-            for unit, block in own.items():
-                into = streamed.setdefault((name, unit), StreamedBlock(block.order, block.units))
-                # the rank limit of a streamed factor is that of a loss invariant under a shift of all units
-                shift = isinstance(block, FactoredHessian) and block.rank_limit is not None
-                into.add(block, mass.value, shift=shift)
-        for name, own_statistics in part.statistics.items():
-            known = found.statistics.get(name)
-            found.statistics[name] = own_statistics if known is None else known.merged(own_statistics)
-        for name, check in part.checks.items():
-            worst = found.checks.get(name)
-            if worst is None or check.difference > worst.difference:
-                found.checks[name] = check
-            found.uncertainties[name] = max(found.uncertainties.get(name, 0.0), part.uncertainties[name])
-    for (name, unit), streamed_block in streamed.items():
-        blocks.setdefault(name, {})[unit] = streamed_block.hessian(found.total)
-    return found

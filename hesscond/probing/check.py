@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
-from hesscond.capture import DiagonalS, FactoredS, Layer, LayerCapture
+from hesscond.capture import DiagonalS, FactoredS, LayerCapture
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.forward import variables_of
-from hesscond.capture.kinds import kind_of
 from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError
@@ -26,7 +24,7 @@ from hesscond.hessians import BlockHessian, HessianOperator
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.network_hessian import NetworkHessian
-from hesscond.hessians.parameters import Layout, parameters_of
+from hesscond.hessians.parameters import Layout
 from hesscond.probing.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import nodes
@@ -35,6 +33,8 @@ from hesscond.problem.randomness import RandomState
 from hesscond.problem.snapshot import Snapshot
 from hesscond.spectra.solvers.matrix_free import SolverLimits
 
+#: Reason for an operator whose products are not those of the model.
+DISAGREES = "the operator and a fresh evaluation of the model disagree"
 #: Relative differences that need no explanation, in float64; in ordinary networks rounding is far smaller.
 TOLERANCE = 1e-8
 #: Relative differences that need no explanation in a precision with round-off eps, in units of eps.
@@ -556,38 +556,7 @@ def most_curved(own: LayerCapture) -> int:
     return own.units[int(sizes.argmax())]
 
 
-class Shift(nn.Module):
-    """Parametrization W + δ with δ = 0: derivatives in δ are derivatives in a weight computed from other parameters."""
-
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__()
-        self.shift = nn.Parameter(torch.zeros_like(weight))
-
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the shifted weight."""
-        return weight + self.shift
-
-
-@contextmanager
-def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Context that yields the weight and bias of a layer by name; for a parametrized weight, a temporary shift."""
-    if not parametrize.is_parametrized(layer, "weight"):
-        yield parameters_of(model, name, layer)
-        return
-    steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
-    like = next(steps.parameters())
-    shift = Shift(torch.zeros(kind_of(layer).weight_shape(layer), dtype=like.dtype, device=like.device))
-    key = str(len(steps))
-    steps.add_module(key, shift)
-    try:
-        named = [(f"{name}.parametrizations.weight.{key}.shift", shift.shift)]
-        bias = layer._parameters.get("bias")
-        yield named if bias is None else [*named, (f"{name}.bias", bias)]
-    finally:
-        del steps._modules[key]
-
-
-def refuse_failed(name: str, check: Check, why: str) -> None:
+def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
     """Raise a CaptureError for a check that failed."""
     if check.passed:
         return
@@ -678,6 +647,11 @@ def in_coordinates(block: BlockHessian, direction: CheckDirection) -> float:
     eps = float(torch.finfo(torch.float64).eps)
     rounding = MARGIN * eps * order**0.5 * norm(carried) * float(carried @ z[:, 0].abs())
     return 0.0 if norm(built - composed) <= rounding else found
+
+
+def agrees(block: BlockHessian, direction: CheckDirection) -> bool:
+    """Whether the block in its coordinates is PᵀHP."""
+    return not in_coordinates(block, direction) > TOLERANCE
 
 
 def norm(vector: torch.Tensor) -> float:

@@ -12,10 +12,10 @@ from torch import nn
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.hessians.catalogue import Choice
-from hesscond.operators.parallel import Team
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
+from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
 from hesscond.problem import MEMORY
@@ -205,29 +205,3 @@ def checked_units(units: Any, layers: object, level: str) -> tuple[int, ...]:
         return tuple(map(index, units))
     except TypeError:
         raise ConfigError(f"units must be whole numbers, as units=[0, 3], not {units!r}") from None
-
-
-def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
-    """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
-    check_group(group)
-    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
-        group = model.process_group
-    return None if group is None or group.size() == 1 else Team(group)
-
-
-def check_group(group: object) -> None:
-    """Raise a ConfigError if ``group`` is no process group of torch."""
-    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
-        raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
-
-
-def refuse_sharded(model: nn.Module) -> None:
-    """Raise a ConfigError for a model whose parameters are split over processes."""
-    # compared by name, since importing DTensor takes a second
-    for name, parameter in model.named_parameters():
-        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
-            raise ConfigError(
-                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
-                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
-                "full_state_dict=True), its share of the data, and group="
-            )

@@ -10,8 +10,9 @@ from hesscond.capture.layers import stock_class
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
+from hesscond.probing.applied import block_coordinates
 from hesscond.probing.captured import captured_results, reached
-from hesscond.probing.products import block_coordinates, by_products, in_chart, units_by_use
+from hesscond.probing.products import by_products, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult, ProbeResult
 

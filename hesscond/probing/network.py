@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 
-import torch
-from torch import nn
-
-from hesscond.capture import Geometry, Layer, eligible_layers
+from hesscond.capture import eligible_layers
 from hesscond.capture.backward import readable
-from hesscond.capture.layers import device_of
-from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates, Scaling
+from hesscond.errors import CaptureError, ConfigError
+from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
@@ -26,12 +21,12 @@ from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
-from hesscond.operators.parallel import DataParallel, Team, all_or_none
-from hesscond.probing.applied import coordinates_at, layer_coordinates, outside_of_layers
+from hesscond.operators.parallel import DataParallel
+from hesscond.probing.applied import coordinates_at, layer_coordinates, layers_with_everything, of_trained
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
-from hesscond.probing.question import DISAGREES, Measurement, Question
+from hesscond.probing.processes import agreed, shared
+from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import NetworkResult, ProbeResult
-from hesscond.problem.weighting import mass_of
 from hesscond.spectra import bounded_condition
 from hesscond.spectra.bounded import LEAST_VECTORS
 
@@ -160,7 +155,7 @@ class NetworkProbe:
             if None not in told:
                 result.rounding = {None: all(told)}
             precision = str(seen)
-            refuse_failed(NETWORK, result.check, DISAGREES)
+            refuse_failed(NETWORK, result.check)
         if question.products is not None and operator.order > question.products:
             result.bounded = bounded_condition(
                 operator,
@@ -218,60 +213,3 @@ def network_chart(question: Question) -> Coordinates | None:
     if question.choice.names is not None:
         raise ConfigError(f"{charts[0].name}: of some layers together they are not defined, leave out layers=")
     return charts[0]
-
-
-def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
-    """P without the rows of the frozen parameters of a layer."""
-    trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
-    if all(trained.values()):
-        return P
-    geometry = Geometry.of(layer)
-    kept = torch.full(
-        (geometry.n_params,), float(trained.get("weight", True)), dtype=torch.float64, device=device_of(layer)
-    )
-    if geometry.bias:
-        kept[0] = float(trained.get("bias", True))
-    rows = Scaling(kept, "trained")
-    if P is None:
-        return rows
-    if P.left is not None or P.unstructured:
-        raise ConfigError(
-            f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
-        )
-    return rows @ P
-
-
-def layers_with_everything(model: nn.Module) -> list[str]:
-    """Layers with trained parameters; a ConfigError if a trained parameter belongs to no layer."""
-    outside = outside_of_layers(model)
-    if outside:
-        raise ConfigError(
-            f"the coordinates of a method are those of layers, and {outside[0]!r} belongs to none: name the layers to "
-            "measure with layers="
-        )
-    layers = eligible_layers(model)
-    return [name for name, layer in layers.items() if any(p.requires_grad for p in layer.parameters())]
-
-
-def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
-    """Operator of this process, once all processes have made theirs, of the same model."""
-    operator, failure = None, None
-    try:
-        operator = make()
-        _ = operator.problem.masses  # may be refused too
-    except HesscondError as error:
-        failure = error
-    all_or_none(team, None, failure)
-    assert operator is not None
-    fingerprint = hashlib.sha256(operator.point.cpu().numpy().tobytes()).hexdigest()
-    if len(set(team.gathered(fingerprint))) > 1:
-        raise ConfigError(
-            "the processes have different parameters: make the model with the same random seed in each, or load it"
-        )
-    return operator
-
-
-def shared(operator: HessianOperator, team: Team) -> DataParallel:
-    """Operator of the data of all processes, from the operator of each process."""
-    masses = operator.problem.masses
-    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)

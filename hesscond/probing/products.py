@@ -9,8 +9,7 @@ from functools import cache
 import torch
 from torch import nn
 
-from hesscond.capture.forward import COMPLEX
-from hesscond.capture.kinds import is_layer, is_turned
+from hesscond.capture.kinds import is_turned
 from hesscond.capture.nonfinite import reasons
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.hessians import Chart, Coordinates, HessianOperator
@@ -22,9 +21,8 @@ from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
 from hesscond.hessians.network_hessian import BlockSource, ZeroPaddedHessian
 from hesscond.hessians.parameters import BlockLayout, Layout
 from hesscond.hessians.unit_matrices import UnitMatrices, unit_matrices
-from hesscond.methods.base import Method
 from hesscond.operators.operator import MARGIN
-from hesscond.probing.applied import coordinates_at
+from hesscond.probing.applied import block_coordinates
 from hesscond.probing.check import (
     as_block,
     check_operator,
@@ -34,7 +32,7 @@ from hesscond.probing.check import (
     rounding_of,
     uncertain,
 )
-from hesscond.probing.question import DISAGREES, Measurement, Question
+from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
 from hesscond.spectra import ConditionNumber
@@ -45,26 +43,6 @@ from hesscond.spectra.threads import side_by_side, threads_for
 PRODUCTS = 20_000
 #: Up to this order, a Hessian has too few entries for its asymmetry to show their rounding.
 FEW = 3
-
-
-def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | ParameterMaps | None:
-    """Coordinates of a block."""
-    if block.layer is not None:
-        return coordinates_at(question.method, name)
-    if any(question.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
-        raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
-    computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
-    if isinstance(question.method, Method) and not computed:
-        own: Coordinates | ParameterMaps | None = question.method.of_parameters(name, block.parameters)
-    else:
-        own = coordinates_at(question.method, name)
-    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterMaps)):
-        what = "computed from other parameters" if computed else "no weight matrix"
-        raise ConfigError(
-            f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
-            f"own is {what}; name others with layers="
-        )
-    return own
 
 
 def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
@@ -94,7 +72,7 @@ def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
         result.check, result.uncertainty, precision = check_operator(H)
         result.uncertain = uncertain(precision)
         m.precision = precision if m.precision is None else m.precision
-        refuse_failed(name, result.check, DISAGREES)
+        refuse_failed(name, result.check)
         # the gradient is in a Hessian on a manifold too
         zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
         result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
@@ -145,7 +123,7 @@ def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProduct
                 result.check = reference.verdict(direction, as_block(own.operator), H.total_mass)
                 if units is not None:
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
-                refuse_failed(name, result.check, DISAGREES)
+                refuse_failed(name, result.check)
                 result.uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
                 result.uncertain = uncertain(reference.precision)
             found[name] = result

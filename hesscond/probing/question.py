@@ -31,8 +31,6 @@ from hesscond.spectra.bounded import refuse_few
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
 Measured = Method | Coordinates | None
 LEVELS = ("unit", "layer", "network")
-#: Error for an operator whose products are not those of the model.
-DISAGREES = "the operator and a fresh evaluation of the model disagree"
 
 
 def is_number(value: object) -> bool:

@@ -19,7 +19,6 @@ from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.operators.estimates import BLOCK
 from hesscond.probing.check import Check, check_operator, refuse_failed
 from hesscond.probing.products import occurring
-from hesscond.probing.question import DISAGREES
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable
@@ -181,7 +180,7 @@ def block_structure(
     verdict = None
     if check:
         verdict, _, _ = check_operator(H)
-        refuse_failed("the Hessian", verdict, DISAGREES)
+        refuse_failed("the Hessian", verdict)
     placed = {one.name: one.index - H.parts[one.name].start for one in H.placements if one.name in H.parts}
     rows: dict[str, dict[str, torch.Tensor]] = {}
     for block in asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from hesscond.capture import FeatureStatistics, Geometry, Layer
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import capture
+from hesscond.capture.kinds import kind_of
 from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.stacking import by_shape
 from hesscond.capture.statistics import channel_statistics_of_each
@@ -25,19 +27,11 @@ from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker
 from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
 from hesscond.hessians.network_hessian import BlockSource
-from hesscond.hessians.parameters import UnitLayout
+from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
 from hesscond.methods.base import Method
 from hesscond.methods.bnp import from_statistics
-from hesscond.probing.check import (
-    TOLERANCE,
-    CheckDirection,
-    ReferenceProducts,
-    in_coordinates,
-    most_curved,
-    refuse_failed,
-    weight_as_parameter,
-)
+from hesscond.probing.check import CheckDirection, ReferenceProducts, agrees, most_curved, refuse_failed
 from hesscond.problem import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.spectra import ConditionNumber
@@ -327,7 +321,7 @@ class TrainedLayers:
             if name in known:
                 continue
             block = source.block(system, one.place, one.unit)
-            if direction is not None and direction.unit == one.unit and in_coordinates(block, direction) > TOLERANCE:
+            if direction is not None and direction.unit == one.unit and not agrees(block, direction):
                 place = self.names[one.place]
                 raise CaptureError(f"layer {place!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
             found[name] = block.P
@@ -377,3 +371,34 @@ def centred_rows(h: torch.Tensor, statistics: FeatureStatistics) -> np.ndarray:
     """[e, H − eμᵀ] (N, k + 1), features that are constant over all the data left out."""
     centred = (h.to(torch.float64) - statistics.mu)[:, ~statistics.dead]
     return torch.cat([centred.new_ones(len(h), 1), centred], 1).cpu().numpy()
+
+
+class Shift(nn.Module):
+    """Parametrization W + δ with δ = 0: derivatives in δ are derivatives in a weight computed from other parameters."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros_like(weight))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the shifted weight."""
+        return weight + self.shift
+
+
+@contextmanager
+def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Context that yields the weight and bias of a layer by name; for a parametrized weight, a temporary shift."""
+    if not parametrize.is_parametrized(layer, "weight"):
+        yield parameters_of(model, name, layer)
+        return
+    steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
+    like = next(steps.parameters())
+    shift = Shift(torch.zeros(kind_of(layer).weight_shape(layer), dtype=like.dtype, device=like.device))
+    key = str(len(steps))
+    steps.add_module(key, shift)
+    try:
+        named = [(f"{name}.parametrizations.weight.{key}.shift", shift.shift)]
+        bias = layer._parameters.get("bias")
+        yield named if bias is None else [*named, (f"{name}.bias", bias)]
+    finally:
+        del steps._modules[key]

@@ -1,10 +1,16 @@
-"""Metrics of a network on the test set."""
+"""Metrics of a network on the test set, and sizes of its forward pass."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import nn
+
+from hesscond.capture.kinds import is_layer, kind_of
+from hesscond.problem.randomness import gpus_of, untouched_randomness
 
 #: The columns of the evaluation table other than iteration, epoch and loss.
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
@@ -56,3 +62,36 @@ def of_values(mean_squared_error: float, targets: torch.Tensor) -> dict[str, flo
 def of_characters(cross_entropy: float) -> dict[str, float | None]:
     """Metrics of a text: test_bits_per_character, the mean cross-entropy in nats divided by ln 2."""
     return {"test_bits_per_character": cross_entropy / math.log(2)}
+
+
+def activations(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
+    return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
+
+
+def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
+    """Number of multiplications of a forward pass in the dense and convolutional layers of a model."""
+
+    def own(module: nn.Module, output: torch.Tensor) -> int:
+        return output.numel() * kind_of(module).weight_shape(module)[1:].numel() if is_layer(module) else 0
+
+    return summed(model, inputs, own)
+
+
+@torch.no_grad()
+def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, torch.Tensor], int]) -> int:
+    """Sum over the innermost modules of a model of ``count`` applied to their outputs."""
+    counts = [0]
+
+    def add(module: nn.Module, args: Any, output: Any) -> None:
+        counts.append(count(module, output) if isinstance(output, torch.Tensor) else 0)
+
+    handles = [m.register_forward_hook(add) for m in model.modules() if not any(m.children())]
+    training = model.training
+    model.eval()
+    with untouched_randomness(gpus_of([inputs])):
+        model(inputs)
+    model.train(training)
+    for handle in handles:
+        handle.remove()
+    return sum(counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -15,14 +15,13 @@ from torch import nn
 
 from hesscond.capture import FeatureStatistics, LayerCapture, eligible_layers
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.kinds import is_layer, kind_of
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.data import Samples, SampleStream
 from hesscond.errors import ConfigError, MatrixError, RunError
-from hesscond.hessians import BlockHessian, CentringScaling
+from hesscond.hessians import CentringScaling
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
-from hesscond.hessians.coordinates.from_hessian import best_kronecker, semidefinite
+from hesscond.hessians.coordinates.from_hessian import optima
 from hesscond.hessians.coordinates.statistics import scaling_conditions
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import Method
@@ -34,10 +33,9 @@ from hesscond.probing.question import Question
 from hesscond.probing.results import LayerResult
 from hesscond.probing.training import Again, ProbeData, TakenProbe, TrainedLayers, UnitConditions
 from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.problem.randomness import gpus_of, untouched_randomness
-from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
+from hesscond.study.metrics import activations
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
 
 #: Samples in one chunk of the training set: 4096 × 3072 float64 inputs are 100 MB. Below, LAPACK's QR is half as fast.
@@ -230,9 +228,8 @@ class Prober:
 
     def _rows_of(self, name: str, samples: int, plain: LayerResult, own: LayerResult | None) -> Iterator[ProbeRow]:
         """Rows of the units of a block, or the row of the whole block."""
-        units: Sequence[int | None] = plain.units if plain.level == "unit" else (None,)
         in_own = plain.conditions if own is None else own.conditions
-        for unit, kappa, kappa_own in zip(units, plain.conditions, in_own, strict=True):
+        for unit, kappa, kappa_own in zip(plain.blocks, plain.conditions, in_own, strict=True):
             if unit is not None and self._wanted is not None and unit not in self._wanted:
                 continue
             block = plain.block(unit)
@@ -338,26 +335,6 @@ def placed(method: Method, name: str) -> str:
     return method.layer(base) + bracket + part
 
 
-def optima(hessian: BlockHessian) -> dict[str, float]:
-    """Columns with bounds of the smallest κ in any diagonal and any Kronecker coordinates, of a layer's Hessian.
-
-    Empty where it has negative eigenvalues, or no factor is known: it is then defined, but no method is known for it.
-    """
-    try:
-        own = semidefinite(hessian, "diagonal")
-        factor = own.factor()
-        diagonal = optimal_diagonal_scaling(factor, side="column")
-        kronecker = best_kronecker(own, factor)
-    except (ConfigError, MatrixError):
-        return {}
-    return {
-        "kappa_diagonal_lower": diagonal.lower**2,
-        "kappa_diagonal_upper": diagonal.upper**2,
-        "kappa_kronecker_lower": kronecker.lower**2,
-        "kappa_kronecker_upper": kronecker.upper**2,
-    }
-
-
 def kappa_columns(plain: ConditionNumber, own: ConditionNumber) -> dict[str, Any]:
     """Columns of κ in the plain parameters and in the method's own coordinates."""
     both = {"lambda_max_own": own.lambda_max, "solver": f"{plain.solver}; {own.solver}"}
@@ -375,39 +352,6 @@ def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
         for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
             found[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
     return found
-
-
-def activations(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
-    return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
-
-
-def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
-    """Number of multiplications of a forward pass in the dense and convolutional layers of a model."""
-
-    def own(module: nn.Module, output: torch.Tensor) -> int:
-        return output.numel() * kind_of(module).weight_shape(module)[1:].numel() if is_layer(module) else 0
-
-    return summed(model, inputs, own)
-
-
-@torch.no_grad()
-def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, torch.Tensor], int]) -> int:
-    """Sum over the innermost modules of a model of ``count`` applied to their outputs."""
-    counts = [0]
-
-    def add(module: nn.Module, args: Any, output: Any) -> None:
-        counts.append(count(module, output) if isinstance(output, torch.Tensor) else 0)
-
-    handles = [m.register_forward_hook(add) for m in model.modules() if not any(m.children())]
-    training = model.training
-    model.eval()
-    with untouched_randomness(gpus_of([inputs])):
-        model(inputs)
-    model.train(training)
-    for handle in handles:
-        handle.remove()
-    return sum(counts)
 
 
 def live(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:

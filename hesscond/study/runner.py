@@ -29,7 +29,8 @@ from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics
 from hesscond.study.config import StudyConfig, completed
 from hesscond.study.datasets import Augmentation, check_data
-from hesscond.study.probing import Probe, Prober, ProbeRow, multiplications, placed
+from hesscond.study.metrics import multiplications
+from hesscond.study.probing import Probe, Prober, ProbeRow, placed
 from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
 from hesscond.study.structure import check_structure, probed_blocks, probed_layers

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError, one_line
 from hesscond.methods.optimizers import held
-from hesscond.probing.entry import check_group
+from hesscond.probing.processes import check_group
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.watching.alarms import Alarm, Rule, rule_of

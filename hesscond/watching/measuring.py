@@ -128,7 +128,7 @@ class Measuring:
                 self.seen_units = list(given.units)
                 result = found.get(name)
                 others = given.conditions if result is None else result.conditions
-                for unit, kappa, kappa_own in zip(units_of(given), given.conditions, others, strict=True):
+                for unit, kappa, kappa_own in zip(given.blocks, given.conditions, others, strict=True):
                     row = self._row(given, unit, kappa)
                     if own is not None and result is not None:
                         row |= own_columns(result, unit, kappa_own, own, 1.0 if c is None else c)
@@ -232,11 +232,6 @@ def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tu
         value = float(next(iter(result.block(unit).eigenvalues()), 0.0))
     value = max(0.0, value)
     return value, 1e-8 * kappa.lambda_max + result.error(unit)
-
-
-def units_of(result: LayerResult) -> Sequence[int | None]:
-    """Units to which a result's conditions belong; None for the whole block."""
-    return result.units if result.level == "unit" else (None,)
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:

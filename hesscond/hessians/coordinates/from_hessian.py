@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, MatrixError
 from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker, HessianScaling
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
 from hesscond.hessians.factored import FactoredHessian
@@ -122,3 +122,23 @@ def scaled(H: SymmetricOperator) -> SymmetricOperator:
         unit_vectors[columns, each] = 1
         parts.append((H @ unit_vectors)[columns, each])
     return Congruence(H, Diagonal(scaling(torch.cat(parts))))
+
+
+def optima(hessian: BlockHessian) -> dict[str, float]:
+    """Columns with bounds of the smallest κ in any diagonal and any Kronecker coordinates, of a layer's Hessian.
+
+    Empty where it has negative eigenvalues, or no factor is known: it is then defined, but no method is known for it.
+    """
+    try:
+        own = semidefinite(hessian, "diagonal")
+        factor = own.factor()
+        diagonal = optimal_diagonal_scaling(factor, side="column")
+        kronecker = best_kronecker(own, factor)
+    except (ConfigError, MatrixError):
+        return {}
+    return {
+        "kappa_diagonal_lower": diagonal.lower**2,
+        "kappa_diagonal_upper": diagonal.upper**2,
+        "kappa_kronecker_lower": kronecker.lower**2,
+        "kappa_kronecker_upper": kronecker.upper**2,
+    }
