@@ -13,13 +13,12 @@ from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
-from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
-from hesscond.operators.parallel import all_or_none
 from hesscond.probing.check import (
     Check,
     CheckDirection,
@@ -29,7 +28,7 @@ from hesscond.probing.check import (
     refuse_failed,
     uncertain,
 )
-from hesscond.probing.processes import LayerSums, joined
+from hesscond.probing.processes import LayerSums, summed
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
@@ -113,14 +112,7 @@ class LayerCapturing:
     def over(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over a stream of batches together, of all processes."""
         team = self.question.team
-        if team is None:
-            return self._sums(batches)
-        own, failure = None, None
-        try:
-            own = self._sums(batches)
-        except HesscondError as error:
-            failure = error
-        return joined(all_or_none(team, own, failure))
+        return self._sums(batches) if team is None else summed(team, partial(self._sums, batches))
 
     def result(self, name: str, sums: LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
@@ -150,18 +142,22 @@ class LayerCapturing:
             rtol=question.rtol,
             conditions=together,
         )
-        if self.reference is not None and question.team is None:
-            direction = self.directions[name]
-            known = None if captured is None else self.verdicts.get(name)
-            result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
-            result.uncertainty = self.reference.uncertainty(direction)
-            refuse_failed(name, result.check, DIFFERENT_SUM)
-        elif self.reference is not None:
+        self._compare(result, sums)
+        return result
+
+    def _compare(self, result: LayerResult, sums: LayerSums) -> None:
+        """Compare a result over all the data with the model, if that is asked for."""
+        if self.reference is None:
+            return
+        name, result.uncertain = result.name, uncertain(self.reference.precision)
+        if self.question.team is not None:
             # each process has checked its share of the data
             result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
-        if self.reference is not None:
-            result.uncertain = uncertain(self.reference.precision)
-        return result
+            return
+        direction, known = self.directions[name], self.verdicts.get(name) if name in sums.captures else None
+        result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
+        result.uncertainty = self.reference.uncertainty(direction)
+        refuse_failed(name, result.check, DIFFERENT_SUM)
 
     def _sums(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over the batches of this process."""

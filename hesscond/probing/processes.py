@@ -88,6 +88,16 @@ class LayerSums:
     uncertainties: dict[str, float] = field(default_factory=dict)
 
 
+def summed(team: Team, make: Callable[[], LayerSums]) -> LayerSums:
+    """Hessians over the data of all processes, from those that each makes over its share."""
+    own, failure = None, None
+    try:
+        own = make()
+    except HesscondError as error:
+        failure = error
+    return joined(all_or_none(team, own, failure))
+
+
 def joined(parts: Sequence[LayerSums]) -> LayerSums:
     """Join the results of several processes."""
     everyone = [part.masses for part in parts]
