@@ -1,6 +1,7 @@
 """`conditions`: every form against the dense truth, and several at once against one by one."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import mpmath
 import numpy as np
@@ -58,6 +59,18 @@ def test_the_factor_resolves_what_its_dual_cannot(F):
     assert (found.resolved, found.rank, found.negative) == (True, 4, 0)
     assert found.lower <= kappa <= found.upper
     assert found.value == pytest.approx(kappa, rel=1e-6)
+
+
+def test_small_eigenvalues_of_large_duals_are_not_searched_for(F, monkeypatch):
+    F = F * np.logspace(0, -21, 4)[:, None]
+    R = torch.linalg.qr(torch.from_numpy(F.T.copy()), mode="r").R
+    dual = DualForm(lambda: (R.T @ R, 1e-14), lambda: (R, 1e-16 * R.norm(dim=0).numpy()), 7, lambda: 4)
+    small = dual.condition(rtol=1e-6)
+    assert (small.resolved, small.rank, small.solver) == (True, 4, "dual certified SVD")
+    monkeypatch.setattr(import_module("hesscond.spectra.solvers.factored"), "JACOBI_ORDER", 3)
+    large = dual.condition(rtol=1e-6)
+    assert (large.resolved, large.solver) == (False, "dual SVD")
+    assert large.lower <= small.value
 
 
 @pytest.mark.parametrize("rtol", [1e-6, 1e-12])

@@ -57,6 +57,9 @@ GRAM_RTOL = 1e-7
 #: Limit for the Gram matrix of a dual, whose entries may be known to a few units of round-off.
 DUAL_RTOL = 1e-9
 
+#: Duals and formed operators up to this order are worth Jacobi's method, which has small values to more digits.
+JACOBI_ORDER = 1000
+
 
 def error_factor(m: int, n: int) -> float:
     """Constant c of the bounds c·eps·(norm): √(mn), the probabilistic growth of rounding errors.
@@ -125,27 +128,38 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
 
 
 def svd_routes(
-    core: np.ndarray, whole: float, error: float | np.ndarray, *, across_rows: bool = False, power: int = 2
+    core: np.ndarray,
+    whole: float,
+    error: float | np.ndarray,
+    *,
+    across_rows: bool = False,
+    power: int = 2,
+    jacobi: bool = True,
 ) -> list[Callable[[], Values]]:
     """Routes of `resolve`: `svd_values` and, if these do not decide, `finest_values`.
 
     ``whole`` is a bound of all the error in the core, in the 2-norm; the others are the arguments of `jacobi_values`.
     """
     normwise = cache(partial(svd_values, core, whole, power=power))
-    return [normwise, partial(finest_values, normwise, core, error, across_rows=across_rows)]
+    return [normwise, partial(finest_values, normwise, core, error, across_rows=across_rows, jacobi=jacobi)]
 
 
 def finest_values(
-    normwise: Callable[[], Values], core: np.ndarray, error: float | np.ndarray, *, across_rows: bool
+    normwise: Callable[[], Values], core: np.ndarray, error: float | np.ndarray, *, across_rows: bool, jacobi: bool
 ) -> Values:
     """Singular values of ``core``, the smallest one to the accuracy of rows and columns of any scale.
 
     They are those of ``normwise`` except for the smallest, which comes from `smallest_singular_value`: the others do
-    not affect κ. If that is not `SHARP`, or not certified, as without full rank, all come from `jacobi_values`.
+    not affect κ. If that is not `SHARP`, or not certified, as without full rank, all come from `jacobi_values`. Without
+    ``jacobi``, ``normwise`` has to tell the smallest from zero.
     """
-    least = smallest_singular_value(core)
     found = normwise()
+    if not jacobi and found.magnitudes[-1] <= found.errors[-1]:
+        return found
+    least = smallest_singular_value(core)
     if least is None or max(least.excess, least.upper / least.value - 1) > SHARP:
+        if not jacobi:
+            return found
         return jacobi_values(core, error, across_rows=across_rows, power=found.power, least=least)
     carried = float(felt(error, least.u[:, None], least.v[:, None], across_rows=across_rows)[0])
     # values that are not distinguished from zero are no smaller than the smallest
@@ -352,6 +366,7 @@ def factor_condition(
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
     exact: bool = False,
+    jacobi_order: float = math.inf,
 ) -> ConditionNumber:
     """κ of H = FᵀF from the factor F (m, n): κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
@@ -373,7 +388,7 @@ def factor_condition(
     elif errors.ndim == 2:
         entries = errors[np.ix_((matrix != 0).any(1), columns)]
         by_part = entries.T if transposed else entries
-    routes = svd_routes(core, whole, by_part, across_rows=transposed)
+    routes = svd_routes(core, whole, by_part, across_rows=transposed, jacobi=core.shape[1] <= jacobi_order)
     if rtol >= GRAM_RTOL:
         routes.insert(0, partial(gram_values, core, whole))
 
@@ -469,7 +484,8 @@ def dual_condition(
     R, errors = triangular()
     # another Gram matrix would be no better
     finer = min(rtol, GRAM_RTOL / 2)
-    found = factor_condition(R, rank_bound=lambda: rank_bound() if limit is None else limit, rtol=finer, error=errors)
+    bound = rank_bound if limit is None else partial(int, limit)
+    found = factor_condition(R, rank_bound=bound, rtol=finer, error=errors, jacobi_order=JACOBI_ORDER)
     return replace(found, nullity=order - found.rank, solver=f"dual {found.solver}")
 
 

@@ -18,15 +18,13 @@ from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrices import as_matrix
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.solvers.factored import EPS, EQUILIBRATION_STEPS
+from hesscond.spectra.solvers.factored import EPS, EQUILIBRATION_STEPS, JACOBI_ORDER
 from hesscond.spectra.solvers.symmetric import eigenvalue_values, symmetric_condition
 
 #: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
 DENSE_ORDER = 12_000
 #: The same where an iteration can be expected to be quicker: positive semidefinite, with an approximate inverse.
 QUICK_ORDER = 1000
-#: Formed matrices up to this order are worth Jacobi's method, which has small eigenvalues to more digits.
-JACOBI_ORDER = 1000
 #: Matrices of the order of a formed one that are held at a time for its eigenvalues, itself included; for Jacobi's
 #: method; and for eigenvectors.
 MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
