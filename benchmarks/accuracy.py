@@ -18,7 +18,7 @@ import numpy as np
 
 import hesscond
 from hesscond.spectra.matrices import scaled_core
-from hesscond.spectra.solvers.factored import jacobi_values, smallest_singular_value
+from hesscond.spectra.solvers.jacobi import jacobi_values, smallest_singular_value
 
 MATRICES = ("dense", "integer", "half of the entries zero", "few values from 1e-5 to 963", "entries over 8 decades")
 

@@ -17,8 +17,9 @@ from hesscond.hessians.network_operator import HessianOperator
 from hesscond.methods import WeightNormalization
 from hesscond.operators import Diagonal
 from hesscond.spectra import density, lanczos
-from hesscond.spectra.solvers.matrix_free import MATRICES, dense_condition
-from hesscond.spectra.solvers.symmetric import rounded_condition
+from hesscond.spectra.forms import MATRICES
+from hesscond.spectra.reductions import rounded_condition
+from hesscond.spectra.solvers.matrix_free import dense_condition
 
 
 def convolutions():

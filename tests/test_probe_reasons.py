@@ -16,8 +16,7 @@ import hesscond
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.operators import Diagonal
-from hesscond.spectra.forms import FactorForm
-from hesscond.spectra.solvers.matrix_free import SolverLimits, operator_condition
+from hesscond.spectra.forms import FactorForm, SolverLimits, operator_condition
 from tests.support.constructions import KINDS
 
 CE = nn.CrossEntropyLoss()

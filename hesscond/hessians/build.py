@@ -13,7 +13,8 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.forms import FactorStack, conditions
+from hesscond.spectra.forms import FactorStack
+from hesscond.spectra.solvers.base import conditions
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Factors of layers with at most this many numbers are formed.

@@ -16,9 +16,10 @@ from hesscond.capture.stacking import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.forms import FactorForm, conditions
+from hesscond.spectra.condition import EPS, error_factor
+from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.rank import distinct_rows
-from hesscond.spectra.solvers.factored import EPS, error_factor
+from hesscond.spectra.solvers.base import conditions
 from hesscond.spectra.threads import one_thread
 
 

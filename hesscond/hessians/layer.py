@@ -17,9 +17,9 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import ConditionNumber
+from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import DualForm, FactorForm
 from hesscond.spectra.solvers.batched import power_of_two
-from hesscond.spectra.solvers.factored import EPS, error_factor
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.

@@ -19,10 +19,10 @@ from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
-from hesscond.spectra.forms import ProductForm
+from hesscond.spectra.forms import MATRICES, ProductForm, SolverLimits
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
-from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, MATRICES, ROWS, SolverLimits, formed
+from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, ROWS, formed
 
 #: Matrices up to this order are decomposed in less time than an iteration takes.
 SMALL = 1000

@@ -31,7 +31,7 @@ from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Operations, Perturbed, Precision
 from hesscond.problem.randomness import RandomState
 from hesscond.problem.snapshot import Snapshot
-from hesscond.spectra.solvers.matrix_free import SolverLimits
+from hesscond.spectra.forms import SolverLimits
 
 #: Reason for an operator whose products are not those of the model.
 DISAGREES = "the operator and a fresh evaluation of the model disagree"

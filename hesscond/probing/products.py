@@ -36,7 +36,7 @@ from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.solvers.factored import EPS
+from hesscond.spectra.condition import EPS
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.linalg import LinAlgError, cho_factor, cho_solve, lapack
 
-from hesscond.spectra.solvers.factored import jacobi_svd
+from hesscond.spectra.solvers.jacobi import jacobi_svd
 
 #: τ grows by this factor once Newton's decrement is small; larger ones take more steps in all.
 GROWTH = 5.0

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, TOO_LARGE, ZERO, Cause
+from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, ZERO, Cause
 
 #: Values are called zero only if the next larger one exceeds their error bound by this factor …
 GAP = 1e3
 #: … and they are no larger than this many units of round-off: what lies between that and the bound is unresolved.
 NOISE = 16.0
+EPS = sys.float_info.epsilon
 
 RankDecision = Literal["structural", "exact", "numerical", "iterative", "zero", "unresolved"]
 
@@ -191,6 +191,15 @@ class ConditionNumber:
         return (self.upper - self.lower) / self.value if math.isfinite(self.value) else math.inf
 
 
+def error_factor(m: int, n: int) -> float:
+    """Constant c of the bounds c·eps·(norm): √(mn), the probabilistic growth of rounding errors.
+
+    The worst-case constants of backward error analysis grow like m·n and are never seen; with independent
+    rounding errors the growth is their square root (Higham and Mary, SIAM J. Sci. Comput. 41, 2019).
+    """
+    return max(16.0, math.sqrt(m * n))
+
+
 class Values(NamedTuple):
     """Values that a solver found, with bounds of their errors.
 
@@ -208,67 +217,15 @@ class Values(NamedTuple):
     negative: np.ndarray | None = None
     above: np.ndarray | None = None
 
-
-def resolve(
-    routes: Sequence[Callable[[], Values]],
-    *,
-    order: int,
-    bounds: Sequence[Callable[[], int]],
-    scale: int,
-    rtol: float,
-    exact: Callable[[], int | None] | None = None,
-) -> ConditionNumber:
-    """Try the routes, cheapest first, until the error bounds of one resolve κ to ``rtol``."""
-    limit = order
-    waiting = list(bounds)
-    best: ConditionNumber | None = None
-    found: list[Values] = []
-    for number, route in enumerate(routes, 1):
-        values = route()
-        if found:
-            values = sharpened(values, found[-1])
-        found.append(values)
-        result = conclude(values, order=order, limit=limit, scale=scale)
-        kept = 0 if number >= len(routes) - 1 else 1
-        while result.rank_decision != "structural" and len(waiting) > kept:
-            limit = min(limit, waiting.pop(0)())
-            result = conclude(values, order=order, limit=limit, scale=scale)
-        if is_good_enough(result, rtol):
-            return result
-        best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
-    if best is None:
-        raise ValueError("no route given")
-    if exact is None or best.rank_decision == "structural":
-        return best
-    rank = exact()
-    if rank is None:
-        # sizes do not tell a small value from a zero
-        return unresolved(best, TOO_LARGE)
-    settled = [conclude(values, order=order, limit=min(limit, rank), scale=scale, exact=True) for values in found]
-    return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
-
-
-def sharpened(values: Values, earlier: Values) -> Values:
-    """Return ``values`` with the smaller of the error bounds in ``values`` and ``earlier`` for the k-th largest."""
-    if (values.power, len(values.magnitudes)) != (earlier.power, len(earlier.magnitudes)):
-        return values
-    apart = np.abs(values.magnitudes - earlier.magnitudes)
-    above = values.errors if values.above is None else values.above
-    higher = earlier.errors if earlier.above is None else earlier.above
-    return values._replace(
-        errors=np.minimum(values.errors, apart + earlier.errors),
-        above=np.minimum(above, apart + higher),
-    )
-
-
-def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
-    """Whether no more expensive solver is needed: a structural rank, and an interval no wider than ``rtol``."""
-    return result.rank_decision == "structural" and result.width <= rtol
-
-
-def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
-    """Return the result with the narrower interval, of two of which the first is structural."""
-    return second if second.rank_decision == "structural" and second.width < first.width else first
+    @classmethod
+    def normwise(
+        cls, magnitudes: np.ndarray, shape: tuple[int, int], error: float = 0.0, *, power: int, solver: str
+    ) -> Values:
+        """Values of a matrix of this ``shape``, each known to c·eps times the largest, and ``error``."""
+        unit = EPS * float(magnitudes[0])
+        bound, floor = error_factor(*shape) * unit + error, NOISE * unit
+        errors, floors = np.full(len(magnitudes), bound), np.full(len(magnitudes), floor)
+        return cls(magnitudes, errors, floors, power, solver)
 
 
 def unresolved(result: ConditionNumber, cause: Cause) -> ConditionNumber:
@@ -287,7 +244,7 @@ def zero_matrix(order: int) -> ConditionNumber:
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
-    """Decide the rank from values with error bounds and form κ; the arguments are those of `resolve`.
+    """Decide the rank from values with error bounds and form κ; ``order`` and ``scale`` are those of `CoreForm`.
 
     ``limit`` bounds the rank; ``exact``: it is the rank, and none of this number of values is zero.
     """
@@ -318,7 +275,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
     cause = NOTHING if resolved else TIED if roundoff and not exact else BELOW_BOUND
-    rounding = 8 * sys.float_info.epsilon
+    rounding = 8 * EPS
 
     def raised(ratio: float) -> float:
         try:

@@ -1,15 +1,11 @@
-"""Forms of a symmetric matrix, a factor, summed entries or products alone, and κ by the solver that suits each.
-
-`conditions` measures several forms, and decomposes together those of one shape.
-"""
+"""Forms of a symmetric matrix: a matrix, a factor, its dual, summed entries, or products alone."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import overload
 
@@ -19,68 +15,36 @@ from scipy.sparse import issparse
 
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import MatrixError
-from hesscond.operators import SymmetricOperator, as_operator
+from hesscond.operators import (
+    ApproximateInverse,
+    Congruence,
+    LinearOperator,
+    Subspace,
+    SymmetricOperator,
+    as_operator,
+)
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, dense
-from hesscond.spectra.solvers.batched import scaled_gram_conditions, stacked_conditions
-from hesscond.spectra.solvers.factored import (
-    dual_condition,
+from hesscond.spectra.reductions import (
     factor_condition,
-    factor_conditions,
     factor_eigenpairs,
     factor_eigenvalues,
-)
-from hesscond.spectra.solvers.matrix_free import SolverHints, SolverLimits, operator_condition
-from hesscond.spectra.solvers.signed import (
-    dual_signed_condition,
+    general_condition,
+    rounded_condition,
     signed_condition,
     signed_eigenpairs,
     signed_eigenvalues,
+    symmetric_condition,
 )
-from hesscond.spectra.solvers.symmetric import general_condition, rounded_condition, symmetric_condition
+from hesscond.spectra.solvers.base import Form, RankBound
+from hesscond.spectra.threads import few_threads
 
-RankBound = Callable[[], int]
-#: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.
-SURE = 4.0
-
-
-class Form(ABC):
-    """Symmetric matrix H as far as it is known.
-
-    Attributes
-    ----------
-    least_rank
-        Function that finds the rank that H has unless entries were lost to underflow: with a smaller rank, κ is
-        unresolved. None: no entries can have been lost.
-    lost
-        Cause of lost entries.
-    """
-
-    least_rank: RankBound | None = None
-    lost: Cause = NOTHING
-
-    @abstractmethod
-    def _measured(self, rtol: float) -> ConditionNumber:
-        """κ(H) by the solver that suits the form, with no entry lost."""
-
-    def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
-        """Return κ(H), with an interval no wider than ``rtol`` if a more expensive solver can achieve it."""
-        return self.doubted(self._measured(rtol))
-
-    def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """Return ``found``; unresolved if zeros may be underflow, zero if all values are of the size of rounding."""
-        decided = found.resolved or found.rank == 0
-        lost = self.least_rank is not None and decided and found.rank < self.least_rank()
-        if lost:
-            return unresolved(found, self.lost)
-        return zero_if_rounding(found.because(found.cause.joined(self.lost)))
-
-
-def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
-    """Return ``found``, or zero if no eigenvalue exceeds the rounding of the terms that were summed up."""
-    if found.rank or SURE * found.lambda_max > found.cutoff > 0:
-        return found
-    return replace(zero_matrix(found.nullity), cutoff=found.cutoff)
+#: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
+DENSE_ORDER = 12_000
+#: The same where an iteration can be expected to be quicker: positive semidefinite, with an approximate inverse.
+QUICK_ORDER = 1000
+#: Matrices of the order of a formed one that are held at a time for its eigenvalues, itself included.
+MATRICES = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +61,12 @@ class FactorForm(Form):
     least_rank: RankBound | None = None
     lost: Cause = NOTHING
 
-    def _measured(self, rtol: float) -> ConditionNumber:
+    def measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
-            return factor_conditions([self.factor], rank_bounds=[self.rank_bound], rtol=rtol, errors=[self.error])[0]
+            return factor_condition(self.factor, rank_bound=self.rank_bound, rtol=rtol, error=self.error)
         if self.spread is None and (as_array(self.signs) < 0).all():
             # −H ≥ 0 is known as accurately as F
-            found = replace(self, signs=None)._measured(rtol)
+            found = replace(self, signs=None, least_rank=None).condition(rtol=rtol)
             return replace(found, negative=found.rank)
         return signed_condition(
             self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
@@ -110,15 +74,17 @@ class FactorForm(Form):
 
     def eigenvalues(self, condition: ConditionNumber) -> np.ndarray:
         """Nonzero eigenvalues (r,), descending, as many as ``condition`` of this form found."""
-        if self.signs is None:
-            return factor_eigenvalues(self.factor, condition)
-        return signed_eigenvalues(self.factor, self.signs, condition)
+        with few_threads(self.factor):
+            if self.signs is None:
+                return factor_eigenvalues(self.factor, condition)
+            return signed_eigenvalues(self.factor, self.signs, condition)
 
     def eigenpairs(self, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
         """Nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (n, r)."""
-        if self.signs is None:
-            return factor_eigenpairs(self.factor, condition)
-        return signed_eigenpairs(self.factor, self.signs, condition)
+        with few_threads(self.factor):
+            if self.signs is None:
+                return factor_eigenpairs(self.factor, condition)
+            return signed_eigenpairs(self.factor, self.signs, condition)
 
 
 class FactorStack(Sequence[FactorForm]):
@@ -158,16 +124,6 @@ class FactorStack(Sequence[FactorForm]):
             rank_bound=None if self.rank_bounds is None else self.rank_bounds[index],
         )
 
-    def conditions(self, rtol: float) -> list[ConditionNumber]:
-        """κ of each form, decomposed in batches."""
-        if self.roots is None:
-            return stacked_conditions(
-                self.rows, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors, singly=self.singly
-            )
-        return scaled_gram_conditions(
-            self.rows, self.roots, rtol=rtol, rank_bounds=self.rank_bounds, errors=self.errors
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class DualForm(Form):
@@ -187,20 +143,6 @@ class DualForm(Form):
     #: returns F itself, if it fits, where the dual does not resolve κ: its errors are bounded column by column
     factor: Callable[[], FactorForm] | None = None
 
-    def _measured(self, rtol: float) -> ConditionNumber:
-        found = self._dual(rtol)
-        if found.resolved or self.factor is None:
-            return found
-        finer = self.factor().condition(rtol=rtol)
-        return finer if finer.resolved else found
-
-    def _dual(self, rtol: float) -> ConditionNumber:
-        if self.signs is None:
-            return dual_condition(self.gram, self.triangular, order=self.order, rank_bound=self.rank_bound, rtol=rtol)
-        return dual_signed_condition(
-            self.triangular, self.signs, order=self.order, rank_bound=self.rank_bound, rtol=rtol, noise=self.noise
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class SummedForm(Form):
@@ -214,10 +156,36 @@ class SummedForm(Form):
     lost: Cause = NOTHING
     graded: bool = True  # whether there is memory for Jacobi's method
 
-    def _measured(self, rtol: float) -> ConditionNumber:
+    def measured(self, rtol: float) -> ConditionNumber:
         return rounded_condition(
             as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol, graded=self.graded
         )
+
+
+@dataclass(frozen=True)
+class SolverLimits:
+    """Limits of an iteration."""
+
+    products: int = 2000  # for the smallest nonzero eigenvalue
+    memory: int | None = None  # bytes for its vectors
+    #: operators up to these orders are formed, up to the second where an iteration is expected to be quicker
+    dense_order: int = DENSE_ORDER
+    quick_order: int = QUICK_ORDER
+    seed: int = 0
+
+    def holds(self, order: int, matrices: int = MATRICES) -> bool:
+        """Whether the memory holds this number of matrices, by default that of a dense decomposition."""
+        return self.memory is None or 8 * matrices * order**2 <= self.memory
+
+
+@dataclass(frozen=True)
+class SolverHints:
+    """Null space, preconditioner and coordinates that a solver uses where they are known."""
+
+    null_space: Subspace | None = None  # None: ``operator.null_space``
+    inverse: ApproximateInverse | None = None  # for the smallest eigenvalue
+    #: Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates
+    coordinates: LinearOperator | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,38 +194,58 @@ class ProductForm(Form):
 
     operator: SymmetricOperator
     known: Callable[[], SolverHints] = field(default_factory=lambda: SolverHints)
-    limits: SolverLimits | None = None
+    limits: SolverLimits = field(default_factory=SolverLimits)
 
-    def _measured(self, rtol: float) -> ConditionNumber:
-        return operator_condition(self.operator, known=self.known, rtol=rtol, limits=self.limits)
+    @cached_property
+    def hints(self) -> SolverHints:
+        """What is known of the operator beforehand."""
+        return self.known()
+
+    @cached_property
+    def A(self) -> SymmetricOperator:
+        """Operator in the coordinates of the hints."""
+        Z = self.hints.coordinates
+        return self.operator if Z is None else Congruence(self.operator, Z)
+
+    @cached_property
+    def null_space(self) -> Subspace | None:
+        """Known null space of A."""
+        return self.A.null_space if self.hints.null_space is None else self.hints.null_space
+
+    @cached_property
+    def formed(self) -> bool:
+        """Whether the matrix of A is formed."""
+        quick = self.A.psd and self.hints.inverse is not None
+        limit = self.limits.quick_order if quick else self.limits.dense_order
+        return self.A.order <= limit and self.limits.holds(self.A.order)
+
+    def measured(self, rtol: float) -> ConditionNumber:
+        if self.null_space is not None and self.null_space.dimension == self.A.order:
+            return zero_matrix(self.operator.order)
+        return super().measured(rtol)
 
     def doubted(self, found: ConditionNumber) -> ConditionNumber:
         """Return ``found``, unresolved if it has rank 0: the asymmetry of products does not measure their terms."""
         return found if found.rank or found.is_zero else unresolved(found, found.cause)
 
 
-def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
-    """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together.
+def operator_condition(
+    operator: SymmetricOperator,
+    *,
+    known: Callable[[], SolverHints] = SolverHints,
+    rtol: float = 1e-8,
+    limits: SolverLimits | None = None,
+) -> ConditionNumber:
+    """Condition number of a symmetric operator from its products.
 
-    Examples
-    --------
-    >>> F = np.array([[1.0, 0.0, 0.0], [0.0, 1e-3, 0.0]])
-    >>> [round(kappa.value) for kappa in conditions([FactorForm(F), FactorForm(F, signs=[1.0, -1.0])])]
-    [1000000, 1000000]
+    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
+    of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
+    then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
+    rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
+    and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
+    smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
     """
-    if isinstance(forms, FactorStack):
-        return [zero_if_rounding(found) for found in forms.conditions(rtol)]
-    together = {k: form for k, form in enumerate(forms) if isinstance(form, FactorForm) and form.signs is None}
-    found = factor_conditions(
-        [form.factor for form in together.values()],
-        rank_bounds=[form.rank_bound for form in together.values()],
-        rtol=rtol,
-        errors=[form.error for form in together.values()],
-    )
-    measured = dict(zip(together, found, strict=True))
-    return [
-        together[k].doubted(measured[k]) if k in together else form.condition(rtol=rtol) for k, form in enumerate(forms)
-    ]
+    return ProductForm(operator, known, limits or SolverLimits()).measured(rtol)
 
 
 def condition_number(

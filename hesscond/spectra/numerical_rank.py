@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.condition import NOISE, Values, conclude
+from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
 from hesscond.spectra.matrices import as_matrix, dense, scaled_core
 from hesscond.spectra.rank import structural_rank_bound
-from hesscond.spectra.solvers.factored import EPS, error_factor
-from hesscond.spectra.solvers.symmetric import eigenvalue_values
+from hesscond.spectra.solvers.eigenvalues import eigenvalue_values
 from hesscond.spectra.threads import one_thread
 
 

@@ -6,10 +6,10 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from functools import cache, wraps
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from itertools import product
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from numpy.linalg import _umath_linalg
@@ -17,7 +17,6 @@ from scipy.linalg import _flapack
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
 
 #: Decompositions of fewer rows and columns take no longer on one thread, and a tenth of the time among others.
 ORDER = 500
@@ -70,15 +69,9 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def few_threads(solver: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Concatenate[Any, Arguments], Result]:
-    """Make a solver run on one thread if the smaller side of its first argument, a matrix, is below `ORDER`."""
-
-    @wraps(solver)
-    def run(matrix: Any, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with one_thread() if min(getattr(matrix, "shape", ()), default=0) < ORDER else nullcontext():
-            return solver(matrix, *args, **kwargs)
-
-    return run
+def few_threads(matrix: Any) -> AbstractContextManager[None]:
+    """Context with one thread if the smaller side of a matrix is below `ORDER`."""
+    return one_thread() if min(getattr(matrix, "shape", ()), default=0) < ORDER else nullcontext()
 
 
 @cache

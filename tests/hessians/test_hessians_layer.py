@@ -14,8 +14,8 @@ from hesscond.hessians.build import layer_hessian
 from hesscond.hessians.layer import LayerHessian, accurate_gram
 from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
-from hesscond.spectra.condition import Values, conclude
-from hesscond.spectra.solvers.factored import EPS, least_refined
+from hesscond.spectra.condition import EPS, Values, conclude
+from hesscond.spectra.solvers.dual import least_refined
 
 
 def dense(activation, spread=0.0):

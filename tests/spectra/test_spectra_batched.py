@@ -7,11 +7,20 @@ import pytest
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.solvers.batched import scaled_gram_conditions, stacked_conditions
-from hesscond.spectra.solvers.factored import factor_condition
+from hesscond.spectra.forms import FactorStack
+from hesscond.spectra.reductions import factor_condition
+from hesscond.spectra.solvers.base import conditions
 from hesscond.spectra.threads import openblas, side_by_side
 
 SMALL = 1e-6
+
+
+def scaled_gram_conditions(rows, roots, **known):
+    return conditions(FactorStack(rows, roots, **known), rtol=SMALL)
+
+
+def stacked_conditions(factors):
+    return conditions(FactorStack(factors), rtol=SMALL)
 
 
 def exact_kappa(F, digits=70):

@@ -12,8 +12,8 @@ from scipy.sparse import csr_array
 
 import hesscond
 from hesscond.errors import MatrixError
-from hesscond.spectra.solvers.factored import factor_condition, factor_eigenvalues, smallest_singular_value
-from hesscond.spectra.solvers.signed import signed_condition
+from hesscond.spectra.reductions import factor_condition, factor_eigenvalues, signed_condition
+from hesscond.spectra.solvers.jacobi import smallest_singular_value
 
 
 def mp_singular_values(F, digits=80):

@@ -11,8 +11,8 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
+from hesscond.spectra.forms import SolverLimits, operator_condition
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.solvers.matrix_free import SolverLimits, operator_condition
 from tests.spectra.layer_case import layer_hessian
 from tests.spectra.spectra_cases import Counting, generator, prescribed
 

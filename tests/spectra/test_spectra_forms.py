@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hesscond.operators import Dense
-from hesscond.spectra.forms import DualForm, FactorForm, FactorStack, ProductForm, SummedForm, conditions
+from hesscond.spectra.forms import DualForm, FactorForm, FactorStack, ProductForm, SummedForm
+from hesscond.spectra.solvers.base import conditions
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_small_eigenvalues_of_large_duals_are_not_searched_for(F, monkeypatch):
     dual = DualForm(lambda: (R.T @ R, 1e-14), lambda: (R, 1e-16 * R.norm(dim=0).numpy()), 7, lambda: 4)
     small = dual.condition(rtol=1e-6)
     assert (small.resolved, small.rank, small.solver) == (True, 4, "dual certified SVD")
-    monkeypatch.setattr(import_module("hesscond.spectra.solvers.factored"), "JACOBI_ORDER", 3)
+    monkeypatch.setattr(import_module("hesscond.spectra.solvers.dual"), "JACOBI_ORDER", 3)
     large = dual.condition(rtol=1e-6)
     assert (large.resolved, large.solver) == (False, "dual SVD")
     assert large.lower <= small.value

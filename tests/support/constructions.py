@@ -1325,7 +1325,7 @@ def iterated(spectrum, seeds=3):
 
     def judge(one, level, first=0):
         from hesscond.operators import as_operator
-        from hesscond.spectra.solvers.matrix_free import SolverLimits, operator_condition
+        from hesscond.spectra.forms import SolverLimits, operator_condition
 
         found = []
         for seed in range(first, first + seeds):

@@ -9,7 +9,7 @@ from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.null_space.directions import NullDirections, combined, network_null_directions
 from hesscond.hessians.null_space.inverse import network_inverse
 from hesscond.hessians.null_space.reduced import PulledInverse, remaining
-from hesscond.spectra.solvers.matrix_free import SolverHints
+from hesscond.spectra.forms import SolverHints
 
 __all__ = ["NullDirections", "NullSpaceAndPreconditioner", "combined", "network_inverse", "network_null_directions"]
 

@@ -9,8 +9,7 @@ import torch
 
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.spectra.condition import NOISE, Values, conclude
-from hesscond.spectra.solvers.factored import EPS, error_factor
+from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
 
 #: Rows that are brought to triangular form at a time, or eight times their length if that is more.
 ROWS = 4096

@@ -4,7 +4,7 @@ H has the nonzero eigenvalues of a Gram matrix K = D C D, where C has a unit dia
 norms of the rows (or columns) of F. Two batched routes: the eigenvalues of K, known to c·eps·λ_max; and, where that
 does not resolve the smallest, C = UᵀU and the largest eigenvalue of K⁻¹ = YYᵀ, Y = D⁻¹U⁻¹. Forming and factoring C
 commits errors of the size eps whatever the grading of D, so the latter is known to the relative error ‖δC‖/λ_min(C)
-(Demmel and Veselić, SIAM J. Matrix Anal. Appl. 13 (1992), 1204-1245). The rest goes through `factor_condition`.
+(Demmel and Veselić, SIAM J. Matrix Anal. Appl. 13 (1992), 1204-1245). The rest is measured one by one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.spectra.condition import ConditionNumber
-from hesscond.spectra.solvers.factored import EPS, error_factor, factor_condition
+from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
+from hesscond.spectra.forms import FactorStack
+from hesscond.spectra.solvers.base import Form, StackSolver, register, zero_if_rounding
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Units of similar rank, and numbers in their stack, that a thread takes at a time, so that little is padded.
@@ -41,67 +42,46 @@ PROOF = 0.01
 
 SOLVERS = ("batched Gram", "batched Cholesky")
 
-RankBounds = Sequence[Callable[[], int] | None]
+
+@register
+class Batched(StackSolver):
+    """κ of a `FactorStack`: each result is that of its form alone, up to rounding, which is measured where needed."""
+
+    def conditions(self, forms: Sequence[Form], rtol: float) -> dict[int, ConditionNumber]:
+        if not isinstance(forms, FactorStack) or len(forms) == 0:
+            return {}
+        table = stacked_table(forms, rtol) if forms.roots is None else scaled_table(forms.rows, forms.roots, rtol)
+        return dict(enumerate(map(zero_if_rounding, concluded(table, forms, rtol))))
 
 
-def scaled_gram_conditions(
-    rows: torch.Tensor,
-    roots: torch.Tensor,
-    *,
-    rtol: float = 1e-6,
-    rank_bounds: RankBounds | None = None,
-    errors: Sequence[float | np.ndarray] | None = None,
-) -> list[ConditionNumber]:
-    """κ of H_i = Ĥᵀ diag(root_i²) Ĥ for every unit i of a layer, from the shared product ĤĤᵀ.
-
-    ``rows`` (N, n) are Ĥ, ``roots`` (N, u) √S_jj by column. Each result is that of ``factor_condition(root_i ∘ Ĥ,
-    rank_bound=rank_bounds[i], rtol=rtol, error=errors[i])``, which is called where the batch does not resolve κ.
-
-    Examples
-    --------
-    >>> rows = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    >>> roots = torch.tensor([[2.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
-    >>> [(round(kappa.value, 9), kappa.rank) for kappa in scaled_gram_conditions(rows, roots)]
-    [(4.0, 2), (1.0, 1)]
-    """
+def scaled_table(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndarray:
+    """Table of `ends_of` for H_i = Ĥᵀ diag(root_i²) Ĥ, the units i of a layer, from the shared product ĤĤᵀ."""
     if rows.ndim != 2 or roots.ndim != 2 or len(rows) != len(roots) or 0 in rows.shape:
         raise MatrixError(
             f"expected rows (N, n) and roots (N, u) with N, n > 0, got {tuple(rows.shape)} and {tuple(roots.shape)}"
         )
     rows, roots = rows.detach().double(), roots.detach().double()
-    (m, n), units = rows.shape, roots.shape[1]
-    if units == 0:
-        return []
+    m, n = rows.shape
     if not bool(roots.isfinite().all()):
         raise MatrixError("the roots have NaN or infinite entries: no condition number is defined")
     active = (roots != 0).sum(0).cpu().numpy()
     short, tall = np.flatnonzero(active <= n), np.flatnonzero(active > n)
-    table = np.empty((units, 9))
+    table = np.empty((roots.shape[1], 9))
     if len(short):
         table[short] = shared_ends(rows, roots if len(tall) == 0 else roots[:, short.tolist()], rtol)
     # for these the Gram matrices of the columns are smaller, but every unit needs a separate one
     size = max(1, STACK_SIZE // (m * n))
     for at in (tall[start : start + size] for start in range(0, len(tall), size)):
         table[at] = stack_ends(rows * roots.T[at.tolist(), :, None], rtol)
-    return concluded(table, n, lambda i: rows * roots[:, i, None], rtol, rank_bounds, errors)
+    return table
 
 
-def stacked_conditions(
-    factors: torch.Tensor,
-    *,
-    rtol: float = 1e-6,
-    rank_bounds: RankBounds | None = None,
-    errors: Sequence[float | np.ndarray] | None = None,
-    singly: Callable[[int], ConditionNumber] | None = None,
-) -> list[ConditionNumber]:
-    """κ of F_iᵀF_i for a stack of factors of one shape, from the Gram matrices of their smaller side."""
+def stacked_table(forms: FactorStack, rtol: float) -> np.ndarray:
+    """Table of `ends_of` for a stack of factors of one shape, from the Gram matrices of their smaller side."""
+    factors = forms.rows
     if factors.ndim != 3 or 0 in factors.shape[1:]:
         raise MatrixError(f"expected factors (u, m, n) with m, n > 0, got {tuple(factors.shape)}")
-    factors = factors.detach().double()
-    if len(factors) == 0:
-        return []
-    table = stack_ends(factors, rtol)
-    return concluded(table, factors.shape[2], factors.__getitem__, rtol, rank_bounds, errors, singly)
+    return stack_ends(factors.detach().double(), rtol)
 
 
 class Stack(NamedTuple):
@@ -295,20 +275,9 @@ def in_parts(
     return ranked, torch.cat(side_by_side(task, parts, threads), 1).cpu().numpy()
 
 
-def concluded(
-    table: np.ndarray,
-    order: int,
-    factor: Callable[[int], torch.Tensor],
-    rtol: float,
-    rank_bounds: RankBounds | None,
-    errors: Sequence[float | np.ndarray] | None,
-    singly: Callable[[int], ConditionNumber] | None = None,
-) -> list[ConditionNumber]:
-    """Results from the table of `ends_of`; units that it does not resolve are measured by ``singly``.
-
-    The default of ``singly`` is `factor_condition`. ``order`` is the order of the Hessians and ``factor`` returns the
-    factor of a unit; the other arguments are as in `scaled_gram_conditions`.
-    """
+def concluded(table: np.ndarray, forms: FactorStack, rtol: float) -> list[ConditionNumber]:
+    """Results from the table of `ends_of`; units that it does not resolve are measured one after another."""
+    errors, order = forms.errors, forms.rows.shape[-1]
     rank, power, top, top_low, top_high, bottom, low, high, solver = table.T
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         if errors is not None:
@@ -328,12 +297,11 @@ def concluded(
         good = np.isfinite(upper) & (upper - lower <= rtol * values)
 
     def alone(i: int) -> ConditionNumber:
-        bound = None if rank_bounds is None else rank_bounds[i]
-        return factor_condition(factor(i), rank_bound=bound, rtol=rtol, error=0.0 if errors is None else errors[i])
+        return forms[i].measured(rtol)
 
     # one after another: most of it is Python, whose threads take turns
     left = np.flatnonzero(~good).tolist()
-    others = dict(zip(left, side_by_side(singly or alone, left, 1), strict=True))
+    others = dict(zip(left, side_by_side(forms.singly or alone, left, 1), strict=True))
     results = []
     for i, numbers in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
         if i in others:

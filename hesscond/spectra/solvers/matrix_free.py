@@ -3,114 +3,87 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from hesscond.causes import BELOW_BOUND, NONE_TOLD, SCALES, SUMMED, unconverged
-from hesscond.operators import ApproximateInverse, Congruence, LinearOperator, Subspace, SymmetricOperator
+from hesscond.operators import Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.condition import GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
+from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
+from hesscond.spectra.forms import MATRICES, ProductForm
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrices import as_matrix
+from hesscond.spectra.reductions import symmetric_condition
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.solvers.factored import EPS, EQUILIBRATION_STEPS, JACOBI_ORDER
-from hesscond.spectra.solvers.symmetric import eigenvalue_values, symmetric_condition
+from hesscond.spectra.solvers.base import Form, Solver, register
+from hesscond.spectra.solvers.eigenvalues import eigenvalue_values
+from hesscond.spectra.solvers.jacobi import EQUILIBRATION_STEPS, JACOBI_ORDER
 
-#: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
-DENSE_ORDER = 12_000
-#: The same where an iteration can be expected to be quicker: positive semidefinite, with an approximate inverse.
-QUICK_ORDER = 1000
-#: Matrices of the order of a formed one that are held at a time for its eigenvalues, itself included; for Jacobi's
-#: method; and for eigenvectors.
-MATRICES, JACOBI, EIGENVECTORS = 3, 12, 6
+#: Matrices of the order of a formed one that are held at a time for Jacobi's method, and for eigenvectors.
+JACOBI, EIGENVECTORS = 12, 6
 #: Rows of a matrix that are compared with its columns at a time.
 ROWS = 64
 #: Asymmetry of a formed matrix is rounding; this multiple of its size bounds the rounding in the matrix.
 SAFETY = 16.0
 
 
-@dataclass(frozen=True)
-class SolverLimits:
-    """Limits of an iteration."""
+@register
+class Formed(Solver[ProductForm]):
+    """κ of the matrix of products, its asymmetry taken for their rounding."""
 
-    products: int = 2000  # for the smallest nonzero eigenvalue
-    memory: int | None = None  # bytes for its vectors
-    #: operators up to these orders are formed, up to the second where an iteration is expected to be quicker
-    dense_order: int = DENSE_ORDER
-    quick_order: int = QUICK_ORDER
-    seed: int = 0
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, ProductForm) and form.formed
 
-    def holds(self, order: int, matrices: int = MATRICES) -> bool:
-        """Whether the memory holds this number of matrices, by default that of a dense decomposition."""
-        return self.memory is None or 8 * matrices * order**2 <= self.memory
+    def cost(self, form: ProductForm) -> float:
+        return 10 * form.A.order**3
 
-
-@dataclass(frozen=True)
-class SolverHints:
-    """Null space, preconditioner and coordinates that a solver uses where they are known."""
-
-    null_space: Subspace | None = None  # None: ``operator.null_space``
-    inverse: ApproximateInverse | None = None  # for the smallest eigenvalue
-    #: Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates
-    coordinates: LinearOperator | None = None
-
-
-def operator_condition(
-    operator: SymmetricOperator,
-    *,
-    known: Callable[[], SolverHints] = SolverHints,
-    rtol: float = 1e-8,
-    limits: SolverLimits | None = None,
-) -> ConditionNumber:
-    """Condition number of a symmetric operator from its products.
-
-    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
-    of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
-    rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
-    and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
-    smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
-    """
-    limits = limits or SolverLimits()
-    facts = known()
-    A = operator if facts.coordinates is None else Congruence(operator, facts.coordinates)
-    null_space = A.null_space if facts.null_space is None else facts.null_space
-    if null_space is not None and null_space.dimension == A.order:
-        return zero_matrix(operator.order)
-    iterable = A.psd and facts.inverse is not None
-    if A.order <= (limits.quick_order if iterable else limits.dense_order) and limits.holds(A.order):
+    def values(self, form: ProductForm, rtol: float) -> ConditionNumber:
+        A, null_space = form.A, form.null_space
         # that of float64 shows in the asymmetry, and costs products to measure
         rounding = 0.0 if A.dtype == torch.float64 else A.rounding
-        jacobi = A.order <= JACOBI_ORDER and limits.holds(A.order, JACOBI)
+        jacobi = A.order <= JACOBI_ORDER and form.limits.holds(A.order, JACOBI)
         kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi)
-        return replace(kappa, nullity=kappa.nullity + operator.order - A.order)
-    # the eigenvalue's error is of the order of the square of the residual
-    largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
-    norm = float(largest.eigenvalues.abs().max())
-    if norm == 0:
-        return zero_matrix(operator.order)
-    bottom = smallest_nonzero(
-        A,
-        1,
-        inverse=facts.inverse,
-        null_space=null_space,
-        tol=rtol,
-        norm=norm,
-        memory=limits.memory,
-        seed=limits.seed,
-        max_products=limits.products,
-    )
-    known_null = operator.order - A.order + (0 if null_space is None else null_space.dimension)
-    found = from_ends(operator.order, largest, bottom, known_null, psd=A.psd)
-    message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
-    formable = A.order <= limits.dense_order and not limits.holds(A.order)
-    # half of the memory is for the graphs
-    return found.because(unconverged(message, A.order, 2 * 8 * MATRICES * A.order**2 if formable else 0))
+        return replace(kappa, nullity=kappa.nullity + form.operator.order - A.order)
+
+
+@register
+class Iteration(Solver[ProductForm]):
+    """κ from both ends of the spectrum, by `lanczos` and `smallest_nonzero`."""
+
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, ProductForm) and not form.formed
+
+    def cost(self, form: ProductForm) -> float:
+        return 2 * form.limits.products * form.A.order**2
+
+    def values(self, form: ProductForm, rtol: float) -> ConditionNumber:
+        A, null_space, limits, order = form.A, form.null_space, form.limits, form.operator.order
+        # the eigenvalue's error is of the order of the square of the residual
+        largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
+        norm = float(largest.eigenvalues.abs().max())
+        if norm == 0:
+            return zero_matrix(order)
+        bottom = smallest_nonzero(
+            A,
+            1,
+            inverse=form.hints.inverse,
+            null_space=null_space,
+            tol=rtol,
+            norm=norm,
+            memory=limits.memory,
+            seed=limits.seed,
+            max_products=limits.products,
+        )
+        known_null = order - A.order + (0 if null_space is None else null_space.dimension)
+        found = from_ends(order, largest, bottom, known_null, psd=A.psd)
+        message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
+        formable = A.order <= limits.dense_order and not limits.holds(A.order)
+        # half of the memory is for the graphs
+        return found.because(unconverged(message, A.order, 2 * 8 * MATRICES * A.order**2 if formable else 0))
 
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:

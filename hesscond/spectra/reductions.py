@@ -1,0 +1,382 @@
+"""κ of given matrices and factors, by reduction to a core whose singular values or eigenvalues are computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import qr
+
+from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
+from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
+from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
+from hesscond.spectra.rank import affordable_rank, structural_rank_bound
+from hesscond.spectra.solvers.base import EigenvalueForm, RankBound, SingularForm, eigenvalues_of, solve, svd_values
+from hesscond.spectra.solvers.jacobi import jacobi_svd, jacobi_values, signed_jacobi
+from hesscond.spectra.threads import few_threads
+
+#: Entries below this share of the largest may underflow when they are squared.
+LEAST = 2.0**-500
+
+#: Prefixes of the names of solvers that are accurate beyond normwise bounds.
+FINE = ("Jacobi", "certified")
+
+#: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
+GRADED = 100.0
+
+
+def factor_condition(
+    factor: object,
+    *,
+    rank_bound: RankBound | None = None,
+    rtol: float = 1e-8,
+    error: float | np.ndarray = 0.0,
+    exact: bool = False,
+    jacobi_order: float = math.inf,
+) -> ConditionNumber:
+    """κ of H = FᵀF from the factor F (m, n): κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
+
+    ``error`` bounds that of F in the 2-norm, or in each column (n,) or entry (m, n). With ``exact``, the rank of this
+    very F is found by `exact_rank` where sizes do not decide it; otherwise values of the size of round-off are zeros.
+    Jacobi is left out beyond ``jacobi_order`` rows or columns.
+    """
+    matrix = as_matrix(factor)
+    core, scale, columns, transposed = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(matrix.shape[1])
+    errors = np.asarray(np.ldexp(error, -scale))
+    whole = float(np.linalg.norm(errors))
+    by_part: float | np.ndarray = whole
+    if errors.ndim == 1:
+        by_part = errors[columns]
+    elif errors.ndim == 2:
+        entries = errors[np.ix_((matrix != 0).any(1), columns)]
+        by_part = entries.T if transposed else entries
+    form = SingularForm(
+        core,
+        matrix.shape[1],
+        2 * scale,
+        bounds_of(core, rank_bound),
+        partial(affordable_rank, core) if exact else None,
+        error=by_part,
+        whole=whole,
+        across_rows=transposed,
+        jacobi_order=jacobi_order,
+    )
+    with few_threads(matrix):
+        found = solve(form, rtol)
+    if found.rank_decision == "numerical":
+        # rows or columns that are small as a whole are no round-off, unless the errors given are as large
+        bounds = np.asarray(by_part if errors.ndim else 0.0)
+        above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
+        if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
+            found = unresolved(found, SCALES)
+    return within_range(found, matrix, core)
+
+
+def bounds_of(core: np.ndarray, known: RankBound | None) -> list[RankBound]:
+    """Given bound of the rank, if any, and the structural one."""
+    structural = partial(structural_rank_bound, core)
+    return [structural] if known is None else [known, structural]
+
+
+def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) -> ConditionNumber:
+    """Return ``result``, unresolved if entries that underflow when squared may have lowered its rank."""
+    if not result.resolved or result.rank >= min(core.shape):
+        return result
+    magnitudes = np.abs(matrix)
+    if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
+        return result
+    return unresolved(result, UNDERFLOW)
+
+
+def equilibrated_rank(core: np.ndarray) -> int:
+    """Number of nonzero singular values after rows and columns are scaled to one size; 0 if they are already."""
+    rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
+    if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
+        return 0
+    scaled = core
+    for _ in range(2):
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(1))[1][:, None])
+        scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
+    values = svd_values(scaled)
+    return int((values.magnitudes > values.errors).sum())
+
+
+def general_condition(
+    matrix: np.ndarray,
+    *,
+    rank_bound: RankBound | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+    exact: bool = False,
+) -> ConditionNumber:
+    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n).
+
+    ``exact`` as for `factor_condition`.
+    """
+    core, scale, *_ = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(min(matrix.shape))
+    error = float(np.ldexp(error, -scale))
+    rank = partial(affordable_rank, core) if exact else None
+    form = SingularForm(core, min(matrix.shape), scale, bounds_of(core, rank_bound), rank, error, error, power=1)
+    with few_threads(matrix):
+        return within_range(solve(form, rtol), matrix, core)
+
+
+def symmetric_condition(
+    matrix: np.ndarray,
+    *,
+    rank_bound: RankBound | None = None,
+    rtol: float = 1e-8,
+    error: float = 0.0,
+    floor: float = 0.0,
+    exact: bool = False,
+) -> ConditionNumber:
+    r"""κ = \|λ\|_max / smallest nonzero \|λ\| of a finite symmetric (n, n) array, with its inertia.
+
+    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix; ``exact`` as for
+    `factor_condition`.
+    """
+    core, scale, *_ = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(len(matrix))
+    error, floor = float(np.ldexp(error, -scale)), float(np.ldexp(floor, -scale))
+    rank = partial(affordable_rank, core) if exact else None
+    with few_threads(matrix):
+        # Jacobi is no better than an error that is larger than that of the eigenvalues
+        graded = error <= error_factor(*core.shape) * EPS * float(np.linalg.norm(core)) / len(core) ** 0.5
+        form = EigenvalueForm(core, len(matrix), scale, bounds_of(core, rank_bound), rank, error, floor, graded)
+        return within_range(solve(form, rtol), matrix, core)
+
+
+class Rounding(NamedTuple):
+    """Rounding of a symmetric matrix (k, k) that was summed up.
+
+    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij (None: only the norm is
+    used); ``norm``: and the whole, in the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which
+    errors may exceed these; ``given`` and ``given_norm``: bounds of other errors.
+    """
+
+    size: np.ndarray | None
+    norm: float
+    growth: float
+    norm_growth: float
+    given: np.ndarray | float = 0.0
+    given_norm: float = 0.0
+
+
+def uncertain_condition(
+    matrix: np.ndarray, rounding: Rounding, *, order: int, bounds: Sequence[RankBound], scale: int, rtol: float
+) -> ConditionNumber:
+    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
+
+    Jacobi's method is tried if the rounding of some rows is much smaller than that of others, so that the small
+    eigenvalues of these rows are known better.
+    """
+    unit, size, given = EPS * rounding.norm, rounding.size, rounding.given
+    entries = None
+    if size is not None and size.diagonal().max() > GRADED * size.diagonal().min():
+        entries = EPS * rounding.growth * size + given, NOISE * EPS * size + given
+    error, graded = rounding.norm_growth * unit + rounding.given_norm, entries is not None
+    form = EigenvalueForm(matrix, order, scale, bounds, None, error, NOISE * unit, graded, entries)
+    with few_threads(matrix):
+        found = solve(form, rtol)
+    if found.rank == 0:
+        return found.because(ALL_ROUNDING)
+    return found.because(SUMMED) if found.cause == BELOW_BOUND else found
+
+
+def rounded_condition(
+    matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float, graded: bool = True
+) -> ConditionNumber:
+    """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
+
+    ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j. ``graded``:
+    whether there is memory for Jacobi's method, which takes three times as many matrices as eigenvalues.
+    """
+    core, scale, kept, _ = scaled_core(matrix)
+    if core.size == 0:
+        return zero_matrix(len(matrix))
+    # exactly: d d may overflow where the entries do not
+    d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
+    size = np.outer(d, d) if graded and (d * d).max() > GRADED * (d * d).min() else None
+    rounding = Rounding(size, float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
+    return uncertain_condition(
+        core,
+        rounding,
+        order=len(matrix),
+        bounds=[partial(structural_rank_bound, core)],
+        scale=scale,
+        rtol=rtol,
+    )
+
+
+class SmallForm(NamedTuple):
+    """Symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, k the smaller dimension of F.
+
+    ``matrix`` is FᵀJF, or RJRᵀ where F is wide, with Fᵀ = QR and ``basis`` Q (n, m); ``size`` (k, k): what a relative
+    change of 1 in every product and in every entry of F changes its entries by, at most.
+    """
+
+    matrix: np.ndarray
+    size: np.ndarray
+    basis: np.ndarray | None
+
+
+def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
+    """Form of the smaller order of F (m, n) with ``signs`` (m,) of ±1.
+
+    Rows of Fᵀ are sorted by size and its columns pivoted, so that the QR commits errors of the size of each row: those
+    of every entry stay relative to the scales of F's columns.
+    """
+    if factor.shape[0] >= factor.shape[1]:
+        matrix, size = factor.T @ (factor * signs[:, None]), np.abs(factor).T @ np.abs(factor)
+        return SmallForm((matrix + matrix.T) / 2, size, None)
+    lengths = np.abs(factor).max(0)
+    order = np.argsort(-lengths, kind="stable")
+    sorted_basis, R, pivots = qr(factor.T[order], mode="economic", pivoting=True, check_finite=False)
+    Q = np.empty_like(sorted_basis)
+    Q[order] = sorted_basis
+    matrix = (R * signs[pivots]) @ R.T
+    return SmallForm((matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, np.outer(lengths, lengths)), Q)
+
+
+def carried(basis: np.ndarray | None, bounds: np.ndarray) -> np.ndarray:
+    """Convert bounds (n, n) of the entries of E to bounds of the entries of QᵀEQ."""
+    return bounds if basis is None else np.abs(basis).T @ bounds @ np.abs(basis)
+
+
+def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]:
+    """Nonzero rows and columns of F scaled to size about 1, their signs, the power of two, and the columns kept."""
+    matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
+    nonzero = matrix != 0
+    rows, columns = nonzero.any(1), nonzero.any(0)
+    matrix = matrix[np.ix_(rows, columns)]
+    scale = int(np.frexp(np.abs(matrix).max())[1]) if matrix.size else 0
+    return np.ldexp(matrix, -scale), sign[rows], scale, rows, columns
+
+
+def signed_condition(
+    factor: object,
+    signs: object,
+    *,
+    rank_bound: RankBound | None = None,
+    rtol: float = 1e-8,
+    error: float | np.ndarray = 0.0,
+    noise: float = 0.0,
+    spread: np.ndarray | None = None,
+) -> ConditionNumber:
+    r"""κ = \|λ\|_max / \|λ\|_min of H = Fᵀ diag(signs) F, with its number of negative eigenvalues.
+
+    Rounding changes entry (k, l) of H by c·eps·(\|F\|ᵀ\|F\|)_kl only, so that eigenvalues are known relative to the
+    scales of F's columns. ``error`` is as in `factor_condition`; ``noise`` is the change of H by a relative change eps
+    of its terms, divided by eps, in the 2-norm, and ``spread`` d (n,) that of entry (k, l) by eps·d_k·d_l.
+    """
+    order = as_matrix(factor).shape[1]
+    core, sign, scale, rows, columns = prepared(factor, signs)
+    if core.size == 0:
+        return zero_matrix(order)
+    form = small_form(core, sign)
+    per_column, whole = column_errors(error, rows, columns, scale)
+    lengths = np.linalg.norm(core, axis=0)
+    given = carried(form.basis, np.outer(lengths, per_column) + np.outer(per_column, lengths + per_column))
+    norm, unit = spectral_norm(core), float(np.ldexp(noise, -2 * scale))
+    size, total = form.size + unit, norm**2 + unit
+    if spread is not None:
+        d = np.ldexp(spread[columns], -scale)
+        size, total = size + carried(form.basis, np.outer(d, d)), total + float(d @ d)
+    found = uncertain_condition(
+        form.matrix,
+        Rounding(
+            *(size, total, error_factor(len(core), 1), error_factor(*core.shape)),
+            given=given,
+            given_norm=whole * (2 * norm + whole),
+        ),
+        order=order,
+        bounds=bounds_of(core, rank_bound),
+        scale=2 * scale,
+        rtol=rtol,
+    )
+    if found.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > found.rank:
+        # rows or columns that are small as a whole are no round-off
+        found = unresolved(found, SCALES)
+    return found
+
+
+def spectral_norm(core: np.ndarray) -> float:
+    """‖F‖₂ of a matrix with entries of size about 1, from its smaller Gram matrix."""
+    gram = core.T @ core if core.shape[0] >= core.shape[1] else core @ core.T
+    return float(eigenvalues_of(gram)[-1]) ** 0.5
+
+
+def column_errors(
+    error: float | np.ndarray, rows: np.ndarray, columns: np.ndarray, scale: int
+) -> tuple[np.ndarray, float]:
+    """Bounds, in the 2-norm, of the errors in the columns of the prepared F, and in all of it."""
+    errors = np.asarray(np.ldexp(error, -scale))
+    if errors.ndim == 2:
+        errors = np.linalg.norm(errors[rows], axis=0)
+    if errors.ndim == 1:
+        return errors[columns], float(np.linalg.norm(errors))
+    return np.full(int(columns.sum()), float(errors)), float(errors)
+
+
+def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
+    """Nonzero eigenvalues of FᵀF, descending, as many as ``condition`` found."""
+    core, scale, *_ = scaled_core(as_matrix(factor))
+    if condition.rank == 0:
+        return np.zeros(0)
+    values = (jacobi_values if condition.solver.startswith(FINE) else svd_values)(core).magnitudes
+    return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
+
+
+def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """Nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r)."""
+    matrix = as_matrix(factor)
+    core, scale, columns, transposed = scaled_core(matrix)
+    rank = condition.rank
+    vectors = np.zeros((matrix.shape[1], rank))
+    if rank == 0:
+        return np.zeros(0), vectors
+    if condition.solver.startswith(FINE):
+        values, u, v = jacobi_svd(core)
+    else:
+        u, values, vt = np.linalg.svd(core, full_matrices=False)
+        v = vt.T
+    vectors[columns] = (u if transposed else v)[:, :rank]
+    return np.ldexp(values[:rank] ** 2, 2 * scale), vectors
+
+
+def signed_eigenvalues(factor: object, signs: object, condition: ConditionNumber) -> np.ndarray:
+    """Nonzero eigenvalues of Fᵀ diag(signs) F, descending, as many as `signed_condition` found."""
+    core, sign, scale, *_ = prepared(factor, signs)
+    values = signed_pairs(core, sign, condition)[0]
+    return np.ldexp(values, 2 * scale)
+
+
+def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """Nonzero eigenvalues of a prepared F, descending, and orthonormal eigenvectors; by Jacobi if it was used."""
+    if condition.rank == 0:
+        return np.zeros(0), np.zeros((core.shape[1], 0))
+    form = small_form(core, signs)
+    if "Jacobi" in condition.solver:
+        magnitudes, sign, _, vectors = signed_jacobi(form.matrix)
+        values = magnitudes * sign
+    else:
+        values, vectors = np.linalg.eigh(form.matrix)
+    largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
+    kept = largest[np.argsort(-values[largest], kind="stable")]
+    return values[kept], vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
+
+
+def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """Nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r)."""
+    core, sign, scale, _, columns = prepared(factor, signs)
+    vectors = np.zeros((len(columns), condition.rank))
+    values, vectors[columns] = signed_pairs(core, sign, condition)
+    return np.ldexp(values, 2 * scale), vectors

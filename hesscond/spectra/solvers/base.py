@@ -1,0 +1,271 @@
+"""Solvers for κ of a form, as siblings: their protocol, their registry, and the search that tries the cheapest first.
+
+A solver is a class with `register` in a module of this package, which is found by being there.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from hesscond.causes import NOTHING, TOO_LARGE, Cause
+from hesscond.spectra.condition import ConditionNumber, Values, conclude, unresolved, zero_matrix
+from hesscond.spectra.threads import one_thread
+
+RankBound = Callable[[], int]
+#: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.
+SURE = 4.0
+#: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
+GRAM_RANGE = (1e-200, 1e200)
+
+
+class Form:
+    """Symmetric matrix H as far as it is known.
+
+    Attributes
+    ----------
+    least_rank
+        Function that finds the rank that H has unless entries were lost to underflow: with a smaller rank, κ is
+        unresolved. None: no entries can have been lost.
+    lost
+        Cause of lost entries.
+    """
+
+    least_rank: RankBound | None = None
+    lost: Cause = NOTHING
+
+    def measured(self, rtol: float) -> ConditionNumber:
+        """κ(H) with no entry lost, by the cheapest solver that resolves it."""
+        return solve(self, rtol)
+
+    def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        """Return κ(H), with an interval no wider than ``rtol`` if a more expensive solver can achieve it."""
+        return conditions([self], rtol=rtol)[0]
+
+    def doubted(self, found: ConditionNumber) -> ConditionNumber:
+        """Return ``found``; unresolved if zeros may be underflow, zero if all values are of the size of rounding."""
+        decided = found.resolved or found.rank == 0
+        lost = self.least_rank is not None and decided and found.rank < self.least_rank()
+        if lost:
+            return unresolved(found, self.lost)
+        return zero_if_rounding(found.because(found.cause.joined(self.lost)))
+
+
+def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
+    """Return ``found``, or zero if no eigenvalue exceeds the rounding of the terms that were summed up."""
+    if found.rank or SURE * found.lambda_max > found.cutoff > 0:
+        return found
+    return replace(zero_matrix(found.nullity), cutoff=found.cutoff)
+
+
+@dataclass(frozen=True, eq=False)
+class CoreForm(Form):
+    """Form of a matrix that is reduced to a core of entries of size about 1, whose nonzero values are wanted."""
+
+    core: np.ndarray
+    order: int  # number of values, zeros included
+    scale: int  # the values are those of the core times 2**scale
+    bounds: Sequence[RankBound]  # functions that return upper bounds of the rank, cheapest first
+    exact: Callable[[], int | None] | None  # returns the rank; None: values of the size of round-off are zeros
+
+
+@dataclass(frozen=True, eq=False)
+class SingularForm(CoreForm):
+    """Singular values of a tall core (m, n), or with ``power`` 2 their squares.
+
+    ``error`` is a bound, in the 2-norm, of the error in the core, or bounds for its columns (its rows with
+    ``across_rows``), which weigh on σ_k as its singular vector does, or for its entries (m, n), below which σ_k may be
+    round-off; ``whole`` bounds all of it.
+    """
+
+    error: float | np.ndarray
+    whole: float
+    across_rows: bool = False
+    power: int = 2
+    jacobi_order: float = math.inf  # largest order that is worth Jacobi's method
+
+    @cached_property
+    def normwise(self) -> Values:
+        """Singular values with normwise bounds."""
+        return svd_values(self.core, self.whole, power=self.power)
+
+
+@dataclass(frozen=True, eq=False)
+class EigenvalueForm(CoreForm):
+    """Eigenvalues by size of a symmetric core (n, n).
+
+    ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the core; ``graded``:
+    whether Jacobi's method can be better; ``entries``: bounds (n, n) of the errors of the entries and their typical
+    sizes, if these are known.
+    """
+
+    error: float
+    floor: float
+    graded: bool
+    entries: tuple[np.ndarray, np.ndarray] | None = None
+
+
+def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
+    """Ascending eigenvalues of one or a stack of symmetric matrices.
+
+    Through torch, whose LAPACK is the faster one here and shares the threads of the training around it.
+    """
+    return torch.linalg.eigvalsh(torch.from_numpy(symmetric)).numpy()
+
+
+def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Values:
+    """Singular values of ``core`` with the normwise error bound c·eps·σ_max + ``error``."""
+    with one_thread():
+        values = torch.linalg.svdvals(torch.from_numpy(core)).numpy()
+    return Values.normwise(values, core.shape, error, power=power, solver="SVD")
+
+
+Known = TypeVar("Known", bound=Form)
+
+
+class Solver(ABC, Generic[Known]):
+    """Way to find the nonzero values of one kind of form."""
+
+    @abstractmethod
+    def fits(self, form: Form, rtol: float) -> bool:
+        """Whether the solver can be used on ``form`` for κ with an interval no wider than ``rtol``."""
+
+    @abstractmethod
+    def cost(self, form: Known) -> float:
+        """Floating-point operations, about."""
+
+    @abstractmethod
+    def values(self, form: Known, rtol: float) -> Values | ConditionNumber | None:
+        """Values with bounds of their errors, or κ from a simpler form; None: κ is not resolved."""
+
+
+class StackSolver(ABC):
+    """Way to decompose several forms together."""
+
+    @abstractmethod
+    def conditions(self, forms: Sequence[Form], rtol: float) -> dict[int, ConditionNumber]:
+        """κ of the forms that it resolves, by index, as by `Form.condition`."""
+
+
+Registered = TypeVar("Registered", bound=type[Solver] | type[StackSolver])
+SOLVERS: list[Solver] = []
+STACK_SOLVERS: list[StackSolver] = []
+
+
+def register(solver: Registered) -> Registered:
+    """Add a solver to those that are tried."""
+    made = solver()
+    if isinstance(made, Solver):
+        SOLVERS.append(made)
+    else:
+        STACK_SOLVERS.append(made)
+    return solver
+
+
+@cache
+def discover() -> None:
+    """Import the modules of this package, which register their solvers."""
+    for module in iter_modules(import_module(__package__).__path__):
+        import_module(f"{__package__}.{module.name}")
+
+
+def solve(form: Form, rtol: float) -> ConditionNumber:
+    """κ of a form by the solvers that fit, cheapest first, until one resolves it to ``rtol``."""
+    discover()
+    solvers = sorted((solver for solver in SOLVERS if solver.fits(form, rtol)), key=lambda solver: solver.cost(form))
+    if isinstance(form, CoreForm):
+        return search(form, solvers, rtol)
+    found = None
+    for solver in solvers:
+        result = solver.values(form, rtol)
+        assert not isinstance(result, Values)
+        if result is not None and (found is None or result.resolved):
+            found = result
+        if found is not None and found.resolved:
+            break
+    assert found is not None
+    return found
+
+
+def search(form: CoreForm, solvers: Sequence[Solver], rtol: float) -> ConditionNumber:
+    """κ from the values of the first solver whose error bounds resolve it to ``rtol``, else from those of all."""
+    limit, waiting = form.order, list(form.bounds)
+    best: ConditionNumber | None = None
+    found: list[Values] = []
+    for number, solver in enumerate(solvers, 1):
+        values = solver.values(form, rtol)
+        assert isinstance(values, Values)
+        if found:
+            values = sharpened(values, found[-1])
+        found.append(values)
+        result = conclude(values, order=form.order, limit=limit, scale=form.scale)
+        kept = 0 if number >= len(solvers) - 1 else 1
+        while result.rank_decision != "structural" and len(waiting) > kept:
+            limit = min(limit, waiting.pop(0)())
+            result = conclude(values, order=form.order, limit=limit, scale=form.scale)
+        if is_good_enough(result, rtol):
+            return result
+        best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
+    assert best is not None
+    if form.exact is None or best.rank_decision == "structural":
+        return best
+    rank = form.exact()
+    if rank is None:
+        # sizes do not tell a small value from a zero
+        return unresolved(best, TOO_LARGE)
+    settled = [
+        conclude(values, order=form.order, limit=min(limit, rank), scale=form.scale, exact=True) for values in found
+    ]
+    return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
+
+
+def sharpened(values: Values, earlier: Values) -> Values:
+    """Return ``values`` with the smaller of the error bounds in ``values`` and ``earlier`` for the k-th largest."""
+    if (values.power, len(values.magnitudes)) != (earlier.power, len(earlier.magnitudes)):
+        return values
+    apart = np.abs(values.magnitudes - earlier.magnitudes)
+    above = values.errors if values.above is None else values.above
+    higher = earlier.errors if earlier.above is None else earlier.above
+    return values._replace(
+        errors=np.minimum(values.errors, apart + earlier.errors),
+        above=np.minimum(above, apart + higher),
+    )
+
+
+def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
+    """Whether no more expensive solver is needed: a structural rank, and an interval no wider than ``rtol``."""
+    return result.rank_decision == "structural" and result.width <= rtol
+
+
+def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
+    """Return the result with the narrower interval, of two of which the first is structural."""
+    return second if second.rank_decision == "structural" and second.width < first.width else first
+
+
+def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
+    """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together.
+
+    Examples
+    --------
+    >>> from hesscond.spectra.forms import FactorForm
+    >>> F = np.array([[1.0, 0.0, 0.0], [0.0, 1e-3, 0.0]])
+    >>> [round(kappa.value) for kappa in conditions([FactorForm(F), FactorForm(F, signs=[1.0, -1.0])])]
+    [1000000, 1000000]
+    """
+    discover()
+    found: dict[int, ConditionNumber] = {}
+    for solver in STACK_SOLVERS:
+        found |= solver.conditions(forms, rtol)
+    for i in range(len(forms)):
+        if i not in found:
+            found[i] = forms[i].doubted(forms[i].measured(rtol))
+    return [found[i] for i in range(len(forms))]

@@ -1,0 +1,144 @@
+"""κ of FᵀF from FFᵀ or its triangular factor, for F with too many columns to keep."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.linalg import LinAlgWarning, lu_factor, lu_solve
+
+from hesscond.spectra.condition import EPS, ConditionNumber, Values, conclude, zero_matrix
+from hesscond.spectra.forms import DualForm
+from hesscond.spectra.matrices import as_array
+from hesscond.spectra.reductions import factor_condition, signed_condition
+from hesscond.spectra.solvers.base import GRAM_RANGE, Form, Solver, is_good_enough, register
+from hesscond.spectra.solvers.gram import GRAM_RTOL
+from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
+from hesscond.spectra.threads import one_thread
+
+#: Limit for the Gram matrix of a dual, whose entries may be known to a few units of round-off.
+DUAL_RTOL = 1e-9
+
+
+@register
+class DualGram(Solver[DualForm]):
+    """Eigenvalues of FFᵀ, the smallest one refined if that suffices."""
+
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, DualForm) and form.signs is None and rtol >= DUAL_RTOL
+
+    def cost(self, form: DualForm) -> float:
+        return 2 * form.order**3
+
+    def values(self, form: DualForm, rtol: float) -> ConditionNumber | None:
+        K, error = form.gram()
+        top = float(K.diagonal().sum())
+        if top == 0:
+            return zero_matrix(form.order)
+        if not GRAM_RANGE[0] < top < GRAM_RANGE[1]:
+            return None
+        found = gram_condition(K, error, order=form.order, limit=form.rank_bound(), rtol=rtol)
+        return found if found is not None and is_good_enough(found, rtol) else None
+
+
+@register
+class DualTriangular(Solver[DualForm]):
+    """κ of R, or of R diag(signs) Rᵀ, with RᵀR = FFᵀ."""
+
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, DualForm)
+
+    def cost(self, form: DualForm) -> float:
+        return 40 * form.order**3
+
+    def values(self, form: DualForm, rtol: float) -> ConditionNumber:
+        R, error = form.triangular()
+        if form.signs is None:
+            # another Gram matrix would be no better
+            finer = min(rtol, GRAM_RTOL / 2)
+            found = factor_condition(R, rank_bound=form.rank_bound, rtol=finer, error=error, jacobi_order=JACOBI_ORDER)
+        else:
+            whole = float(np.linalg.norm(error))
+            found = signed_condition(
+                R.T, form.signs, rank_bound=form.rank_bound, rtol=rtol, error=whole, noise=form.noise
+            )
+        return replace(found, nullity=form.order - found.rank, solver=f"dual {found.solver}")
+
+
+@register
+class WholeFactor(Solver[DualForm]):
+    """κ of F itself, if it fits: its errors are bounded column by column."""
+
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, DualForm) and form.factor is not None
+
+    def cost(self, form: DualForm) -> float:
+        return 50 * form.order**3
+
+    def values(self, form: DualForm, rtol: float) -> ConditionNumber:
+        assert form.factor is not None
+        return form.factor().condition(rtol=rtol)
+
+
+def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rtol: float) -> ConditionNumber | None:
+    """κ from a dual Gram matrix (m, m) with this error in the 2-norm; None if it clearly cannot resolve κ."""
+    if rtol < GRAM_RTOL and (limit < len(K) or not 2 * error < rtol * above_smallest(K)):
+        return None
+    with one_thread():
+        values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
+    ends = Values.normwise(values, (len(K), len(K)), error, power=1, solver="dual Gram")
+    found = conclude(ends, order=order, limit=limit, scale=0)
+    if is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
+        return found
+    return conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
+
+
+def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
+    """Eigenvalues of a positive definite K (n, n), the smallest one with an error of second order.
+
+    ``found`` are its eigenvalues, descending, with normwise bounds; ``error`` bounds that of K in the 2-norm.
+
+    With θ = vᵀKv/vᵀv and ρ = ‖Kv − θv‖/‖v‖, in extended precision where the machine has one, and β > θ below the other
+    eigenvalues, θ − ρ²/(β − θ) ≤ λ_n ≤ θ (Kato and Temple); v is from two steps of inverse iteration.
+    """
+    n, values = len(K), found.magnitudes
+    v = np.random.default_rng(0).standard_normal(n)
+    with warnings.catch_warnings():
+        # the shift may be an eigenvalue to the last digit
+        warnings.simplefilter("ignore", LinAlgWarning)
+        factors = lu_factor(K - values[-1] * np.eye(n), check_finite=False)
+    with np.errstate(all="ignore"):
+        for _ in range(2):
+            v = lu_solve(factors, v, check_finite=False)
+            v = v / np.linalg.norm(v)
+    if not np.isfinite(v).all():
+        return found
+    wide = v.astype(np.longdouble)
+    image = K.astype(np.longdouble) @ wide
+    theta = (wide @ image) / (wide @ wide)
+    residual = float(np.linalg.norm(image - theta * wide))
+    least, rounding = float(theta), (2 * n + 8) * float(np.finfo(np.longdouble).eps) * float(np.linalg.norm(K))
+    apart = float(values[-2] - found.errors[-2]) - least - rounding if n > 1 else math.inf
+    if not (apart > 0 and least > 0):
+        return found
+    half = rounding + error + EPS * least
+    magnitudes, below = values.copy(), found.errors.copy()
+    above = below.copy()
+    magnitudes[-1], above[-1] = least, half
+    below[-1] = half + (residual * (1 + 8 * EPS) + rounding) ** 2 / apart
+    return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual, refined")
+
+
+def above_smallest(K: torch.Tensor) -> float:
+    """Upper bound of the smallest eigenvalue of K > 0, usually near it, from a Cholesky factor; 0 without a factor."""
+    L, info = torch.linalg.cholesky_ex(K)
+    if int(info):
+        return 0.0
+    x = torch.linspace(1, 2, len(K), dtype=K.dtype, device=K.device)[:, None]
+    for _ in range(3):
+        x = x / torch.linalg.vector_norm(x)
+        x = torch.cholesky_solve(x, L)
+    return 1 / float(torch.linalg.vector_norm(x))

@@ -1,0 +1,35 @@
+"""Eigenvalues of symmetric matrices from LAPACK, with normwise bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hesscond.spectra.condition import Values
+from hesscond.spectra.solvers.base import EigenvalueForm, Form, Solver, register
+
+
+@register
+class Eigenvalues(Solver[EigenvalueForm]):
+    """Eigenvalues of the core to c·eps·|λ|_max."""
+
+    def fits(self, form: Form, rtol: float) -> bool:
+        return isinstance(form, EigenvalueForm)
+
+    def cost(self, form: EigenvalueForm) -> float:
+        return 4 / 3 * len(form.core) ** 3
+
+    def values(self, form: EigenvalueForm, rtol: float) -> Values:
+        return eigenvalue_values(form.core, form.error, form.floor)
+
+
+def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
+    """Eigenvalues of a symmetric matrix by size, with the normwise error bound.
+
+    ``error`` and ``floor``: bound and typical size of the error already in the matrix.
+    """
+    # scipy's dsyevd takes the least workspace, with which large matrices are not reduced in blocks
+    eigenvalues = np.linalg.eigvalsh(core)
+    eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
+    magnitudes = np.abs(eigenvalues)
+    found = Values.normwise(magnitudes, core.shape, error, power=1, solver="eigenvalues")
+    return found._replace(floors=found.floors + floor, negative=eigenvalues < 0)
