@@ -126,10 +126,7 @@ class TorchProducts(SymmetricOperator):
 
 
 def checked_by_products(A: SymmetricOperator, seed: int) -> SymmetricOperator:
-    """Return A if its products with random vectors are finite and those of a symmetric matrix.
-
-    For u, v of random signs, uᵀAv − vᵀAu has the variance ‖A − Aᵀ‖²_F, so an asymmetry does not hide.
-    """
+    """Return A if its products with random vectors are finite and those of a symmetric matrix."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (A.order, 2 * PAIRS), generator=generator, dtype=torch.int8)
     vectors = signs.to(A.device, A.dtype).mul_(2).sub_(1)

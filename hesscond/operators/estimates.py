@@ -112,10 +112,7 @@ def estimated_trace(A: SymmetricOperator, products: int, seed: int) -> Estimate[
 
 
 def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
-    """Yield blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device.
-
-    They are drawn on the host, so that they are the same for every device.
-    """
+    """Yield blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device."""
     for start in range(0, count, BLOCK):
         bits = torch.randint(0, 2, (A.order, min(BLOCK, count - start)), generator=generator, dtype=torch.int8)
         yield bits.to(A.device, A.dtype).mul_(2).sub_(1)

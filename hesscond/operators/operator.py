@@ -340,11 +340,7 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
 
 
 def amplified(rounding: float, magnitude: float, norm: float) -> float:
-    """Rounding of an operator of a ``norm`` whose products pass through quantities of a larger ``magnitude``.
-
-    Their errors, ``rounding`` times the magnitude, remain when the quantities cancel. If nothing remains, it is 1: no
-    digit of a product is known.
-    """
+    """Rounding of an operator of a ``norm`` whose products pass through quantities of a larger ``magnitude``."""
     return rounding * max(1.0, SAFETY * magnitude / norm) if norm > 0 else 1.0
 
 

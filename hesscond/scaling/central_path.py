@@ -93,10 +93,7 @@ class Newton(NamedTuple):
 
 
 def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
-    """Search for the scaling of the rows of L (m, r), or of rows and columns, with the smallest κ.
-
-    L has rank r ≥ 2 and no rows of zeros. The search ends at a relative gap ``rtol`` between κ and its lower bound.
-    """
+    """Search for the scaling of the rows of L (m, r), or of rows and columns, with the smallest κ."""
     best: Optimum | None = None
     kappa, rows, columns = np.inf, np.ones(len(L)), np.ones(L.shape[1])
     steps = 0
@@ -156,10 +153,7 @@ def start(L: np.ndarray) -> PathPoint:
 
 
 def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Factors U, σ (descending), V of a tall B = UΣVᵀ with κ near ``kappa``, by the cheapest accurate route.
-
-    ``sharpness`` is the factor by which a relative error of σ_min² is enlarged in M − λX.
-    """
+    """Factors U, σ (descending), V of a tall B = UΣVᵀ with κ near ``kappa``, by the cheapest accurate route."""
     eps = 8 * float(np.finfo(float).eps)
     if kappa**2 * sharpness * eps < BLUR:
         squares, V = torch.linalg.eigh(torch.from_numpy(B.T @ B))

@@ -81,10 +81,7 @@ def certify_ratio(A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray) -> 
 
 
 def feasible(A: np.ndarray, F: np.ndarray, G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Multiples of F and G with ‖a_iᵀF‖ ≤ ‖a_iᵀG‖ for every row a_i of A, proved with the bounds of `row_norms`.
-
-    Extended precision is used where that of the products in double would cost more than a part in 10⁸.
-    """
+    """Multiples of F and G with ‖a_iᵀF‖ ≤ ‖a_iᵀG‖ for every row a_i of A, proved with the bounds of `row_norms`."""
     F, G = normalized(A, F), normalized(A, G)
     kind: type[np.floating] = np.float64
     low, high = row_norms(A, F, kind)

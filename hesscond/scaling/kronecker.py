@@ -312,11 +312,7 @@ class PairSearch:
                 self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
     def descend(self, power: int, rank: int, rtol: float) -> bool:
-        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), with some centrings.
-
-        Returns whether it was stopped: because the gap is closed, as far as that is known before it is certified, or
-        because a larger exponent has more to give.
-        """
+        """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), with some centrings."""
         m, n = len(self.L), len(self.R)
         split = 0 if self.factors == "right" else m * m
         size = split + (0 if self.factors == "left" else n * n)
@@ -544,11 +540,7 @@ def entries(error: float | np.ndarray, A: np.ndarray) -> np.ndarray:
 
 
 def row_basis(rows: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Orthonormal basis (k, r) of the span of ``rows`` (·, k); the identity if that is everything, or not clear.
-
-    ``error`` bounds the errors in the columns (k,). A wrong decision only costs the optimum: κ⁺ of the result is
-    computed.
-    """
+    """Orthonormal basis (k, r) of the span of ``rows`` (·, k); the identity if that is everything, or not clear."""
     k = rows.shape[1]
     R = qr(rows, mode="r", check_finite=False)[0][:k]
     _, s, Vh = svd(R, check_finite=False)

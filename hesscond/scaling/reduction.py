@@ -14,11 +14,7 @@ SWEEPS = 12
 
 
 def powers(A: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Exponents p (m,), q (n,) with which the largest entries of the rows (and columns) of 2^p A 2^q are near 1.
-
-    A has no rows of zeros (and no such columns, if ``columns`` are scaled too). Otherwise q = 0, and the largest entry
-    of every row is in [½, 1).
-    """
+    """Exponents p (m,), q (n,) with which the largest entries of the rows (and columns) of 2^p A 2^q are near 1."""
     # logarithms: the entries themselves could overflow on the way
     with np.errstate(divide="ignore"):
         size = np.log2(np.abs(A))

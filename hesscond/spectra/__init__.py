@@ -10,8 +10,7 @@ from hesscond.spectra.density import Density, density
 from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.forms import condition_number
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.numerical_rank import Rank, rank
-from hesscond.spectra.rank import ExactRank, exact_rank
+from hesscond.spectra.rank import ExactRank, Rank, exact_rank, rank
 from hesscond.spectra.smallest import smallest_nonzero
 
 __all__ = [

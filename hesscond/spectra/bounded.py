@@ -161,10 +161,7 @@ def iterated(
     memory: float | None,
     seed: int,
 ) -> tuple[Krylov, Flattest, int]:
-    """Krylov process after this number of products, the flattest vector it has seen, and the products of its start.
-
-    A restart keeps the Ritz vectors of the largest and of the smallest |θ|.
-    """
+    """Krylov process after this number of products, the flattest vector it has seen, and the products of its start."""
     room = None if memory is None else int(memory) - A.order * A.dtype.itemsize
     layout = plan(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
     fresh = torch.Generator(A.device).manual_seed(seed)

@@ -244,10 +244,7 @@ def zero_matrix(order: int) -> ConditionNumber:
 
 
 def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool = False) -> ConditionNumber:
-    """Decide the rank from values with error bounds and form κ; ``order`` and ``scale`` are those of `CoreForm`.
-
-    ``limit`` bounds the rank; ``exact``: it is the rank, and none of this number of values is zero.
-    """
+    """Decide the rank from values with error bounds and form κ; ``order`` and ``scale`` are those of `CoreForm`."""
     magnitudes, errors, floors, power, solver, negative, _ = values
     above = errors if values.above is None else values.above
     considered = min(limit, len(magnitudes))

@@ -337,10 +337,7 @@ class Davidson(ExpandingSpace):
         return min(range(self.k, len(magnitudes)), key=lambda i: below[i])
 
     def clear(self, i: int) -> bool:
-        """Whether a pair has almost no component of eigenvalues below the wanted ones, or has the same value as one.
-
-        A component c along an eigenvector of λ adds c²(θ − λ)² to ‖r‖², and c²(θ − λ)²/λ to rᵀA⁻¹r.
-        """
+        """Whether a pair has almost no component of eigenvalues below the wanted ones, or has the same value as one."""
         size, reach = float(self.found.values[i].abs()), self.reach
         return size - self.estimates.errors.below[i] <= max(CLEAR * (size - reach), self.slack * reach)
 
@@ -549,11 +546,7 @@ class Missing(ExpandingSpace):
         return unclear[0] if unclear else 0
 
     def rayleigh_ritz(self, Y: torch.Tensor) -> Approximations:
-        """Ritz pairs, smallest |θ| first, from singular vectors V Y: those mix λ and −λ.
-
-        Few small Ritz values are near eigenvalues at first, but what is not resolved yet shows in them: with the
-        smallest ‖Au‖ first, fewer products are needed and more is missed.
-        """
+        """Ritz pairs, smallest |θ| first, from singular vectors V Y: those mix λ and −λ."""
         U, images = self.space.vectors(Y)
         images = self.excluded.remove(images)
         H = (U @ images.T).double().cpu()

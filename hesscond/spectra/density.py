@@ -56,10 +56,7 @@ LEAST = 1 / 100
 def probes_at_once(
     order: int, *, probes: int, steps: int, method: str, dtype: torch.dtype, memory: float | None
 ) -> int:
-    """Number of probes that are multiplied together; 0: all eigenvalues of the formed matrix are computed.
-
-    Raises a ConfigError if ``memory`` does not hold one probe.
-    """
+    """Number of probes that are multiplied together; 0: all eigenvalues of the formed matrix are computed."""
     if method == "auto":
         # the columns of the identity are multiplied 64 at a time; the decomposition is on the host
         fits = memory is None or (order + 64) * order * 8 <= memory

@@ -29,7 +29,6 @@ from hesscond.spectra.reductions import (
     factor_condition,
     factor_eigenpairs,
     factor_eigenvalues,
-    general_condition,
     rounded_condition,
     signed_condition,
     signed_eigenpairs,
@@ -307,9 +306,8 @@ def condition_number(
         return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
-    return (symmetric_condition if symmetric else general_condition)(
-        array, rank_bound=bound, rtol=rtol, error=error, exact=error == 0
-    )
+    measure = symmetric_condition if symmetric else partial(factor_condition, power=1)
+    return measure(array, rank_bound=bound, rtol=rtol, error=error, exact=error == 0)
 
 
 def is_operator(matrix: object) -> bool:

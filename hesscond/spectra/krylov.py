@@ -101,11 +101,7 @@ class Krylov:
         return product
 
     def start(self, given: torch.Tensor | None = None) -> None:
-        """Continue from one random vector, in which every eigenvector has a component: see `excludes`.
-
-        If ``given`` (1, n), continue from its sum with `MIXED` times a random vector, whose components are smaller by
-        this factor.
-        """
+        """Continue from one random vector, in which every eigenvector has a component: see `excludes`."""
         vector, share = self.random(), 1.0
         if given is not None:
             vector.div_(torch.linalg.vector_norm(vector) / MIXED).add_(given / torch.linalg.vector_norm(given))
@@ -140,10 +136,7 @@ class Krylov:
         )
 
     def seed(self, row: torch.Tensor, index: int | None = None) -> None:
-        """Continue from ``row`` (1, n), overwritten, in place of the next row.
-
-        ``index``: the row of V whose residual it is.
-        """
+        """Continue from ``row`` (1, n), overwritten, in place of the next row."""
         floor = ROUNDING * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(row, dim=1))
         _, remainder, self.next = self._orthonormalized(row, floor, [(0, self.size)] * 2)
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)

@@ -301,12 +301,7 @@ class Run:
             process.expand()
 
     def kept(self, chosen: torch.Tensor, errors: torch.Tensor, first: int) -> torch.Tensor:
-        """Ritz vectors that a restart keeps.
-
-        They include half of the vectors that are not among the ``first``, the next best ones. At most half of these are
-        replaced by the last ones, at the far end of the spectrum, if these have converged: the process would only find
-        them again.
-        """
+        """Ritz vectors that a restart keeps."""
         process, found = self.process, len(chosen)
         if process.complete:
             return chosen
@@ -334,10 +329,7 @@ class Run:
     # -- searching ----------------------------------------------------------------------------------------------------
 
     def search(self) -> Interval | None:
-        """Bound all other eigenvalues, from a random vector; None if a wanted one turned up, or at a stop.
-
-        The iteration can then continue with the rows of the process.
-        """
+        """Bound all other eigenvalues, from a random vector; None if a wanted one turned up, or at a stop."""
         process, wanted, locked = self.process, self.wanted, len(self.values)
         process.truncate(self.values)
         process.start()

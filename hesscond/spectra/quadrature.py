@@ -43,11 +43,7 @@ class Recurrence:
         return self.betas[-1] == 0
 
     def gauss(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Nodes θ of k-point Gauss quadrature, ascending, weights, which add up to 1, and residuals.
-
-        The residual of a node is ‖Ay − θy‖ of its Ritz vector, β_k times the last component of J's eigenvector: an
-        eigenvalue is no further away.
-        """
+        """Nodes θ of k-point Gauss quadrature, ascending, weights, which add up to 1, and residuals."""
         nodes, vectors = eigh_tridiagonal(self.alphas, self.betas[:-1])
         weights = vectors[0] ** 2
         return nodes, weights / weights.sum(), self.betas[-1] * np.abs(vectors[-1])

@@ -36,17 +36,20 @@ def factor_condition(
     error: float | np.ndarray = 0.0,
     exact: bool = False,
     jacobi_order: float = math.inf,
+    power: int = 2,
 ) -> ConditionNumber:
     """κ of H = FᵀF from the factor F (m, n): κ(H) = κ(F)², so float64 resolves κ(H) to 1e30.
 
     ``error`` bounds that of F in the 2-norm, or in each column (n,) or entry (m, n). With ``exact``, the rank of this
     very F is found by `exact_rank` where sizes do not decide it; otherwise values of the size of round-off are zeros.
-    Jacobi is left out beyond ``jacobi_order`` rows or columns.
+    Jacobi is left out beyond ``jacobi_order`` rows or columns. With ``power`` 1, κ is that of the matrix F itself, and
+    rank and nullity add up to min(m, n).
     """
     matrix = as_matrix(factor)
+    order = matrix.shape[1] if power == 2 else min(matrix.shape)
     core, scale, columns, transposed = scaled_core(matrix)
     if core.size == 0:
-        return zero_matrix(matrix.shape[1])
+        return zero_matrix(order)
     errors = np.asarray(np.ldexp(error, -scale))
     whole = float(np.linalg.norm(errors))
     by_part: float | np.ndarray = whole
@@ -57,18 +60,19 @@ def factor_condition(
         by_part = entries.T if transposed else entries
     form = SingularForm(
         core,
-        matrix.shape[1],
-        2 * scale,
+        order,
+        power * scale,
         bounds_of(core, rank_bound),
         partial(affordable_rank, core) if exact else None,
         error=by_part,
         whole=whole,
         across_rows=transposed,
+        power=power,
         jacobi_order=jacobi_order,
     )
     with few_threads(matrix):
         found = solve(form, rtol)
-    if found.rank_decision == "numerical":
+    if found.rank_decision == "numerical" and power == 2:
         # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
         above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
@@ -104,28 +108,6 @@ def equilibrated_rank(core: np.ndarray) -> int:
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
     values = svd_values(scaled)
     return int((values.magnitudes > values.errors).sum())
-
-
-def general_condition(
-    matrix: np.ndarray,
-    *,
-    rank_bound: RankBound | None = None,
-    rtol: float = 1e-8,
-    error: float = 0.0,
-    exact: bool = False,
-) -> ConditionNumber:
-    """κ = σ_max / smallest nonzero σ of a finite (m, n) array; rank and nullity add up to min(m, n).
-
-    ``exact`` as for `factor_condition`.
-    """
-    core, scale, *_ = scaled_core(matrix)
-    if core.size == 0:
-        return zero_matrix(min(matrix.shape))
-    error = float(np.ldexp(error, -scale))
-    rank = partial(affordable_rank, core) if exact else None
-    form = SingularForm(core, min(matrix.shape), scale, bounds_of(core, rank_bound), rank, error, error, power=1)
-    with few_threads(matrix):
-        return within_range(solve(form, rtol), matrix, core)
 
 
 def symmetric_condition(
@@ -173,11 +155,7 @@ class Rounding(NamedTuple):
 def uncertain_condition(
     matrix: np.ndarray, rounding: Rounding, *, order: int, bounds: Sequence[RankBound], scale: int, rtol: float
 ) -> ConditionNumber:
-    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
-
-    Jacobi's method is tried if the rounding of some rows is much smaller than that of others, so that the small
-    eigenvalues of these rows are known better.
-    """
+    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries."""
     unit, size, given = EPS * rounding.norm, rounding.size, rounding.given
     entries = None
     if size is not None and size.diagonal().max() > GRADED * size.diagonal().min():

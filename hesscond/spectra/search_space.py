@@ -180,10 +180,7 @@ class HarmonicSpace(RitzSpace):
         return q
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Return coefficients of the harmonic Ritz vectors, after those of vectors with a much smaller ‖Au‖.
-
-        Harmonic values belong to images, and say nothing of null vectors, which have none. But some |λ| ≤ ‖Au‖.
-        """
+        """Return coefficients of the harmonic Ritz vectors, after those of vectors with a much smaller ‖Au‖."""
         R = self.R.clone()
         # an image of zero has an infinite reciprocal; the vector shows up first either way
         floor = torch.finfo(torch.float64).eps * float(R.abs().max()) or 1.0
@@ -255,11 +252,7 @@ def random_rows(
 def lowest(
     inverse: ApproximateInverse, row: torch.Tensor, excluded: Excluded, steps: int
 ) -> tuple[torch.Tensor, float]:
-    """Approximate eigenvector (1, n) of M's smallest eigenvalue, and an upper bound of it, by Lanczos with M⁻¹.
-
-    Lanczos starts from ``row`` (1, n) and takes ``steps`` solutions with M. If no eigenvalue is positive, ``row`` and 0
-    are returned.
-    """
+    """Approximate eigenvector (1, n) of M's smallest eigenvalue, and an upper bound of it, by Lanczos with M⁻¹."""
     basis = Basis(Plan(steps, steps), row.shape[1], steps, dtype=row.dtype, device=row.device)
     T = torch.zeros(0, 0, dtype=torch.float64)
     v = orthonormal(row, excluded, basis)

@@ -43,10 +43,7 @@ def side_by_side(task: Callable[[Part], Result], parts: Sequence[Part], threads:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Context with one thread for decompositions of some hundred rows.
-
-    Several threads gain a third there, and lose tenfold when other work runs at the same time.
-    """
+    """Context with one thread for decompositions of some hundred rows."""
     libraries = [(torch.get_num_threads, torch.set_num_threads), *openblas()]
     before = [(count, put) for get, put in libraries if (count := get()) > 1]
     for _, put in before:

@@ -115,10 +115,7 @@ class EigenvalueForm(CoreForm):
 
 
 def eigenvalues_of(symmetric: np.ndarray) -> np.ndarray:
-    """Ascending eigenvalues of one or a stack of symmetric matrices.
-
-    Through torch, whose LAPACK is the faster one here and shares the threads of the training around it.
-    """
+    """Ascending eigenvalues of one or a stack of symmetric matrices."""
     return torch.linalg.eigvalsh(torch.from_numpy(symmetric)).numpy()
 
 

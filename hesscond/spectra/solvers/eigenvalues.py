@@ -23,10 +23,7 @@ class Eigenvalues(Solver[EigenvalueForm]):
 
 
 def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
-    """Eigenvalues of a symmetric matrix by size, with the normwise error bound.
-
-    ``error`` and ``floor``: bound and typical size of the error already in the matrix.
-    """
+    """Eigenvalues of a symmetric matrix by size, with the normwise error bound."""
     # scipy's dsyevd takes the least workspace, with which large matrices are not reduced in blocks
     eigenvalues = np.linalg.eigvalsh(core)
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]

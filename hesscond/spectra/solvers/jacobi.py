@@ -151,10 +151,7 @@ def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    r"""Change eps·\|u_k\|ᵀ\|A\|\|v_k\| (n,) of every singular value by a relative change eps of each single entry.
-
-    A σ_k of this size is round-off of the entries themselves.
-    """
+    r"""Change eps·\|u_k\|ᵀ\|A\|\|v_k\| (n,) of every singular value by a relative change eps of each single entry."""
     return EPS * np.maximum(weighted(np.abs(core), u, v), values)
 
 

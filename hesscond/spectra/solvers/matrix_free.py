@@ -170,8 +170,7 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     low, high = magnitude_interval(ends, 0)
     nullity = known + bottom.null
     # the smallest one that is certainly not zero, of all that were seen
-    seen = [(result, i) for result in (bottom, ends) for i in range(len(result.eigenvalues))]
-    nonzero = [(abs(float(r.eigenvalues[i])), r, i) for r, i in seen if magnitude_interval(r, i)[0] > 0]
+    nonzero = [item for result in (bottom, ends) for item in nonzero_ones(result)]
     solver = f"iteration, {ends.products + bottom.products} products"
     if not nonzero:
         return replace(zero_matrix(order), lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
@@ -179,15 +178,15 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     least, most = magnitude_interval(result, index)
     resolved = bottom.converged and ends.converged and result is bottom
     # the same eigenvalue may have been found from both ends
-    counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
     reached = [magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues))]
-    apart = resolved and max(reached, default=math.inf) < low
-    seen_negative = sum(counts) if apart else max(counts)
+    distinct = max(reached, default=math.inf) < low
+    counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
+    seen_negative = sum(counts) if resolved and distinct else max(counts)
     uncertain = max(1.0, low / most)
     # the eigenvalues that were distinguished from zero, if not all were
     nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
-    distinct = max(reached, default=math.inf) < low
-    rank = order - nullity if resolved else sum(nonzeros) if distinct else max(nonzeros)
+    told = sum(nonzeros) if distinct else max(nonzeros)
+    rank = order - nullity if resolved else told
     return ConditionNumber(
         value=largest / smallest if resolved else math.inf,
         lower=uncertain,
@@ -204,6 +203,12 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
         rank_decision="iterative" if resolved else "unresolved",
         negative_counted=psd,
     )
+
+
+def nonzero_ones(result: EigenResult) -> list[tuple[float, EigenResult, int]]:
+    """Sizes of the eigenvalues of a result that are certainly not zero, with the result and their indices."""
+    sizes = result.eigenvalues.abs().tolist()
+    return [(size, result, i) for i, size in enumerate(sizes) if magnitude_interval(result, i)[0] > 0]
 
 
 def magnitude_interval(result: EigenResult, index: int) -> tuple[float, float]:
