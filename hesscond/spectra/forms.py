@@ -32,7 +32,6 @@ from hesscond.spectra.reductions import (
     rounded_condition,
     signed_condition,
     signed_eigenpairs,
-    signed_eigenvalues,
     symmetric_condition,
 )
 from hesscond.spectra.solvers.base import Form, RankBound
@@ -73,10 +72,10 @@ class FactorForm(Form):
 
     def eigenvalues(self, condition: ConditionNumber) -> np.ndarray:
         """Nonzero eigenvalues (r,), descending, as many as ``condition`` of this form found."""
+        if self.signs is not None:
+            return self.eigenpairs(condition)[0]
         with few_threads(self.factor):
-            if self.signs is None:
-                return factor_eigenvalues(self.factor, condition)
-            return signed_eigenvalues(self.factor, self.signs, condition)
+            return factor_eigenvalues(self.factor, condition)
 
     def eigenpairs(self, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
         """Nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (n, r)."""

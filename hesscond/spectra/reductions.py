@@ -330,13 +330,6 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     return np.ldexp(values[:rank] ** 2, 2 * scale), vectors
 
 
-def signed_eigenvalues(factor: object, signs: object, condition: ConditionNumber) -> np.ndarray:
-    """Nonzero eigenvalues of Fᵀ diag(signs) F, descending, as many as `signed_condition` found."""
-    core, sign, scale, *_ = prepared(factor, signs)
-    values = signed_pairs(core, sign, condition)[0]
-    return np.ldexp(values, 2 * scale)
-
-
 def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
     """Nonzero eigenvalues of a prepared F, descending, and orthonormal eigenvectors; by Jacobi if it was used."""
     if condition.rank == 0:

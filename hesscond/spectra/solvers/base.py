@@ -211,7 +211,9 @@ def search(form: CoreForm, solvers: Sequence[Solver], rtol: float) -> ConditionN
             result = conclude(values, order=form.order, limit=limit, scale=form.scale)
         if is_good_enough(result, rtol):
             return result
-        best = result if best is None or best.rank_decision != "structural" else narrower(best, result)
+        certain = result.rank_decision == "structural"
+        if best is None or best.rank_decision != "structural" or (certain and result.width < best.width):
+            best = result
     assert best is not None
     if form.exact is None or best.rank_decision == "structural":
         return best
@@ -241,11 +243,6 @@ def sharpened(values: Values, earlier: Values) -> Values:
 def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
     """Whether no more expensive solver is needed: a structural rank, and an interval no wider than ``rtol``."""
     return result.rank_decision == "structural" and result.width <= rtol
-
-
-def narrower(first: ConditionNumber, second: ConditionNumber) -> ConditionNumber:
-    """Return the result with the narrower interval, of two of which the first is structural."""
-    return second if second.rank_decision == "structural" and second.width < first.width else first
 
 
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:

@@ -91,12 +91,7 @@ def jacobi_values(
     power: int = 2,
     least: Smallest | None = None,
 ) -> Values:
-    """Singular values of ``core`` (m, n) by one-sided Jacobi, with the bounds of `graded_errors`.
-
-    ``error`` is a bound, in the 2-norm, of the error in the core, or bounds for its columns (its rows with
-    ``across_rows``), which weigh on σ_k as its singular vector does, or for its entries (m, n), below which σ_k may be
-    round-off. ``least`` is the `smallest_singular_value`, without which the smallest is not told from zero.
-    """
+    """Singular values of ``core`` (m, n) by one-sided Jacobi, with errors as in `SingularForm`; ``least`` or None."""
     values, u, v = jacobi_svd(core)
     below, above = graded_errors(core, values, u, v, least)
     floors = NOISE * roundoff_of_entries(core, values, u, v)
