@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used."""
+"""Packages whose names are imported when they are first used, or whose modules register what they define."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
-from hesscond.errors import GONE
+from hesscond.errors import GONE, ConfigError
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -45,3 +47,22 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         return sorted({*vars(sys.modules[package]), *homes()})
 
     return get, names
+
+
+def imported(package: str) -> list[ModuleType]:
+    """Modules of a package, imported in the order of their names; ``package`` is its ``__name__``."""
+    found = iter_modules(sys.modules[package].__path__, f"{package}.")
+    return [import_module(module.name) for module in found if not module.ispkg]
+
+
+@cache
+def load_installed(group: str) -> None:
+    """Import the modules that other packages name as entry points of a group, such as ``hesscond.methods``."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except Exception as error:
+            what = group.rpartition(".")[2]
+            raise ConfigError(f"the {what} of {point.value} cannot be imported: {error}") from error

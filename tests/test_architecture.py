@@ -24,8 +24,8 @@ FORBIDDEN = {
     "problem": {"runs", "operators", "sheets"},
     "spectra": {"problem", "capture"},
     "scaling": {"problem", "capture"},
-    "models": set(ORDER) - {"errors", "models"},
-    "data": set(ORDER) - {"errors", "data"},
+    "models": set(ORDER) - {"errors", "lazy", "models"},
+    "data": set(ORDER) - {"errors", "lazy", "data"},
 }
 
 

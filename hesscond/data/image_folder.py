@@ -10,16 +10,11 @@ from typing import Any
 import torch
 
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.folders import FolderSource
-from hesscond.data.generated import checked_options
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
+from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
-NAME = "image-folder"
-#: ``folder``: a path, or a name below the data directory. Each picture is brought to a shorter side of ``resize``
-#: pixels, and its centre of ``size`` × ``size`` is taken.
-OPTIONS: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
 #: Suffixes of pictures, as in torchvision's ``ImageFolder``, in upper or lower case; other files are ignored.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: Number of digits of the fingerprints of pictures that a run records.
@@ -28,54 +23,64 @@ DIGITS = 12
 SPLITS = {"train": "train", "val": "test"}
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked options."""
-    options = checked_options(given, OPTIONS)
-    if options["size"] > options["resize"]:
-        raise ConfigError(f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger.")
-    return options
-
-
-def form_of(given: Mapping[str, Any]) -> Form:
-    """Form of the colour images."""
-    options = options_of(given)
-    return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
-
-
-def load_image_folder(
-    given: Mapping[str, Any],
-    directories: Sequence[Path],
-    *,
-    train_samples: int | None = None,
-    test_samples: int | None = None,
-) -> Dataset:
+class ImageFolder(FolderSource):
     """Pictures of a folder, which stay on disk and are decoded when they are indexed; the test set is ``val``.
 
-    Classes are numbered in the order of their names, those of ``val`` as those of ``train``.
+    Classes are numbered in the order of their names, those of ``val`` as those of ``train``. Each picture is brought to
+    a shorter side of ``resize`` pixels, and its centre of ``size`` × ``size`` is taken.
     """
-    try:
-        import PIL  # noqa: F401  (before an hour of training)
-    except ImportError:
-        raise ConfigError("image-folder needs Pillow: pip install pillow (extra 'images')") from None
-    options = options_of(given)
-    folder = SOURCE.folder(options["folder"], directories)
-    for split in SPLITS:
-        if not (folder / split).is_dir():
-            raise DataNotFoundError(f"{folder} has no folder {split}: it must hold train/CLASS/* and val/CLASS/*.")
-    classes, others = class_folders(folder / "train", options["classes"]), folders_in(folder / "val")
-    if unknown := sorted(set(others) - set(classes)):
-        raise CorruptDataError(f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both.")
-    files, targets = {}, {}
-    for (split, name), own in zip(SPLITS.items(), (classes, others), strict=True):
-        samples = train_samples if name == "train" else test_samples
-        files[split], targets[split] = listed(folder / split, own, classes)
-        if samples is not None:
-            rows = rows_of(NAME, name, targets[split], samples)
-            files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
-    train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
-    # other pictures are another source
-    names = ", ".join(one.fingerprint()[:DIGITS] for one in (train, val))
-    return Dataset(NAME, train, targets["train"], val, targets["val"], len(classes), f"{folder} (pictures {names})")
+
+    name = "image-folder"
+    options: Mapping[str, Any] = {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
+    advice = (
+        "put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in "
+        "[data] (ImageNet is given by image-net.org to those who accept its terms)."
+    )
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().checked(given)
+        if options["size"] > options["resize"]:
+            raise ConfigError(
+                f"size = {options['size']} exceeds resize = {options['resize']}: the centre is no larger."
+            )
+        return options
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
+
+    def load(
+        self,
+        options: Mapping[str, Any],
+        directories: Sequence[Path],
+        *,
+        train_samples: int | None,
+        test_samples: int | None,
+        **how: Any,
+    ) -> Dataset:
+        try:
+            import PIL  # noqa: F401  (before an hour of training)
+        except ImportError:
+            raise ConfigError("image-folder needs Pillow: pip install pillow (extra 'images')") from None
+        folder = self.folder(options["folder"], directories)
+        for split in SPLITS:
+            if not (folder / split).is_dir():
+                raise DataNotFoundError(f"{folder} has no folder {split}: it must hold train/CLASS/* and val/CLASS/*.")
+        classes, others = class_folders(folder / "train", options["classes"]), folders_in(folder / "val")
+        if unknown := sorted(set(others) - set(classes)):
+            raise CorruptDataError(
+                f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both."
+            )
+        files, targets = {}, {}
+        for (split, name), own in zip(SPLITS.items(), (classes, others), strict=True):
+            samples = train_samples if name == "train" else test_samples
+            files[split], targets[split] = listed(folder / split, own, classes)
+            if samples is not None:
+                rows = rows_of(self.name, name, targets[split], samples)
+                files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
+        train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
+        # other pictures are another source
+        source = f"{folder} (pictures {', '.join(one.fingerprint()[:DIGITS] for one in (train, val))})"
+        return Dataset(self.name, train, targets["train"], val, targets["val"], len(classes), source)
 
 
 def folders_in(place: Path) -> list[str]:
@@ -116,11 +121,4 @@ def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[lis
     return files, torch.tensor(targets)
 
 
-SOURCE = FolderSource(
-    NAME,
-    OPTIONS,
-    form_of,
-    load_image_folder,
-    "put your pictures into train/CLASS/* and val/CLASS/* of {places}, or name their folder by folder = … in [data] "
-    "(ImageNet is given by image-net.org to those who accept its terms).",
-)
+register(ImageFolder())

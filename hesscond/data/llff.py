@@ -10,60 +10,55 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.folders import FolderSource
-from hesscond.data.generated import checked_options
 from hesscond.data.image_folder import SUFFIXES
-from hesscond.data.preparation import part
+from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
-NAME = "llff"
-#: ``folder``: a path, or a name below the data directory; views have 1/``factor`` of their height and width; every
-#: ``holdout``-th one, from the first on, is for testing.
-OPTIONS: Mapping[str, Any] = {"folder": "nerf_llff_data/fern", "factor": 8, "holdout": 8}
 #: Numbers of a ray: its origin, its direction, where it begins and ends, and the direction of the view.
 RAY = 3 + 3 + 2 + 3
 #: The nearest point of the scene comes to this depth, beyond the plane of depth 1 in front of which nothing is.
 CLOSEST = 1 / 0.75
 
 
-def form_of(given: Mapping[str, Any]) -> Form:
-    """Form of the rays, with red, green and blue as targets."""
-    checked_options(given, OPTIONS)
-    return Form((RAY,), 3, 0)
-
-
-def load_llff(
-    given: Mapping[str, Any],
-    directories: Sequence[Path],
-    *,
-    train_samples: int | None = None,
-    test_samples: int | None = None,
-) -> Dataset:
+class LLFF(FolderSource):
     """Rays through all pixels of the views, in normalized device coordinates, with their colours.
 
     Mildenhall et al., NeRF (ECCV 2020), appendix C, and the code published with it: ``poses_bounds.npy`` has a row for
     each view (camera to world, height, width and focal length, nearest and farthest depth). ``images_8``, or another
-    factor, has the views in the order of their names; if there is none, those in ``images`` are made smaller.
+    factor, has the views in the order of their names; if there is none, those in ``images`` are made smaller. Views
+    have 1/``factor`` of their height and width; every ``holdout``-th one, from the first on, is for testing.
     """
-    options = checked_options(given, OPTIONS)
-    folder = SOURCE.folder(options["folder"], directories)
-    cameras, focal, nearest = read_cameras(folder)
-    views, scale = read_views(folder, options["factor"], len(cameras))
-    height, width = views.shape[1:3]
-    cameras = about_their_mean(cameras, nearest)
-    rays = np.stack([normalized_rays(camera, height, width, focal * scale) for camera in cameras])
-    held_out = np.arange(len(cameras)) % options["holdout"] == 0
-    if held_out.all():
-        raise ConfigError(f"of {len(cameras)} views holdout = {options['holdout']} leaves none to train on: take more.")
-    colours = views.astype(np.float32) / np.float32(255)
-    train, train_targets, test, test_targets = (
-        torch.from_numpy(own[chosen].reshape(-1, own.shape[-1]))
-        for chosen in (~held_out, held_out)
-        for own in (rays, colours)
+
+    name = "llff"
+    options: Mapping[str, Any] = {"folder": "nerf_llff_data/fern", "factor": 8, "holdout": 8}
+    advice = (
+        "unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 or "
+        "images), or name the folder of a scene by folder = … in [data]."
     )
-    source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
-    data = Dataset(NAME, train, train_targets, test, test_targets, 0, source)
-    return part(data, train=train_samples, test=test_samples)
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return Form((RAY,), 3, 0)
+
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+        folder = self.folder(options["folder"], directories)
+        cameras, focal, nearest = read_cameras(folder)
+        views, scale = read_views(folder, options["factor"], len(cameras))
+        height, width = views.shape[1:3]
+        cameras = about_their_mean(cameras, nearest)
+        rays = np.stack([normalized_rays(camera, height, width, focal * scale) for camera in cameras])
+        held_out = np.arange(len(cameras)) % options["holdout"] == 0
+        if held_out.all():
+            raise ConfigError(
+                f"of {len(cameras)} views holdout = {options['holdout']} leaves none to train on: take more."
+            )
+        colours = views.astype(np.float32) / np.float32(255)
+        train, train_targets, test, test_targets = (
+            torch.from_numpy(own[chosen].reshape(-1, own.shape[-1]))
+            for chosen in (~held_out, held_out)
+            for own in (rays, colours)
+        )
+        source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
+        return Dataset(self.name, train, train_targets, test, test_targets, 0, source)
 
 
 def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
@@ -155,11 +150,4 @@ def normalized_rays(camera: np.ndarray, height: int, width: int, focal: float) -
     return np.stack(rays, -1).astype(np.float32)
 
 
-SOURCE = FolderSource(
-    NAME,
-    OPTIONS,
-    form_of,
-    load_llff,
-    "unpack nerf_llff_data.zip of the authors of NeRF, so that there is {places} (poses_bounds.npy and images_8 or "
-    "images), or name the folder of a scene by folder = … in [data].",
-)
+register(LLFF())

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hesscond.data import image_folder, llff, modelnet, text
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.files import DownloadError, download_files
-from hesscond.data.generated import DIGITS, GENERATED, digits_folder
 from hesscond.data.preparation import part
-from hesscond.data.published import SOURCES, PublishedSource
+from hesscond.data.sources import ENVIRONMENT, SOURCES, Source
 from hesscond.errors import ConfigError, DataNotFoundError
-
-ENVIRONMENT = "HESSCOND_DATA_DIR"
-
-FOLDERS = {module.SOURCE.name: module.SOURCE for module in (image_folder, llff, modelnet, text)}
 
 
 def names() -> tuple[str, ...]:
@@ -33,7 +26,7 @@ def names() -> tuple[str, ...]:
     >>> names()[:6]
     ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-folder', 'image-regression')
     """
-    return tuple(sorted((*SOURCES, *GENERATED, *FOLDERS)))
+    return tuple(sorted(SOURCES))
 
 
 def options(name: str) -> dict[str, Any]:
@@ -54,9 +47,7 @@ def options(name: str) -> dict[str, Any]:
     >>> options("occupancy")
     {'train': 20000, 'test': 5000, 'seed': 0}
     """
-    if name in FOLDERS:
-        return dict(FOLDERS[name].options)
-    return GENERATED[name].options if name in GENERATED else {}
+    return dict(SOURCES[name].options) if name in SOURCES else {}
 
 
 def form(name: str, **given: Any) -> Form:
@@ -84,10 +75,8 @@ def form(name: str, **given: Any) -> Form:
     >>> form("shapes", points=64)
     Form(input_shape=(64, 3), outputs=5, classes=5, tokens=False)
     """
-    if name in FOLDERS:
-        return FOLDERS[name].form(given)
-    refuse_options(name, given)
-    return GENERATED[name].form(GENERATED[name].checked(given)) if name in GENERATED else _source(name).form
+    source = _source(name)
+    return source.form(source.checked(given))
 
 
 def load(
@@ -139,20 +128,13 @@ def load(
     >>> data.train_inputs.shape, data.test_inputs.shape
     (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
-    if data_dir is not None and name in (*SOURCES, *FOLDERS) and not Path(data_dir).expanduser().is_dir():
+    source = _source(name)
+    if data_dir is not None and source.on_disk and not Path(data_dir).expanduser().is_dir():
         there = Path(data_dir).expanduser().exists()
         wrong = "is a file: give" if there else "does not exist: make it, or give"
         raise DataNotFoundError(f"the data directory {data_dir} {wrong} the folder that holds {name}.")
-    if name in FOLDERS:
-        directories = _directories(data_dir)
-        return FOLDERS[name].load(given, directories, train_samples=train_samples, test_samples=test_samples)
-    refuse_options(name, given)
-    if name in GENERATED:
-        data = GENERATED[name](**given)
-    else:
-        source = _source(name)
-        _, place = _locate(source, _directories(data_dir), may_download=download)
-        data = source.read(place)
+    samples = {"train_samples": train_samples, "test_samples": test_samples}
+    data = source.load(source.checked(given), _directories(source, data_dir), download=download, **samples)
     return part(data, train=train_samples, test=test_samples)
 
 
@@ -181,16 +163,8 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
     CorruptDataError
         A file is not the published one.
     """
-    if name == DIGITS:
-        return digits_folder()
-    if name in GENERATED:
-        raise ConfigError(f"the data set {name!r} is generated: there is nothing to fetch.")
-    if name in FOLDERS:
-        raise ConfigError(f"{name} is not for download: {FOLDERS[name].what_to_bring(_directories(data_dir))}")
-    source = _source(name, choices=(DIGITS, *SOURCES))
-    directory, place = _locate(source, _directories(data_dir), may_download=True)
-    source.verified_files(place)
-    return directory
+    source = _source(name, choices=[name for name, own in SOURCES.items() if own.fetchable])
+    return source.fetch(_directories(source, data_dir))
 
 
 def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
@@ -213,28 +187,20 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     ConfigError
         There is no data set of this name, or it has no files.
     """
-    if name == DIGITS:
-        return digits_folder()
-    if name in FOLDERS:
-        return FOLDERS[name].find(_directories(data_dir))
     source = _source(name)
-    return next((place for directory in _directories(data_dir) if (place := source.find(directory))), None)
+    return source.locate(_directories(source, data_dir))
 
 
-def refuse_options(name: str, given: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for options of a data set that has none."""
-    if given and name in names() and not options(name):
-        raise ConfigError(f"the data set {name!r} has no option {next(iter(given))!r}: it has none.")
-
-
-def _source(name: str, choices: Iterable[str] | None = None) -> PublishedSource:
+def _source(name: str, choices: Iterable[str] | None = None) -> Source:
     if name not in SOURCES:
         raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(sorted(choices or names()))}.")
     return SOURCES[name]
 
 
-def _directories(data_dir: Path | str | None) -> list[Path]:
+def _directories(source: Source, data_dir: Path | str | None) -> list[Path]:
     """Folders to search, in order; a download goes into the last one."""
+    if not source.on_disk:
+        return []
     if data_dir is not None:
         return [Path(data_dir).expanduser()]
 
@@ -243,37 +209,3 @@ def _directories(data_dir: Path | str | None) -> list[Path]:
     from_environment = os.environ.get(ENVIRONMENT)
     chosen = [Path(from_environment).expanduser()] if from_environment else []
     return [*chosen, Path(pooch.os_cache("hesscond"))]
-
-
-def _locate(source: PublishedSource, directories: list[Path], *, may_download: bool) -> tuple[Path, Path]:
-    """Folder searched and the copy found in it, downloaded if there was none."""
-    for directory in directories:
-        if place := source.find(directory):
-            return directory, place
-    if not may_download:
-        raise _not_found(source, directories, "downloading was not allowed")
-    target = directories[-1]
-    try:
-        download_files(source.downloads, target)
-    except DownloadError as error:
-        raise _not_found(source, directories, str(error)) from None
-    place = source.find(target)
-    assert place is not None, "a completed download is a full copy"
-    return target, place
-
-
-def _not_found(source: PublishedSource, directories: list[Path], reason: str) -> DataNotFoundError:
-    places = " or ".join(_describe(source, directory) for directory in directories)
-    return DataNotFoundError(
-        f"{source.name} is not in {places}, and {reason}: run `hesscond data fetch {source.name}` where "
-        f"there is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, "
-        "which needs no download."
-    )
-
-
-def _describe(source: PublishedSource, directory: Path) -> str:
-    if not directory.is_dir():
-        return f"{directory} (no such folder)"
-    if (directory / source.folder).is_dir() and (lacking := source.lacking(directory)):
-        return f"{directory} ({source.folder} lacks {', '.join(lacking)})"
-    return str(directory)

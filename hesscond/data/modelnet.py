@@ -14,52 +14,55 @@ import torch
 
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import fingerprint
-from hesscond.data.folders import FolderSource
-from hesscond.data.generated import checked_options
 from hesscond.data.image_folder import DIGITS, class_folders
 from hesscond.data.preparation import rows_of
+from hesscond.data.sources import FolderSource, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
-NAME = "modelnet40"
-#: ``folder``: a path, or a name below the data directory; ``points`` are sampled on each mesh, from ``seed``.
-OPTIONS: Mapping[str, Any] = {"folder": "ModelNet40", "points": 1024, "classes": 40, "seed": 0}
 SPLITS = ("train", "test")
 
 
-def form_of(given: Mapping[str, Any]) -> Form:
-    """Form of the clouds of points in space."""
-    options = checked_options(given, OPTIONS)
-    return Form((options["points"], 3), options["classes"], options["classes"])
-
-
-def load_modelnet(
-    given: Mapping[str, Any],
-    directories: Sequence[Path],
-    *,
-    train_samples: int | None = None,
-    test_samples: int | None = None,
-) -> Dataset:
+class ModelNet(FolderSource):
     """Points on the meshes of a folder, uniform by area, each cloud centred and scaled into the unit sphere.
 
     Wu et al., 3D ShapeNets (CVPR 2015), sampled as by Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1.
-    Classes are numbered in the order of their names. A mesh has the same points in every part of the data set. They are
-    cached in the folder of downloads, since reading 12,311 meshes takes minutes.
+    Classes are numbered in the order of their names. A mesh has the same points, from ``seed``, in every part of the
+    data set. They are cached in the folder of downloads, since reading 12,311 meshes takes minutes.
     """
-    options = checked_options(given, OPTIONS)
-    folder = SOURCE.folder(options["folder"], directories)
-    classes = class_folders(folder, options["classes"])
-    clouds, targets, names = [], [], []
-    for split, samples in zip(SPLITS, (train_samples, test_samples), strict=True):
-        files, own = listed(folder, split, classes)
-        if samples is not None:
-            rows = rows_of(NAME, split, own, samples)
-            files, own = [files[row] for row in rows.tolist()], own[rows]
-        name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
-        clouds.append(cached(directories[-1] / f"{NAME}-{name}.npy", folder, files, options))
-        targets.append(own)
-        names.append(name[:DIGITS])
-    source = f"{folder} (meshes {', '.join(names)})"
-    return Dataset(NAME, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
+
+    name = "modelnet40"
+    options: Mapping[str, Any] = {"folder": "ModelNet40", "points": 1024, "classes": 40, "seed": 0}
+    advice = (
+        "unpack ModelNet40.zip of modelnet.cs.princeton.edu into {places} (CLASS/train/*.off, CLASS/test/*.off), or "
+        "name its folder by folder = … in [data]."
+    )
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return Form((options["points"], 3), options["classes"], options["classes"])
+
+    def load(
+        self,
+        options: Mapping[str, Any],
+        directories: Sequence[Path],
+        *,
+        train_samples: int | None,
+        test_samples: int | None,
+        **how: Any,
+    ) -> Dataset:
+        folder = self.folder(options["folder"], directories)
+        classes = class_folders(folder, options["classes"])
+        clouds, targets, names = [], [], []
+        for split, samples in zip(SPLITS, (train_samples, test_samples), strict=True):
+            files, own = listed(folder, split, classes)
+            if samples is not None:
+                rows = rows_of(self.name, split, own, samples)
+                files, own = [files[row] for row in rows.tolist()], own[rows]
+            name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
+            clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, files, options))
+            targets.append(own)
+            names.append(name[:DIGITS])
+        source = f"{folder} (meshes {', '.join(names)})"
+        return Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
 
 
 def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
@@ -161,11 +164,4 @@ def within_unit_sphere(points: np.ndarray) -> np.ndarray:
     return centred / np.linalg.norm(centred, axis=1).max()
 
 
-SOURCE = FolderSource(
-    NAME,
-    OPTIONS,
-    form_of,
-    load_modelnet,
-    "unpack ModelNet40.zip of modelnet.cs.princeton.edu into {places} (CLASS/train/*.off, CLASS/test/*.off), or name "
-    "its folder by folder = … in [data].",
-)
+register(ModelNet())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hesscond.data.dataset import Dataset
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.sources import Generated, register
 
 NAME = "occupancy"
 
@@ -34,3 +35,6 @@ def inside(points: torch.Tensor) -> torch.Tensor:
     found |= from_circle.norm(dim=1) < tube
     lowest, highest = (points.new_tensor(corner) for corner in BOX)
     return found | ((points > lowest) & (points < highest)).all(1)
+
+
+register(Generated(NAME, load_occupancy, lambda options: Form((3,), 2, 2)))

@@ -1,7 +1,7 @@
 """Data sets that come as files, CIFAR and the MNIST family: their layout, addresses and checksums.
 
 The checksums of archives, CIFAR batches and gzipped idx files are those torchvision publishes. A further data
-set is a further entry of `SOURCES`.
+set is a further `register`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import gzip
 import pickle
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -20,8 +20,17 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form, images_from_bytes
-from hesscond.data.files import Download, exists, file_md5, read_verified, read_verified_members
-from hesscond.errors import CorruptDataError
+from hesscond.data.files import (
+    Download,
+    DownloadError,
+    download_files,
+    exists,
+    file_md5,
+    read_verified,
+    read_verified_members,
+)
+from hesscond.data.sources import ENVIRONMENT, Source, register
+from hesscond.errors import CorruptDataError, DataNotFoundError
 
 CIFAR_SHAPE = (3, 32, 32)
 # Every data set of this family has the same four files of the same shapes.
@@ -35,16 +44,11 @@ IDX_SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-class PublishedSource(ABC):
+class PublishedSource(Source):
     """Layout of the files of a data set, with their checksums."""
 
-    name: str
     folder: str  # below a data directory, as torchvision has it
-
-    @property
-    @abstractmethod
-    def form(self) -> Form:
-        """Shapes of the samples."""
+    fetchable = True
 
     @property
     @abstractmethod
@@ -71,6 +75,50 @@ class PublishedSource(ABC):
     def read(self, place: Path) -> Dataset:
         """Data set of a copy, checked as in `verified_files`; CorruptDataError also for a wrong layout of a file."""
 
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, download: bool, **how: Any) -> Dataset:
+        return self.read(self.present(directories, download=download)[1])
+
+    def locate(self, directories: Sequence[Path]) -> Path | None:
+        return next((place for directory in directories if (place := self.find(directory))), None)
+
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        directory, place = self.present(directories, download=True)
+        self.verified_files(place)
+        return directory
+
+    def present(self, directories: Sequence[Path], *, download: bool) -> tuple[Path, Path]:
+        """Folder searched and the copy found in it, downloaded into the last one if there was none."""
+        for directory in directories:
+            if place := self.find(directory):
+                return directory, place
+        if not download:
+            raise self.not_found(directories, "downloading was not allowed")
+        target = directories[-1]
+        try:
+            download_files(self.downloads, target)
+        except DownloadError as error:
+            raise self.not_found(directories, str(error)) from None
+        place = self.find(target)
+        assert place is not None, "a completed download is a full copy"
+        return target, place
+
+    def not_found(self, directories: Sequence[Path], reason: str) -> DataNotFoundError:
+        """Error that says where the files are not, and how to get them."""
+        places = " or ".join(self.described(directory) for directory in directories)
+        return DataNotFoundError(
+            f"{self.name} is not in {places}, and {reason}: run `hesscond data fetch {self.name}` where "
+            f"there is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, "
+            "which needs no download."
+        )
+
+    def described(self, directory: Path) -> str:
+        """A folder that was searched, and what it lacks."""
+        if not directory.is_dir():
+            return f"{directory} (no such folder)"
+        if (directory / self.folder).is_dir() and (lacking := self.lacking(directory)):
+            return f"{directory} ({self.folder} lacks {', '.join(lacking)})"
+        return str(directory)
+
 
 @dataclass(frozen=True)
 class CifarSource(PublishedSource):
@@ -84,8 +132,7 @@ class CifarSource(PublishedSource):
     test: Mapping[str, str]
     label_key: bytes  # key of the class numbers in a batch
 
-    @property
-    def form(self) -> Form:
+    def form(self, options: Mapping[str, Any]) -> Form:
         return Form(CIFAR_SHAPE, self.classes, self.classes)
 
     @property
@@ -146,8 +193,7 @@ class IdxSource(PublishedSource):
     namesakes: frozenset[str] = field(default=frozenset())
     classes: int = 10
 
-    @property
-    def form(self) -> Form:
+    def form(self, options: Mapping[str, Any]) -> Form:
         return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
 
     @property
@@ -227,7 +273,7 @@ _FASHION = {
     TEST_LABELS: IdxMd5("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
 }
 
-_ALL = (
+register(
     CifarSource(
         name="cifar10",
         classes=10,
@@ -246,7 +292,9 @@ _ALL = (
         },
         test={"test_batch": "40351d587109b95175f43aff81a1287e"},
         label_key=b"labels",
-    ),
+    )
+)
+register(
     CifarSource(
         name="cifar100",
         classes=100,
@@ -259,7 +307,9 @@ _ALL = (
         train={"train": "16019d7e3df5f24257cddd939b257f8d"},
         test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         label_key=b"fine_labels",
-    ),
+    )
+)
+register(
     IdxSource(
         name="fashion-mnist",
         folder="FashionMNIST/raw",
@@ -267,14 +317,14 @@ _ALL = (
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         md5=_FASHION,
         namesakes=frozenset({_MNIST[TRAIN_LABELS].gz}),
-    ),
+    )
+)
+register(
     IdxSource(
         name="mnist",
         folder="MNIST/raw",
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=_MNIST,
         namesakes=frozenset({_FASHION[TRAIN_LABELS].gz}),
-    ),
+    )
 )
-
-SOURCES: dict[str, PublishedSource] = {source.name: source for source in _ALL}

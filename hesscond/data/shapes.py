@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from hesscond.data.dataset import Dataset
+from hesscond.data.dataset import Dataset, Form
+from hesscond.data.sources import Generated, register
 
 NAME = "shapes"
 
@@ -97,3 +98,5 @@ SURFACES: dict[str, Callable[[tuple[int, ...], torch.Generator], torch.Tensor]] 
     "torus": torus,
     "cylinder": cylinder,
 }
+
+register(Generated(NAME, load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))))

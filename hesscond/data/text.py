@@ -13,15 +13,9 @@ import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.folders import FolderSource
-from hesscond.data.generated import checked_options
-from hesscond.data.preparation import part
+from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
-NAME = "text"
-#: ``file``: a path, or a name below the data directory; empty: `topics`. ``vocabulary``: how many characters occur in
-#: a file, known before it is read. ``context``: characters of a window. ``sha256``: of the expected text.
-OPTIONS: Mapping[str, Any] = {"file": "", "vocabulary": 0, "context": 64, "sha256": ""}
 #: sha256 of the topics by version of Python, whose every release edits them.
 TOPICS_SHA256 = {"3.11.7": "2a95af4ac93f5b719944030ce3769070ddf827d847cba42192afa8da989e5dc4"}
 TOPICS = "pydoc_data.topics"
@@ -41,63 +35,66 @@ def topics() -> str:
     return "\n".join(found[name] for name in sorted(found))
 
 
-def options_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked options."""
-    options = checked_options(given, OPTIONS)
-    if options["file"] and not options["vocabulary"]:
-        raise ConfigError(
-            f"file = {options['file']!r} needs vocabulary, the number of different characters in it: python -c "
-            f"\"print(len(set(open('{options['file']}', encoding='utf-8', newline='').read())))\"."
-        )
-    return options
-
-
-def form_of(given: Mapping[str, Any]) -> Form:
-    """Form of the windows of characters."""
-    options = options_of(given)
-    vocabulary = options["vocabulary"] or len(set(topics()))
-    return Form((options["context"],), vocabulary, vocabulary, tokens=True)
-
-
-def load_text(
-    given: Mapping[str, Any],
-    directories: Sequence[Path],
-    *,
-    train_samples: int | None = None,
-    test_samples: int | None = None,
-) -> Dataset:
+class Text(FolderSource):
     """Text in consecutive windows of ``context`` characters; the target of each character is the next one.
 
-    Characters are numbered by their code points in ascending order. The first nine tenths of the text are for training,
-    the rest for testing; an incomplete window at the end of each is dropped.
+    It is that of a ``file``, a path or a name below the data directory; by default that of a module of Python
+    (`topics`). ``vocabulary`` is the number of characters that occur in a file, known before it is read, ``sha256``
+    that of the expected text. Characters are numbered by their code points in ascending order. The first nine tenths
+    of the text are for training, the rest for testing; an incomplete window at the end of each is dropped.
     """
-    options = options_of(given)
-    text, place, pinned = read(options["file"], directories)
-    context, wanted = options["context"], options["sha256"] or pinned
-    sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    if wanted not in ("", sha256):
-        raise CorruptDataError(f"{place} is not the text that is meant: its sha256 is {sha256}, not {wanted}.")
-    points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    characters, numbers = np.unique(points, return_inverse=True)
-    if len(characters) < 2:
-        raise ConfigError(f"{place} has {len(characters)} different characters: there is nothing to predict.")
-    if options["vocabulary"] not in (0, len(characters)):
-        raise ConfigError(
-            f"{place} has {len(characters)} different characters, not {options['vocabulary']}: set vocabulary = "
-            f"{len(characters)} in [data]."
-        )
-    cut = TRAIN * len(numbers) // 10
-    if len(numbers) - cut <= context:
-        raise ConfigError(
-            f"{place} has {len(numbers)} characters, too few for context = {context}: the last tenth, which is for "
-            f"testing, needs {context + 1} at least."
-        )
-    tokens = torch.from_numpy(numbers.astype(np.int64))
-    train, test = windows(tokens[:cut], context), windows(tokens[cut:], context)
-    compared = "" if wanted else ", compared with none"
-    source = f"{place} (sha256 {sha256}{compared})"
-    data = Dataset(NAME, *train, *test, len(characters), source, pinned={"sha256": sha256})
-    return part(data, train=train_samples, test=test_samples)
+
+    name = "text"
+    options: Mapping[str, Any] = {"file": "", "vocabulary": 0, "context": 64, "sha256": ""}
+    advice = "it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data]."
+
+    def what_to_bring(self, directories: Sequence[Path]) -> str:
+        return self.advice.format(places=" or ".join(map(str, directories)))
+
+    def locate(self, directories: Sequence[Path]) -> Path | None:
+        """Module that has the text used if no file is named."""
+        found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
+        return Path(found.origin) if found and found.origin else None
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        options = super().checked(given)
+        if options["file"] and not options["vocabulary"]:
+            raise ConfigError(
+                f"file = {options['file']!r} needs vocabulary, the number of different characters in it: python -c "
+                f"\"print(len(set(open('{options['file']}', encoding='utf-8', newline='').read())))\"."
+            )
+        return options
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        vocabulary = options["vocabulary"] or len(set(topics()))
+        return Form((options["context"],), vocabulary, vocabulary, tokens=True)
+
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+        text, place, pinned = read(options["file"], directories)
+        context, wanted = options["context"], options["sha256"] or pinned
+        sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
+        if wanted not in ("", sha256):
+            raise CorruptDataError(f"{place} is not the text that is meant: its sha256 is {sha256}, not {wanted}.")
+        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        characters, numbers = np.unique(points, return_inverse=True)
+        if len(characters) < 2:
+            raise ConfigError(f"{place} has {len(characters)} different characters: there is nothing to predict.")
+        if options["vocabulary"] not in (0, len(characters)):
+            raise ConfigError(
+                f"{place} has {len(characters)} different characters, not {options['vocabulary']}: set vocabulary = "
+                f"{len(characters)} in [data]."
+            )
+        cut = TRAIN * len(numbers) // 10
+        if len(numbers) - cut <= context:
+            raise ConfigError(
+                f"{place} has {len(numbers)} characters, too few for context = {context}: the last tenth, which is for "
+                f"testing, needs {context + 1} at least."
+            )
+        tokens = torch.from_numpy(numbers.astype(np.int64))
+        train, test = windows(tokens[:cut], context), windows(tokens[cut:], context)
+        compared = "" if wanted else ", compared with none"
+        source = f"{place} (sha256 {sha256}{compared})"
+        return Dataset(self.name, *train, *test, len(characters), source, pinned={"sha256": sha256})
 
 
 def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,22 +121,4 @@ def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
         raise CorruptDataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
 
 
-class TextSource(FolderSource):
-    """Text in a file, by default in a module of Python."""
-
-    def what_to_bring(self, directories: Sequence[Path]) -> str:
-        return self.advice.format(places=" or ".join(map(str, directories)))
-
-    def find(self, directories: Sequence[Path]) -> Path | None:
-        """Module that has the text used if no file is named."""
-        found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
-        return Path(found.origin) if found and found.origin else None
-
-
-SOURCE = TextSource(
-    NAME,
-    OPTIONS,
-    form_of,
-    load_text,
-    "it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data].",
-)
+register(Text())

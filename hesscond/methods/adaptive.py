@@ -146,11 +146,6 @@ class AdaGrad(Adaptive):
         Any.
     epsilon
         ε.
-
-    Raises
-    ------
-    ConfigError
-        ε is not positive.
     """
 
     name = "adagrad"
@@ -186,11 +181,6 @@ class RMSProp(Adaptive):
         ``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2}
         a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i},
         in place of v_t.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
 
     Notes
     -----
@@ -260,11 +250,6 @@ class Adam(Adaptive):
         ``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without the
         corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.
 
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
-
     Notes
     -----
     torch has the first of the three. Its corrections are 1 at step t = ∞, so the second is torch's optimizer with a
@@ -318,11 +303,6 @@ class AdamW(Adam):
         See `Adam`.
     weight_decay
         ω.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
     """
 
     name = "adamw"

@@ -21,18 +21,10 @@ OptimizerName = Literal["sgd", "adam", "adamw"]
 
 
 class Snapshots(NamedTuple):
-    """Coordinates and diagnostics of a layer, to be computed after later steps have been taken.
+    """Coordinates and diagnostics of a layer, to be computed after later steps have been taken."""
 
-    Attributes
-    ----------
-    take
-        Returns a copy of the current state that they are computed from.
-    made
-        Computes coordinates and diagnostics from several such copies.
-    """
-
-    take: Callable[[], Any]
-    made: Callable[[Sequence[Any]], list[tuple[Coordinates | None, dict[str, float]]]]
+    take: Callable[[], Any]  # a copy of the current state that they are computed from
+    made: Callable[[Sequence[Any]], list[tuple[Coordinates | None, dict[str, float]]]]  # from several such copies
 
 
 class Method:
@@ -40,14 +32,20 @@ class Method:
 
     It says three things: how the network is built (``__init__`` changes the model in place), how the step is taken
     (`optimizer`, `penalty`, `transform_gradients`, `after_step`) and in which coordinates the Hessian decides its
-    convergence (`coordinates`). A new one is a subclass in its own file with the `register` decorator, and one line in
-    ``hesscond/methods/__init__.py``, or an entry point of the group ``hesscond.methods`` in another package. Keyword
-    arguments of ``__init__`` with a type and a default are its options: ``--method NAME:option=value``.
+    convergence (`coordinates`). A new one is a subclass with the `register` decorator in any file under
+    ``hesscond/methods``, or in a module of another package that is an entry point of the group ``hesscond.methods``.
+    Keyword arguments of ``__init__`` with a type and a default are its options: ``--method NAME:option=value``.
 
     Parameters
     ----------
     model
         The model that will be trained. Hooks may be put on it; `detach` takes them off.
+
+    Raises
+    ------
+    ConfigError
+        For every method: an option out of its range; a layer that does not exist, or that the method is not defined
+        for; an optimizer of another kind than it knows; a probe before the first step if its steps define P.
     """
 
     #: Name on the command line.
@@ -92,13 +90,7 @@ class Method:
         return type(self).fit is not Method.fit
 
     def check_batch(self, samples: int) -> None:
-        """Refuse mini-batches that the method is not defined for.
-
-        Raises
-        ------
-        ConfigError
-            Too few samples.
-        """
+        """Refuse mini-batches that the method is not defined for, by a `ConfigError`."""
         return
 
     # -- the step -----------------------------------------------------------------------------------------------------
@@ -112,13 +104,7 @@ class Method:
         nesterov: bool = False,
         weight_decay: float = 0.0,
     ) -> torch.optim.Optimizer:
-        """Optimizer that takes the steps: torch's SGD, Adam or AdamW, unless the method is itself an optimizer.
-
-        Raises
-        ------
-        ConfigError
-            A momentum, or Nesterov's step, for an optimizer other than SGD.
-        """
+        """Optimizer that takes the steps: torch's SGD, Adam or AdamW, unless the method is itself an optimizer."""
         parameters = self.parameter_groups(weight_decay)
         found: torch.optim.Optimizer
         if kind == "sgd":
@@ -144,13 +130,7 @@ class Method:
         return set()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Follow the optimizer that takes the steps; `optimizer` and `attach` call this, also twice for the same one.
-
-        Raises
-        ------
-        ConfigError
-            The method does not know this kind of optimizer.
-        """
+        """Follow the optimizer that takes the steps; `optimizer` and `attach` call this, also twice for one."""
         return
 
     def observe(self, loss: torch.Tensor) -> None:
@@ -170,13 +150,7 @@ class Method:
         return
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Call both hooks around every ``optimizer.step()``, of any torch optimizer unless the method is itself one.
-
-        Raises
-        ------
-        ConfigError
-            The method does not know this kind of optimizer.
-        """
+        """Call both hooks around every ``optimizer.step()``, of any torch optimizer unless the method is itself one."""
         self.follow(optimizer)
         optimizer.register_step_pre_hook(lambda *_: self.transform_gradients())
         optimizer.register_step_post_hook(lambda *_: self.after_step())
@@ -184,23 +158,11 @@ class Method:
     # -- the coordinates ----------------------------------------------------------------------------------------------
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
-        """P of the layer's units as the last step used it; None: plain coordinates (P = I).
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """P of the layer's units as the last step used it; None: plain coordinates (P = I)."""
         return None
 
     def coordinates(self, layer: str) -> Coordinates | None:
-        """The coordinates in which the Hessian of the layer decides the method's convergence; None: the plain ones.
-
-        Raises
-        ------
-        ConfigError
-            No such layer.
-        """
+        """The coordinates in which the Hessian of the layer decides the method's convergence; None: the plain ones."""
         return self.preconditioner(layer)
 
     def probed(self, layer: str) -> Coordinates | None:
@@ -216,19 +178,9 @@ class Method:
         return self.coordinates(layer)
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps | None:
-        """P of parameters outside of dense and convolutional layers; None: these stay as they are.
+        """P of the named parameters of a block outside of dense and convolutional layers; None: they stay as they are.
 
-        Parameters
-        ----------
-        block
-            Name of the group of parameters.
-        names
-            Names of the parameters.
-
-        Raises
-        ------
-        ConfigError
-            The method does something to them, or to the loss, of which no P is known.
+        A `ConfigError` if the method does something to them, or to the loss, of which no P is known.
         """
         if self.preconditions or type(self).penalty is not Method.penalty:
             raise ConfigError(
@@ -242,24 +194,13 @@ class Method:
         return {}
 
     def check_network(self) -> None:
-        """Refuse a probe of all parameters together that would lack the Hessian of those outside of layers.
-
-        Raises
-        ------
-        ConfigError
-            Parameters outside of layers have such a Hessian.
-        """
+        """Refuse a probe of all parameters together that would lack the Hessian of those outside of layers."""
         return
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g = P Pᵀ g with the P of `coordinates`, for any g given by the names of its parameters.
 
         What belongs to no layer, or to one in plain coordinates, stays as it is.
-
-        Raises
-        ------
-        ConfigError
-            The coordinates of a layer are not linear.
         """
         found = dict(gradients)
         for name, module in eligible_layers(self.model).items():
@@ -290,13 +231,7 @@ class Method:
 
     @classmethod
     def data_statistics(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
-        """Statistics of a layer's inputs that define its coordinates, with ``merged(other)``; None: plain coordinates.
-
-        Raises
-        ------
-        ConfigError
-            The method does not know layers of this kind, or has no such coordinates.
-        """
+        """Statistics of a layer's inputs that define its coordinates, with ``merged(other)``; None: plain ones."""
         raise ConfigError(f"method {cls.name!r} has no coordinates that the data define: give the method at work")
 
     @classmethod
@@ -326,13 +261,7 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave.
-
-        Raises
-        ------
-        ConfigError
-            The state is that of another method or model.
-        """
+        """Take over what `state_dict` gave; a `ConfigError` if that was of another method or model."""
         if state:
             raise ConfigError(f"method {self.name!r} has no state, but was given {', '.join(state)}")
 

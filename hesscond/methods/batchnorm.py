@@ -113,11 +113,6 @@ class BatchNormalization(Normalization):
         points (six runs of three hidden layers of 100 units).
     eps
         ε; it may be 0 for constant statistics only, as torch's modules refuse that.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; a momentum not in (0, 1]; an ε that is not positive.
     """
 
     name = "batchnorm"

@@ -148,11 +148,6 @@ class BatchRenormalization(Normalization):
         Share α of the batch in the running averages, 0.01 in the paper.
     eps
         ε.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; r_max below 1, d_max or a number of batches negative, or a bound infinite.
     """
 
     name = "batchrenorm"

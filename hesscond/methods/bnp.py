@@ -194,11 +194,6 @@ class BNP(InputMethod[BNPState]):
     layers
         The layers to precondition; None: all.
 
-    Raises
-    ------
-    ConfigError
-        The model has no such layer; a transposed convolution; an option out of its range.
-
     Notes
     -----
     One step on a dense layer with G_w (m, n), G_b (m,) and inputs H (N, n), Algorithm 2::

@@ -11,7 +11,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
-from hesscond.methods.base import Method, OptimizerName
+from hesscond.methods.base import Method
 from hesscond.methods.regularization import Penalized
 
 
@@ -29,11 +29,6 @@ class Composed(Method):
         Text of ``--method``.
     parts
         The methods and their options.
-
-    Raises
-    ------
-    ConfigError
-        Two of them are optimizers.
     """
 
     source = "-"
@@ -60,19 +55,10 @@ class Composed(Method):
         for part in self.parts:
             part.check_batch(samples)
 
-    def optimizer(
-        self,
-        lr: float,
-        *,
-        kind: OptimizerName = "sgd",
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, lr: float, **options: Any) -> torch.optim.Optimizer:
         """Optimizer of the part that is itself an optimizer, otherwise the one that is asked for."""
         own = [part for part in self.parts if type(part).optimizer is not Method.optimizer]
-        make = own[0].optimizer if own else super().optimizer
-        found = make(lr, kind=kind, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay)
+        found = (own[0].optimizer if own else super().optimizer)(lr, **options)
         self.follow(found)
         return found
 

@@ -111,11 +111,6 @@ class Sophia(CurvatureDiagonal):
         γ, ε.
     update_every
         Steps after which diag H is estimated again.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
     """
 
     name = "sophia"
@@ -163,11 +158,6 @@ class AdaHessian(CurvatureDiagonal):
         k.
     update_every
         Steps after which diag H is estimated again; in between, the last estimate counts on.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range.
     """
 
     name = "adahessian"

@@ -125,12 +125,6 @@ class Equilibration(Reparametrization):
         Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all
         layers.
 
-    Raises
-    ------
-    ConfigError
-        No such layer, or one that cannot be reparametrized; p < 1; for ``jacobi`` a matrix that is not square, or
-        has a zero on its diagonal.
-
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

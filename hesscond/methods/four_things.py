@@ -114,11 +114,6 @@ class FourThings(Normalization):
         Share of the batch in the running averages, 0.01 in the authors' code.
     eps
         ε.
-
-    Raises
-    ------
-    ConfigError
-        No such layer; channels that do not split; an option out of range.
     """
 
     name = "four-things-batchnorm"

@@ -262,11 +262,6 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
         The largest order of FFᵀ; above it a mini-batch is refused, since each step takes time of the order's cube.
     layers
         The layers to precondition; None: all.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; no such layer, a grouped or transposed convolution.
     """
 
     name = "gauss-newton"

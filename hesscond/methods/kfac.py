@@ -116,11 +116,6 @@ class KFAC(LayerMethod[FisherState]):
         ``"data"`` or ``"model"``: whose gradients are taken.
     layers
         The layers to precondition; None: all.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; no such layer, a grouped or transposed convolution.
     """
 
     name = "kfac"
@@ -216,11 +211,6 @@ class EKFAC(KFAC):
     ----------
     model, rho, damping, update_every, targets, layers
         See `KFAC`.
-
-    Raises
-    ------
-    ConfigError
-        For the same reasons as `KFAC`.
     """
 
     name = "ekfac"

@@ -39,11 +39,6 @@ class Muon(Learned):
         Whether U is the average of Nesterov's step.
     steps
         Newton–Schulz steps.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; a transposed convolution.
     """
 
     name = "muon"

@@ -131,11 +131,6 @@ class LayerNormalization(Normalization):
     ----------
     model, position, affine, eps, layers
         See `Normalization`.
-
-    Raises
-    ------
-    ConfigError
-        A dense layer with one feature, which would be normalized to zero.
     """
 
     name = "layernorm"
@@ -162,11 +157,6 @@ class GroupNormalization(Normalization):
         See `Normalization`.
     groups
         Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more.
-
-    Raises
-    ------
-    ConfigError
-        The channels of a layer do not split into as many groups.
     """
 
     name = "groupnorm"
@@ -201,11 +191,6 @@ class InstanceNormalization(Normalization):
     ----------
     model, position, affine, eps, layers
         See `Normalization`.
-
-    Raises
-    ------
-    ConfigError
-        There is no convolution to normalize at, or a dense layer was named.
     """
 
     name = "instancenorm"

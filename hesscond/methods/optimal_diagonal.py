@@ -45,11 +45,6 @@ class OptimalDiagonal(Method):
         A layer with more parameters a unit is refused: a search takes a quarter of a second at 100, ten seconds at 300.
     layers
         The layers to scale; None: all. Each group of a grouped convolution has its own D.
-
-    Raises
-    ------
-    ConfigError
-        Always: it is no training method.
     """
 
     name = "optimal-diagonal"

@@ -132,11 +132,6 @@ class Standardization(Preprocessing):
     ----------
     model
         See `Preprocessing`.
-
-    Raises
-    ------
-    ConfigError
-        The model's inputs are transformed already.
     """
 
     name = "standardize"
@@ -160,11 +155,6 @@ class MinMax(Preprocessing):
     ----------
     model
         See `Preprocessing`.
-
-    Raises
-    ------
-    ConfigError
-        The model's inputs are transformed already.
     """
 
     name = "minmax"

@@ -29,11 +29,6 @@ class PSGD(Learned):
         Momentum of û; a momentum of the training would act in addition.
     fitting_rate
         μ.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; a transposed convolution.
     """
 
     name = "psgd"

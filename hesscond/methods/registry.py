@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from importlib.metadata import entry_points
 from typing import TypeVar
 
 from hesscond.errors import ConfigError, did_you_mean
+from hesscond.lazy import load_installed
 from hesscond.methods.base import Method
 
 #: Packages that bring methods name modules that register them here.
@@ -34,14 +33,9 @@ def register(method: MethodClass) -> MethodClass:
     return method
 
 
-@cache
-def load_installed() -> None:
-    """Import the modules that other packages name as entry points."""
-    for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except Exception as error:
-            raise ConfigError(f"the methods of {point.value} cannot be imported: {error}") from error
+def classes() -> dict[str, type[Method]]:
+    """Registered methods by the names of their classes."""
+    return {method.__name__: method for method in _REGISTRY.values()}
 
 
 def method_class(name: str) -> type[Method]:
@@ -53,7 +47,7 @@ def method_class(name: str) -> type[Method]:
         There is none.
     """
     if name not in _REGISTRY:
-        load_installed()
+        load_installed(GROUP)
     if name not in _REGISTRY:
         raise ConfigError(f"unknown method {name!r}: {did_you_mean(name, sorted(_REGISTRY))}")
     return _REGISTRY[name]
@@ -61,5 +55,5 @@ def method_class(name: str) -> type[Method]:
 
 def registered() -> Iterator[type[Method]]:
     """All methods that a network can be trained with, by name."""
-    load_installed()
+    load_installed(GROUP)
     return iter([_REGISTRY[name] for name in sorted(_REGISTRY) if _REGISTRY[name].trained])

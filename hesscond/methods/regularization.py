@@ -104,11 +104,6 @@ class L2(Regularization):
     ----------
     model, space, strength
         See `Regularization`.
-
-    Raises
-    ------
-    ConfigError
-        λ is negative or not finite.
     """
 
     name = "l2"
@@ -177,11 +172,6 @@ class GradientRegularization(Regularization):
     ----------
     model, space, strength
         See `Regularization`.
-
-    Raises
-    ------
-    ConfigError
-        λ is negative or not finite.
     """
 
     name = "gradient-regularization"

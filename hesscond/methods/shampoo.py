@@ -40,11 +40,6 @@ class Shampoo(Learned):
         Average L ← βL + (1 − β) GGᵀ; 1: the sum.
     update_every
         Steps after which roots are computed again; each of as many first steps computes them.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; a transposed convolution.
     """
 
     name = "shampoo"
@@ -124,11 +119,6 @@ class SOAP(Learned):
         β₂, ε.
     update_every
         Steps after which Q is turned.
-
-    Raises
-    ------
-    ConfigError
-        An option out of its range; a transposed convolution.
     """
 
     name = "soap"

@@ -29,6 +29,7 @@ from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
 Constraint = Literal["none", "centred", "sphere", "both"]
+NoiseKind = Literal["none", "constant", "linear"]
 #: ‖w‖² of n weights of variance 2/n, as He's initialization has them.
 C = 2.0
 #: σ of the noise if it is not given: the best of Table 4, and that of the point clouds.
@@ -186,12 +187,6 @@ class Sphere(Method):
         Whether the last layer of the model counts among them. Eq. (2) has all layers. But nothing follows the last one
         that could scale its outputs: c = 2 would bound the logits, which no batch normalization does.
 
-    Raises
-    ------
-    ConfigError
-        An option out of range; no such layer; a weight that is computed from other parameters; a unit whose initial
-        weights are zero, or all equal if they are to be centred.
-
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
@@ -218,7 +213,7 @@ class Sphere(Method):
         constraint: Constraint = "both",
         c: float = C,
         affine: bool = True,
-        noise: Literal["none", "constant", "linear"] = "none",
+        noise: NoiseKind = "none",
         noise_scale: float | None = None,
         seed: int | None = None,
         layers: tuple[str, ...] | None = None,
@@ -240,6 +235,18 @@ class Sphere(Method):
         self.constrained = tuple(chosen.values()) if constraint != "none" else ()
         self.noises: list[Noise] = []
         self._affines: list[Affine] = []
+        self._replace_norms(chosen, affine, noise, scale, seed)
+        if self.constrained:
+            facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
+            self.chart = SphereChart(model, self.constrained, **facts)
+            #: Without the curvature term, which is that of a gradient with a normal part.
+            self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
+        self._project()
+
+    def _replace_norms(
+        self, chosen: Mapping[str, Layer], affine: bool, noise: NoiseKind, scale: float, seed: int
+    ) -> None:
+        """Put noise and scaling in the place of each batch normalization, or behind each of the chosen layers."""
 
         def behind(number: int, of: int, channels: int, axis: int) -> nn.Sequential:
             """Modules at the l-th of L places: noise and scaling, as the options say."""
@@ -253,24 +260,18 @@ class Sphere(Method):
                 parts["affine"] = self._affines[-1]
             return nn.Sequential(parts)
 
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        biased = list(fed(model)) if norms else list(chosen.values())
+        norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
+        biased = list(fed(self.model)) if norms else list(chosen.values())
         for number, norm in enumerate(norms, 1):
-            like = next(chain(norm.parameters(), norm.buffers(), model.parameters()))
-            put(model, norm, behind(number, len(norms), norm.num_features, 1).to(like.device, like.dtype))
+            like = next(chain(norm.parameters(), norm.buffers(), self.model.parameters()))
+            put(self.model, norm, behind(number, len(norms), norm.num_features, 1).to(like.device, like.dtype))
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
                 units, axis = Geometry.of(layer).units, -1 - dimensions(layer)
-                wrap(model, name, after=behind(number, len(chosen), units, axis))
+                wrap(self.model, name, after=behind(number, len(chosen), units, axis))
         for layer in biased if affine else ():
             if layer._parameters.get("bias") is not None:
                 layer.register_parameter("bias", None)
-        if self.constrained:
-            facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
-            self.chart = SphereChart(model, self.constrained, **facts)
-            #: Without the curvature term, which is that of a gradient with a normal part.
-            self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
-        self._project()
 
     @torch.no_grad()
     def _project(self) -> None:

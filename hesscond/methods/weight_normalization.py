@@ -64,11 +64,6 @@ class WeightNormalization(Reparametrization):
         Any module with dense or convolutional layers.
     layers
         Layers to normalize; ``ends``: the first and the last; None: all.
-
-    Raises
-    ------
-    ConfigError
-        No such layer, or one that cannot be reparametrized; a unit whose weights are all zero.
     """
 
     name = "weightnorm"
@@ -101,11 +96,6 @@ class CentredWeightNormalization(WeightNormalization):
         Any module with dense or convolutional layers.
     layers
         Layers to normalize; ``ends``: the first and the last; None: all.
-
-    Raises
-    ------
-    ConfigError
-        No such layer, or one that cannot be reparametrized; a unit whose weights are all equal (a fan-in of 1, say).
     """
 
     name = "centred-weightnorm"

@@ -51,12 +51,6 @@ class WeightStandardization(Reparametrization):
         ε ≥ 0.
     layers
         Layers to standardize; ``ends``: the first and the last; None: all but the last.
-
-    Raises
-    ------
-    ConfigError
-        No such layer, or one that cannot be reparametrized; ε < 0; a fan-in of 1; for ε = 0 a unit whose weights are
-        all equal.
     """
 
     name = "weightstandardization"

@@ -101,11 +101,6 @@ class Whitening(InputMethod[WhiteningState]):
     layers
         The layers to precondition; None: all.
 
-    Raises
-    ------
-    ConfigError
-        The model has no such layer; a transposed convolution; an option out of its range.
-
     Notes
     -----
     One step on a layer with G_w (m, n), G_b (m,) and rows H (N, n)::

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Initializer, Layers, chosen, glorot_uniform, he_fan_in, image_shape, make_activation
+from hesscond.models.registry import register
 
 WEIGHTS: dict[str, Initializer] = {"glorot": glorot_uniform, "he": he_fan_in}
 POOLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
@@ -103,3 +104,20 @@ class ConvNet(nn.Module):
     def activated(self, layer: str, number: int, x: torch.Tensor) -> torch.Tensor:
         """A layer, its normalization and the activation."""
         return self.activation(self.get_submodule(f"norm{number}")(self.get_submodule(layer)(x)))
+
+
+register("cnn5", "5-layer CNN of the BNP paper", "image", ConvNet)
+register(
+    "cnn9",
+    "CNN of nine convolutions of the CWO paper",
+    "image",
+    ConvNet,
+    widths=(64, 64, 64, 128, 128, 128, 256, 256, 256),
+    padding="same",
+    pooled=(3, 6),
+    pooling="average",
+    hidden=(),
+    head="average",
+    weights="he",
+    norm="batch",
+)

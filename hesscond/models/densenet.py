@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Layers, he_fan_in, image_shape, make_activation
+from hesscond.models.registry import register
 
 
 class DenseLayer(nn.Module):
@@ -96,3 +99,8 @@ class DenseNet(nn.Module):
         for part in self.parts:
             x = self.get_submodule(part)(x)
         return self.fc(self.activation(self.norm(x)).mean((2, 3)))
+
+
+BC_100: dict[str, Any] = {"blocks": (16, 16, 16), "growth": 12, "bottleneck": 4, "stem": 24}
+register("densenet", "small DenseNet-BC for CIFAR", "image", DenseNet)
+register("densenet-bc-100-12", "DenseNet-BC of 100 layers with growth 12 for CIFAR", "image", DenseNet, **BC_100)

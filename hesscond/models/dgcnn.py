@@ -9,6 +9,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Layers, make_activation, make_dropout, uniform_fan_in
+from hesscond.models.registry import register
 
 
 def nearest(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -99,3 +100,6 @@ class DGCNN(nn.Module):
             x = self.activation(self.get_submodule(f"norm{i}")(self.get_submodule(f"fc{i}")(x)))
             x = self.dropout(x)
         return self.get_submodule(f"fc{self.hidden + 1}")(x)
+
+
+register("dgcnn", "DGCNN on point clouds", "points", DGCNN)

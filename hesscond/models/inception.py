@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Layers, he_fan_in, image_shape, make_activation
+from hesscond.models.registry import register
 
 
 class Branches(NamedTuple):
@@ -156,3 +157,7 @@ class GoogLeNet(Inception):
     """
 
     published: ClassVar[Stages] = PUBLISHED
+
+
+register("inception", "small Inception network for CIFAR", "image", Inception)
+register("googlenet", "GoogLeNet for CIFAR", "image", GoogLeNet, blocks=(2, 5, 2), stem=192)

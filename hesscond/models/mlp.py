@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Layers, chosen, glorot_uniform, make_activation
+from hesscond.models.registry import register
 
 #: What comes after the output layer of a network of coordinates: values in (0, 1), or anything.
 RANGES = {"sigmoid": nn.Sigmoid, "linear": nn.Identity}
@@ -145,3 +147,10 @@ class CoordinateMLP(nn.Module):
         """γ(p), (N, 2 L d)."""
         angles = (p.unsqueeze(-1) * self.scales).flatten(1)
         return torch.cat([angles.sin(), angles.cos()], 1)
+
+
+OCCUPANCY: dict[str, Any] = {"hidden": (256,) * 8, "after_skip": (), "frequencies": 6, "output": "linear"}
+SOLIDS = "MLP for solids as functions, logits inside and outside"
+register("mlp", "fully connected network", "vector", mlp)
+register("nerf", "NeRF's MLP on any coordinates", "coordinates", CoordinateMLP)
+register("occupancy-mlp", SOLIDS, "coordinates", CoordinateMLP, **OCCUPANCY)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models.layers import Layers, glorot_uniform, make_activation
+from hesscond.models.registry import register
 from hesscond.models.transformer import token_normalization
 
 #: Numbers of a ray: origin, direction, begin and end along it, direction of the view.
@@ -193,3 +194,6 @@ class RadianceField(nn.Module):
         if self.training and self.jitter:
             share = torch.lerp(share, torch.rand_like(share), self.jitter)
         return resampled(at, weights, share)
+
+
+register("nerf-rays", "NeRF on rays, volume rendering included", "coordinates", RadianceField)

@@ -1,4 +1,4 @@
-"""All networks by name, and one way to build them."""
+"""Networks by name, and one way to build them; the module of each registers it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.models.convnet import ConvNet
-from hesscond.models.densenet import DenseNet
-from hesscond.models.dgcnn import DGCNN
-from hesscond.models.inception import GoogLeNet, Inception
 from hesscond.models.layers import OptionError
-from hesscond.models.mlp import CoordinateMLP, mlp
-from hesscond.models.nerf import RadianceField
-from hesscond.models.resnet import PreActResNet, ResNet
-from hesscond.models.transformer import GPT, VisionTransformer
 
 #: Shapes of one input: any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
 Kind = Literal["vector", "image", "points", "coordinates", "tokens"]
@@ -110,59 +102,13 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-_THREES = {
-    "widths": (64, 64, 64, 128, 128, 128, 256, 256, 256),
-    "padding": "same",
-    "pooled": (3, 6),
-    "pooling": "average",
-    "hidden": (),
-    "head": "average",
-    "weights": "he",
-    "norm": "batch",
-}
-_WIDE = {"blocks": (4, 4, 4), "widths": (160, 320, 640), "shortcut": "projection"}
-_IMAGENET = {"widths": (64, 128, 256, 512), "shortcut": "projection", "stem": "7x7"}
+#: All networks by name.
+MODELS: dict[str, Architecture] = {}
 
-#: A further network is a further entry.
-MODELS: dict[str, Architecture] = {
-    "mlp": Architecture("fully connected network", "vector", mlp),
-    "cnn5": Architecture("5-layer CNN of the BNP paper", "image", ConvNet),
-    "cnn9": Architecture("CNN of nine convolutions of the CWO paper", "image", ConvNet, _THREES),
-    "resnet20": Architecture("ResNet-20 for CIFAR", "image", ResNet),
-    "resnet56": Architecture("ResNet-56 for CIFAR", "image", ResNet, {"blocks": (9, 9, 9)}),
-    "resnet110": Architecture("ResNet-110 for CIFAR", "image", ResNet, {"blocks": (18, 18, 18)}),
-    "preact-resnet20": Architecture("pre-activation ResNet-20 for CIFAR", "image", PreActResNet),
-    "preact-resnet56": Architecture("pre-activation ResNet-56 for CIFAR", "image", PreActResNet, {"blocks": (9, 9, 9)}),
-    "preact-resnet110": Architecture(
-        "pre-activation ResNet-110 for CIFAR", "image", PreActResNet, {"blocks": (18, 18, 18)}
-    ),
-    "resnet18": Architecture("ResNet-18 for ImageNet", "image", ResNet, {"blocks": (2, 2, 2, 2), **_IMAGENET}),
-    "resnet50": Architecture(
-        "ResNet-50 for ImageNet", "image", ResNet, {"blocks": (3, 4, 6, 3), "block": "bottleneck", **_IMAGENET}
-    ),
-    "wrn-28-10": Architecture("wide ResNet-28-10 for CIFAR", "image", PreActResNet, _WIDE),
-    "inception": Architecture("small Inception network for CIFAR", "image", Inception),
-    "googlenet": Architecture("GoogLeNet for CIFAR", "image", GoogLeNet, {"blocks": (2, 5, 2), "stem": 192}),
-    "densenet": Architecture("small DenseNet-BC for CIFAR", "image", DenseNet),
-    "densenet-bc-100-12": Architecture(
-        "DenseNet-BC of 100 layers with growth 12 for CIFAR",
-        "image",
-        DenseNet,
-        {"blocks": (16, 16, 16), "growth": 12, "bottleneck": 4, "stem": 24},
-    ),
-    "vit-s16": Architecture("ViT-S/16", "image", VisionTransformer),
-    "vit-b16": Architecture("ViT-B/16", "image", VisionTransformer, {"width": 768, "heads": 12, "hidden": 3072}),
-    "nerf": Architecture("NeRF's MLP on any coordinates", "coordinates", CoordinateMLP),
-    "nerf-rays": Architecture("NeRF on rays, volume rendering included", "coordinates", RadianceField),
-    "occupancy-mlp": Architecture(
-        "MLP for solids as functions, logits inside and outside",
-        "coordinates",
-        CoordinateMLP,
-        {"hidden": (256,) * 8, "after_skip": (), "frequencies": 6, "output": "linear"},
-    ),
-    "dgcnn": Architecture("DGCNN on point clouds", "points", DGCNN),
-    "gpt": Architecture("decoder-only transformer, as small as nanoGPT", "tokens", GPT),
-}
+
+def register(name: str, summary: str, kind: Kind, make: Callable[..., nn.Module], **preset: Any) -> None:
+    """Make a network known by its name; parameters as for `Architecture`."""
+    MODELS[name] = Architecture(summary, kind, make, preset)
 
 
 def build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from hesscond.models.layers import (
     make_dropout,
     same_length,
 )
+from hesscond.models.registry import register
 
 SHORTCUTS = ("pad", "projection")
 
@@ -225,3 +227,14 @@ class PreActResNet(nn.Module):
         for stage in self.stages:
             x = self.get_submodule(stage)(x)
         return self.fc(self.activation(self.norm(x)).mean((2, 3)))
+
+
+IMAGENET: dict[str, Any] = {"widths": (64, 128, 256, 512), "shortcut": "projection", "stem": "7x7"}
+WIDE: dict[str, Any] = {"blocks": (4, 4, 4), "widths": (160, 320, 640), "shortcut": "projection"}
+for depth, n in ((20, 3), (56, 9), (110, 18)):
+    register(f"resnet{depth}", f"ResNet-{depth} for CIFAR", "image", ResNet, blocks=(n, n, n))
+    summary = f"pre-activation ResNet-{depth} for CIFAR"
+    register(f"preact-resnet{depth}", summary, "image", PreActResNet, blocks=(n, n, n))
+register("resnet18", "ResNet-18 for ImageNet", "image", ResNet, blocks=(2, 2, 2, 2), **IMAGENET)
+register("resnet50", "ResNet-50 for ImageNet", "image", ResNet, blocks=(3, 4, 6, 3), block="bottleneck", **IMAGENET)
+register("wrn-28-10", "wide ResNet-28-10 for CIFAR", "image", PreActResNet, **WIDE)

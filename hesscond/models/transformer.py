@@ -16,6 +16,7 @@ from hesscond.models.layers import (
     normalization_of,
     truncated_normal,
 )
+from hesscond.models.registry import register
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -204,3 +205,8 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = self.get_submodule(block)(x)
         return self.fc(self.norm(x))
+
+
+register("vit-s16", "ViT-S/16", "image", VisionTransformer)
+register("vit-b16", "ViT-B/16", "image", VisionTransformer, width=768, heads=12, hidden=3072)
+register("gpt", "decoder-only transformer, as small as nanoGPT", "tokens", GPT)

@@ -15,6 +15,7 @@ import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian
+from hesscond.lazy import load_installed
 from hesscond.sheets import Sheet, Shown
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems.networks import LayerNetwork
@@ -71,10 +72,14 @@ class Outcome:
     measured: float = math.nan
 
 
+#: Outcome where κ has no bounds.
+UNRESOLVED = Outcome("unresolved", reason="a condition number is unresolved")
+
+
 def decided(lower: float, upper: float, allowed: float = 1.0) -> Outcome:
     """The outcome for a quantity known to lie in [lower, upper] that is claimed to be at most ``allowed``."""
     if math.isnan(lower) or math.isnan(upper):
-        return Outcome("unresolved", reason="a condition number is unresolved")
+        return UNRESOLVED
     if upper <= allowed:
         return Outcome("holds", upper / allowed)
     if lower > allowed:
@@ -82,9 +87,9 @@ def decided(lower: float, upper: float, allowed: float = 1.0) -> Outcome:
     return Outcome("unresolved", lower / allowed, "the bounds lie on both sides")
 
 
-def not_applicable(count: int, reason: str) -> list[Outcome]:
-    """Outcome not-applicable for each of ``count`` claims, with the same reason."""
-    return [Outcome("not-applicable", reason=reason)] * count
+def not_applicable(reason: str) -> Outcome:
+    """Outcome of a claim of which a hypothesis fails."""
+    return Outcome("not-applicable", reason=reason)
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 class Statement(ABC):
     """A published statement, and how it is checked.
 
-    A new one is a subclass in a file of its paper under ``hesscond/theorems`` with the `register` decorator, and one
-    line in ``hesscond/theorems/__init__.py``.
+    A new one is a subclass with the `register` decorator in any file under ``hesscond/theorems``, or in a module of
+    another package that is an entry point of the group ``hesscond.statements``.
     """
 
     #: Id, as in THEORY and on the command line.
@@ -295,6 +300,9 @@ class Statement(ABC):
         """Certified counterexamples of the false claims, searched for from a seed."""
         return iter(())
 
+
+#: Packages that bring statements name modules that register them here.
+GROUP = "hesscond.statements"
 
 _REGISTRY: dict[str, type[Statement]] = {}
 
@@ -329,6 +337,8 @@ def statement(id: str) -> Statement:
     ConfigError
         There is no such statement.
     """
+    if id not in ids():
+        load_installed(GROUP)
     known = ids()
     if id not in known:
         raise ConfigError(f"unknown statement {id!r}: {did_you_mean(id, known)}")
@@ -337,6 +347,7 @@ def statement(id: str) -> Statement:
 
 def statements() -> Iterator[Statement]:
     """All statements, by id, each once."""
+    load_installed(GROUP)
     return iter([_REGISTRY[id]() for id in sorted(_REGISTRY)])
 
 
@@ -359,7 +370,7 @@ def equal(
     difference = np.abs(found - expected)
     size = max(np.abs(found).max(), np.abs(expected).max())
     if size == 0:
-        return Outcome("not-applicable", reason="both sides are zero")
+        return not_applicable("both sides are zero")
     if not np.isfinite(size):
         return Outcome("unresolved", reason="overflow")
     terms = np.broadcast_to(np.asarray(size if scale is None else scale, dtype=float), difference.shape)

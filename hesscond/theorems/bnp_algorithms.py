@@ -18,6 +18,7 @@ from hesscond.theorems.base import (
     decided,
     discrepancy,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.bnp_condition_numbers import normalized
@@ -30,7 +31,7 @@ DRAWS, ERRORS = 6, 5.0
 
 #: Relative, of a norm.
 ROUND_OFF = 1e-12
-SMALL = Outcome("not-applicable", reason="min(n, N) ≤ C²: it holds for any matrix")
+SMALL = not_applicable("min(n, N) ≤ C²: it holds for any matrix")
 #: Laws of the features of N samples whose fourth moments, over their variances squared, are at most about six.
 BOUNDED: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
@@ -85,7 +86,7 @@ class BNPProposition5(LayerStatement):
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """The inputs of a layer, whose law is not known."""
         n, N = len(seen.sigma), seen.samples
-        unknown = Outcome("not-applicable", reason="the law of a layer's inputs is not known")
+        unknown = not_applicable("the law of a layer's inputs is not known")
         if min(n, N) <= BOUND**2:
             return [unknown, SMALL]
         ratio = self.ratio(seen.normalized, n, N)
@@ -253,7 +254,7 @@ class WrittenOut(Statement):
             equal(reading, expected, scale, allowed=ALLOWED) for reading in self.readings(G_w, G_b, mu, variance, q2)
         ]
         if q2 == 1:
-            found[2] = Outcome("not-applicable", reason="q = 1")
+            found[2] = not_applicable("q = 1")
         return found
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -486,7 +487,7 @@ class BNPProposition6(Statement):
         for_bnp, for_bn = self.printed(n, N, m)
         found = [decided(bnp, bnp, for_bnp), decided(written, written, for_bn)]
         if 6 * m > 28 * N:
-            return [*found, *[Outcome("not-applicable", reason="28N < 6m")] * 2]
+            return [*found, *[not_applicable("28N < 6m")] * 2]
         return [*found, *(decided(bnp / other, bnp / other) for other in (written, shared))]
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:

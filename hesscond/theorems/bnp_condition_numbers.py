@@ -12,6 +12,7 @@ from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact
 from hesscond.theorems.base import (
+    UNRESOLVED,
     Claim,
     Counterexample,
     LayerStatement,
@@ -20,6 +21,7 @@ from hesscond.theorems.base import (
     Statement,
     decided,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import CLEAR, Kappa, integer_matrices, kappa, random_matrix, random_size
@@ -76,8 +78,8 @@ def centring(before: Kappa, after: Kappa, columns: int) -> tuple[Outcome, Outcom
     """κ⁺(ĤU) over κ⁺(Ĥ): the outcome for full column rank, and that for a smaller rank."""
     ratio = decided(*(after / before))
     if before.rank < columns:
-        return Outcome("not-applicable", reason="Ĥ has no full column rank"), ratio
-    return ratio, Outcome("not-applicable", reason="Ĥ has full column rank")
+        return not_applicable("Ĥ has no full column rank"), ratio
+    return ratio, not_applicable("Ĥ has full column rank")
 
 
 @register
@@ -128,7 +130,7 @@ class BNPTheorem4(NormalizedInputs):
         _, sigma, Vt = np.linalg.svd(moved[:, 1:] / np.linalg.norm(moved[:, 0]), full_matrices=False)
         gain = float(Vt[0] @ mu) ** 2 / max(1.0, float(sigma[0]) ** 2)
         if gain <= ROUND_OFF:
-            return Outcome("not-applicable", reason="μ is zero or orthogonal to the top eigenvector, to round-off")
+            return not_applicable("μ is zero or orthogonal to the top eigenvector, to round-off")
         factor = (1 + gain) ** 0.5
         return decided(ratio[0] * factor * (1 - ROUND_OFF), ratio[1] * factor * (1 + ROUND_OFF))
 
@@ -232,7 +234,7 @@ class PRECInputScaling(Statement):
         norm = float(np.linalg.norm(scaled, axis=0).max()) / N**0.5
         before = kappa(extended(H))
         if before.rank <= width:
-            improves = Outcome("not-applicable", reason="[eᵀ; X] has no full row rank")
+            improves = not_applicable("[eᵀ; X] has no full row rank")
         else:
             improves = decided(*(kappa(scaled) / before))
         return [equal(products, expected, scale), decided(norm, norm, 1 + ROUND_OFF), improves]
@@ -323,9 +325,9 @@ def optimal_scaling(scaled: np.ndarray, found: Kappa) -> Outcome:
     """
     signs = two_kinds(scaled[:, 1:])
     if signs is None:
-        return Outcome("not-applicable", reason="no Property A")
+        return not_applicable("no Property A")
     if found.rank < scaled.shape[1]:
-        return Outcome("not-applicable", reason="Ĥ has no full column rank")
+        return not_applicable("Ĥ has no full column rank")
     y = np.linalg.svd(scaled[:, 1:], full_matrices=False)[2][0]
     least = float(np.linalg.norm(scaled[:, 1:] @ y) / np.linalg.norm(scaled[:, 1:] @ (signs * y)))
     return decided(found.lower / least, found.upper / least, 1 + ATTAINED)
@@ -377,23 +379,23 @@ class BNPProposition11(LayerStatement):
         """One unit, on a mini-batch, where its S is known sample by sample."""
         block = seen.hessian
         if not isinstance(block, FactoredHessian) or block.root is None:
-            return [Outcome("not-applicable", reason="S is not kept apart from Ĥ")] * 4
-        nothing = Outcome("not-applicable", reason="S is indefinite")
+            return [not_applicable("S is not kept apart from Ĥ")] * 4
+        nothing = not_applicable("S is indefinite")
         H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
         if block.sign is not None:
             return [nothing, nothing, nothing, self.bounded(seen.kappa, H, root[root > 0])]
         active = root > 0
         if not active.any():
-            return [Outcome("not-applicable", reason="the unit is dead: S = 0")] * 4
+            return [not_applicable("the unit is dead: S = 0")] * 4
         outcome, some = self.bounded(seen.kappa, H[active], root[active]), not active.all()
-        definite = Outcome("not-applicable", reason="S is singular" if some else "S is not singular")
+        definite = not_applicable("S is singular" if some else "S is not singular")
         whole = self.bounded(seen.kappa, H, root[active]) if some else definite
-        return [definite if some else outcome, outcome, whole, Outcome("not-applicable", reason="S ≥ 0")]
+        return [definite if some else outcome, outcome, whole, not_applicable("S ≥ 0")]
 
     def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> Outcome:
         """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
         if not found.resolved:
-            return Outcome("unresolved", reason="a condition number is unresolved")
+            return UNRESOLVED
         inputs = kappa(H)
         return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
 
@@ -433,11 +435,11 @@ class BNPProposition11(LayerStatement):
     def indefinite(self, H: np.ndarray, signs: np.ndarray) -> Outcome:
         """S = ±1 on the diagonal: κ(S) = 1."""
         if np.abs(signs.sum()) == len(signs):
-            return Outcome("not-applicable", reason="S is definite")
+            return not_applicable("S is definite")
         M = H.T @ (signs[:, None] * H)
         found = condition_number((M + M.T) / 2, error=len(H) * EPSILON * float(np.linalg.norm(H) ** 2))
         if not found.resolved:
-            return Outcome("unresolved", reason="a condition number is unresolved")
+            return UNRESOLVED
         inputs = kappa(H)
         return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2)
 
@@ -499,7 +501,7 @@ class BNPGain(LayerStatement):
         allowed = (n + 1) ** 0.5 * spread(root)
         sigma = np.concatenate([np.ones(1), H.std(0)])
         if before.rank < n + 1:
-            scaling = Outcome("not-applicable", reason="S^½Ĥ has no full column rank")
+            scaling = not_applicable("S^½Ĥ has no full column rank")
         else:
             scaling = decided(*(before / after), spread(sigma))
         return [
@@ -514,9 +516,9 @@ class BNPGain(LayerStatement):
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """The gain of one unit; its curvature is not among what is seen."""
-        nothing = Outcome("not-applicable", reason="S is not among what is seen of a layer")
+        nothing = not_applicable("S is not among what is seen of a layer")
         if not (seen.kappa.resolved and seen.kappa_preconditioned.resolved):
-            return [nothing, nothing, Outcome("unresolved", reason="a condition number is unresolved")]
+            return [nothing, nothing, UNRESOLVED]
         before, after = seen.kappa, seen.kappa_preconditioned
         root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
         return [nothing, nothing, self.about(root, seen.kappa_D)]

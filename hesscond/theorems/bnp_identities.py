@@ -21,6 +21,7 @@ from hesscond.theorems.base import (
     Statement,
     discrepancy,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import random_size
@@ -92,7 +93,7 @@ class BNPProposition2(LayerStatement):
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
         others = len(self.claims) - 1
-        return [same_unit(seen), *[Outcome("not-applicable", reason="what follows the unit is not looked at")] * others]
+        return [same_unit(seen), *[not_applicable("what follows the unit is not looked at")] * others]
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         network, layer, unit = drawn_unit(rng)
@@ -108,10 +109,10 @@ class BNPProposition2(LayerStatement):
             return [
                 same,
                 sign,
-                Outcome("not-applicable", reason="all after the unit is piecewise linear"),
+                not_applicable("all after the unit is piecewise linear"),
                 *regressions,
             ]
-        return [same, Outcome("not-applicable", reason=f"{network.activation} after the unit"), sign, *regressions]
+        return [same, not_applicable(f"{network.activation} after the unit"), sign, *regressions]
 
     def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
         """One unit without an activation, on random inputs."""
@@ -142,7 +143,7 @@ def nonnegative(S: np.ndarray) -> Outcome:
     """S ≥ 0, with the share that is not as the reason."""
     size = np.abs(S).max()
     if size == 0:
-        return Outcome("not-applicable", reason="the unit is dead: S = 0")
+        return not_applicable("the unit is dead: S = 0")
     least = S.min() / size
     if least >= 0:
         return Outcome("holds")
@@ -188,7 +189,7 @@ class BNPTheorem3(Statement):
         own = order_one(rng, network)
         behind = self.behind_statistics(own, layer, unit)
         if (H.min(0).values == H.max(0).values).any():
-            return [*[Outcome("not-applicable", reason="a feature is constant")] * 2, behind]
+            return [*[not_applicable("a feature is constant")] * 2, behind]
         P = transformation(H.mean(0), H.std(0, correction=0))
         z = torch.linalg.solve_triangular(P, network.weights[layer][unit][:, None], upper=True)[:, 0]
         loss = network.unit_loss(layer, unit)
@@ -211,13 +212,13 @@ class BNPTheorem3(Statement):
 
         _, statistics = normalized_loss(network, network.weights, through=False)
         if nearly_constant(statistics):
-            return Outcome("not-applicable", reason="a feature is nearly constant")
+            return not_applicable("a feature is nearly constant")
         # what is merged has the same pre-activations, and so the same S
         same = [merged(weight, *known) for weight, known in zip(network.weights, statistics, strict=True)]
         plain = replace(network, weights=tuple(same))
         H, S = plain.features(layer)[:, 1:], plain.curvature(layer, unit)
         if not S.any():
-            return Outcome("not-applicable", reason="the unit is dead: S = 0")
+            return not_applicable("the unit is dead: S = 0")
         found = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
         # what is centred is as exact as it was before
         size = max(float(((H.abs() + mu.abs()) / sigma).max()) for mu, sigma in statistics[layer:][:1])
@@ -256,7 +257,7 @@ class BNPProposition9(LayerStatement):
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network."""
-        return [same_unit(seen), Outcome("not-applicable", reason="the diagonal of S is not kept apart")]
+        return [same_unit(seen), not_applicable("the diagonal of S is not kept apart")]
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         layer = random_convolution(rng)
@@ -267,7 +268,7 @@ class BNPProposition9(LayerStatement):
         scale = blockwise(H_hat.abs(), S.abs()).max().item()
         diagonal = torch.diag_embed(S.diagonal(dim1=1, dim2=2))
         if torch.equal(S, diagonal):
-            wrong = Outcome("not-applicable", reason="S is diagonal")
+            wrong = not_applicable("S is diagonal")
         else:
             wrong = equal(blockwise(H_hat, diagonal).numpy(), found, scale)
         return [equal(blockwise(H_hat, S).numpy(), found, scale), wrong]
@@ -414,7 +415,7 @@ class BNPProposition7(Statement):
         z = leaves(network.weights)
         loss, statistics = normalized_loss(network, z, through=through)
         if any((sigma == 0).any() for _, sigma in statistics):
-            return Outcome("not-applicable", reason="a feature is constant on the batch")
+            return not_applicable("a feature is constant on the batch")
         plain = leaves([merged(own.detach(), *known) for own, known in zip(z, statistics, strict=True)])
         changes = zip(gradients(loss, z), gradients(network.loss(plain), plain), statistics, strict=True)
         return worst([self.compare(*change) for change in changes])
@@ -428,7 +429,7 @@ class BNPProposition7(Statement):
         images, kernel = layer.inputs, layer.kernel
         mu, sigma = images.mean((0, 2, 3)), images.std((0, 2, 3), correction=0)
         if (sigma == 0).any():
-            return [Outcome("not-applicable", reason="a channel is constant on the batch")] * 2
+            return [not_applicable("a channel is constant on the batch")] * 2
         by_channel = (slice(None), None, None)
         normalized = bordered((images - mu[by_channel]) / sigma[by_channel], kernel)
         (z,) = leaves([layer.weight])
@@ -440,7 +441,7 @@ class BNPProposition7(Statement):
             (in_plain,) = gradients(replace(layer, inputs=bordered(images, kernel, border)).loss(plain), [plain])
             found.append(self.compare(in_z, in_plain, known))
         if kernel == 1:
-            found[1] = Outcome("not-applicable", reason="a 1×1 kernel has no border")
+            found[1] = not_applicable("a 1×1 kernel has no border")
         return found
 
     def counterexamples(self, seed: int) -> Iterator[Counterexample]:
@@ -497,7 +498,7 @@ class BNPMerging(Statement):
         merged_weights = leaves([affine_merged(*layer) for layer in zip(weights, gamma, beta, strict=True)])
         output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
         if nearly_constant(statistics):
-            return [Outcome("not-applicable", reason="a feature is nearly constant")] * 2
+            return [not_applicable("a feature is nearly constant")] * 2
         plain = normalized_output(network, merged_weights, through=True)[0]
         criterion = CRITERIA[network.criterion]
         found, hat = (

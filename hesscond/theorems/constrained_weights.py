@@ -129,7 +129,7 @@ def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: 
     """
     centred = target - target.mean()
     if np.linalg.norm(centred) <= 1e-8 * np.abs(target).max():
-        return Outcome("not-applicable", reason="the step goes to zero, from where all feasible points are as near")
+        return not_applicable("the step goes to zero, from where all feasible points are as near")
     nu = centred @ found / c
     left = np.array([found @ found / c, found.sum() / c**0.5, *(nu * found / np.linalg.norm(centred))])
     right = np.array([1.0, 0.0, *(centred / np.linalg.norm(centred))])
@@ -295,7 +295,7 @@ class IgnoredMean(LayerStatement):
         W = seen.weight
         assert seen.means is not None
         if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
-            return not_applicable(len(self.claims), "1ᵀw ≠ 0: the layer is not constrained")
+            return [not_applicable("1ᵀw ≠ 0: the layer is not constrained")] * len(self.claims)
         # what training has rounded is no part of the claim
         return self.check(self.centre(W), seen.means[None], seen.means)
 
@@ -368,7 +368,7 @@ class StandardizedGradient(Statement):
         w_hat, found = standardized(w), grad(through)(w)
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
-            return not_applicable(len(self.claims), "the gradient is zero")
+            return [not_applicable("the gradient is zero")] * len(self.claims)
         terms = (self.terms(w, g) / w.std(1, correction=0)).max().item()
         return [
             equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
@@ -563,7 +563,7 @@ class ProjectedRate(Statement):
         problem = random_problem(rng)
         minimum = problem.minimum()
         if minimum is None:
-            return not_applicable(len(self.claims), "no minimum was found")
+            return [not_applicable("no minimum was found")] * len(self.claims)
         at = problem.tangent(minimum.point)
         ambient, Hess = at.operator.to_dense(), self.riemannian(at)
         Hess = (Hess + Hess.T) / 2
@@ -573,11 +573,11 @@ class ProjectedRate(Statement):
         linear = Linearization(basis, Hess, at.curvature[:, 0])
         alpha = linear.best_step()
         if alpha is None:
-            return not_applicable(len(self.claims), "no step size is the best one")
+            return [not_applicable("no step size is the best one")] * len(self.claims)
         values, vectors = torch.linalg.eigh(linear.symmetric(alpha))
         kappa = hessian_kappa(linear.symmetric(alpha))
         if kappa.nullity or kappa.negative:
-            return not_applicable(len(self.claims), "the Riemannian Hessian is not positive definite")
+            return [not_applicable("the Riemannian Hessian is not positive definite")] * len(self.claims)
 
         def step(point: Tensor) -> Tensor:
             return problem.retract(point - alpha * gradient(problem.value, point))
@@ -595,8 +595,8 @@ class ProjectedRate(Statement):
             self.jacobian(problem, point, alpha, linear, tangent),
             bounded(measured(iteration, random, radius), kappa),
             attained(slow, kappa),
-            alone if one else Outcome("not-applicable", reason="λ_i differ"),
-            alone if not one else Outcome("not-applicable", reason="all λ_i are equal"),
+            alone if one else not_applicable("λ_i differ"),
+            alone if not one else not_applicable("all λ_i are equal"),
             with_inertia(attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
         ]
 

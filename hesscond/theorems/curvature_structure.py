@@ -179,7 +179,7 @@ class AdamBlocks(Statement):
         losses = [float(shares @ factors**k) for k in (steps - 1, steps)]
         bound = (1 - 2 / (most + 1)) ** 2
         if losses[0] == 0 or losses[1] < np.finfo(float).tiny:
-            return Outcome("not-applicable", reason="the loss is zero")
+            return not_applicable("the loss is zero")
         return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
 
 
@@ -338,7 +338,7 @@ class GaussNewtonLinear(Statement):
         for own, claim in ((network, self.bounded), (white, self.attained)):
             most, least = self.ends(own)
             certain = least > 1e-8 * most
-            singular = Outcome("not-applicable", reason="Γ is not certainly positive definite")
+            singular = not_applicable("Γ is not certainly positive definite")
             outcomes.append(claim(own, most, least) if certain else singular)
         return outcomes
 
@@ -529,12 +529,11 @@ class SoftmaxRowBlocks(LayerStatement):
         network = seen.network
         assert network is not None
         if network.weight is None:
-            return not_applicable(len(self.claims), "the layer's weight is computed from other parameters")
+            return [not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         H = network.reweighted(network.weight)
         if sees_common_change(H, seen.weight.shape):
-            return not_applicable(
-                len(self.claims), "no softmax of the layer's outputs: a change of all rows alike is seen"
-            )
+            reason = "no softmax of the layer's outputs: a change of all rows alike is seen"
+            return [not_applicable(reason)] * len(self.claims)
         if (undecided := too_large(H, seen.samples)) is not None:
             return [undecided] * len(self.claims)
         C, n = seen.weight.shape
@@ -543,7 +542,7 @@ class SoftmaxRowBlocks(LayerStatement):
             rows = np.hstack([rows, C * n + np.arange(C)[:, None]])
         dense = H.to_dense().cpu().numpy()
         blocks = dense[rows[:, None, :, None], rows[None, :, None, :]]
-        nothing = Outcome("not-applicable", reason="the probabilities are not looked at in training")
+        nothing = not_applicable("the probabilities are not looked at in training")
         return [nothing, *self.check(blocks, max(ROUND_OFF, H.rounding))]
 
     def check(self, blocks: np.ndarray, rounding: float) -> list[Outcome]:
@@ -553,7 +552,7 @@ class SoftmaxRowBlocks(LayerStatement):
         own, error = np.diagonal(norms), rounding * float(norms.max()) * C
         kept = own > 1e4 * error
         if not kept.any():
-            return not_applicable(2, "the curvature is round-off")
+            return [not_applicable("the curvature is round-off")] * 2
         rest = np.stack([blocks[i, np.arange(C) != i].sum(0) for i in range(C)])
         diagonal = np.stack([blocks[i, i] for i in range(C)])
         share = np.where(np.eye(C, dtype=bool), 0, norms)[kept].max(1) / own[kept] * C / 2

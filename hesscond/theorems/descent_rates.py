@@ -122,12 +122,12 @@ class PreconditionedRate(StepSizes):
         """A quadratic function or a small network at a minimum, in random coordinates."""
         loss, minimum = random_minimum(rng)
         if minimum is None:
-            return not_applicable(len(self.claims), "no minimum was found")
+            return [not_applicable("no minimum was found")] * len(self.claims)
         P = random_coordinates(rng, minimum.H)
         M, in_z = P @ P.T, self.curvature(minimum.H, P)
         kappa = hessian_kappa(in_z)
         if kappa.negative or not kappa.resolved:
-            return not_applicable(len(self.claims), "the point is no minimum, or its rank is unresolved")
+            return [not_applicable("the point is no minimum, or its rank is unresolved")] * len(self.claims)
         vectors = torch.linalg.eigh((in_z + in_z.T) / 2).eigenvectors[:, kappa.nullity :]
         root, point = torch.linalg.inv(P), minimum.point
 
@@ -237,17 +237,17 @@ class BNPTheorem1(StepSizes):
         loss = flat_loss(network)
         minimum = newton(loss, second_order(loss), network.parameters)
         if minimum is None:
-            return not_applicable(len(self.claims), "no minimum was found where no pre-activation is zero")
+            return [not_applicable("no minimum was found where no pre-activation is zero")] * len(self.claims)
         return self.check(rng, replace(network, weights=tuple(network.split(minimum.point))), minimum.H)
 
     def check(self, rng: np.random.Generator, network: Network, H: Tensor) -> Sequence[Outcome]:
         """All claims at a minimum."""
         theta, kink = network.parameters, distance_to_kink(network)
         if kink <= NEAR * float(theta.norm()):
-            return not_applicable(len(self.claims), "the minimum is too near a kink")
+            return [not_applicable("the minimum is too near a kink")] * len(self.claims)
         kappa, directions = hessian_kappa(H), scaling_directions(network)
         if kappa.negative or not kappa.resolved:
-            return not_applicable(len(self.claims), "the point is no minimum, or its nullity is unresolved")
+            return [not_applicable("the point is no minimum, or its nullity is unresolved")] * len(self.claims)
         # orthonormal, and no more of them than are independent
         U, sigma, _ = torch.linalg.svd(directions, full_matrices=False)
         tangents = U[:, sigma > ROUND_OFF * sigma[0]]
@@ -258,7 +258,7 @@ class BNPTheorem1(StepSizes):
             dead = dead_units(network)
             reason += f" ({dead} unit{'s'[: dead != 1]} never active)" if dead else ""
             more = Outcome("violated", kappa.nullity / tangents.shape[1])
-            return [null, more, *not_applicable(len(self.claims) - 2, reason)]
+            return [null, more, *[not_applicable(reason)] * (len(self.claims) - 2)]
         loss, reach = flat_loss(network), min(FAR * float(theta.norm()), CLEARANCE * kink)
 
         def descent(alpha: float) -> Iteration:

@@ -95,7 +95,7 @@ def farther(own: float, other: float, size: float) -> Outcome:
     """Whether one distance is at most another; round-off is relative to the size of what lies apart."""
     error = ROUNDED * size
     if other <= 1e3 * error:
-        return Outcome("not-applicable", reason="both sides are exact")
+        return not_applicable("both sides are exact")
     return decided((own - error) / (other + error), (own + error) / (other - error))
 
 
@@ -294,14 +294,14 @@ class MuonSpectralDescent(LayerStatement):
         network = seen.network
         assert network is not None
         if network.weight is None:
-            return not_applicable(len(self.claims), "the layer's weight is computed from other parameters")
+            return [not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         weight = network.weight
         gradient = network.reweighted(weight).gradient[: weight.numel()].view_as(weight).flatten(1)
         G = gradient.double().cpu().numpy()
         if not G.any():
-            return not_applicable(len(self.claims), "the gradient is zero")
+            return [not_applicable("the gradient is zero")] * len(self.claims)
         found = self.check(np.random.default_rng(0), G)
-        nothing = Outcome("not-applicable", reason="no linear predictor with the square loss")
+        nothing = not_applicable("no linear predictor with the square loss")
         return [self.minimum([G], 1.0), *found, nothing]
 
     def minimum(self, gradients: Sequence[np.ndarray], sharpness: float) -> Outcome:
@@ -323,9 +323,9 @@ class MuonSpectralDescent(LayerStatement):
             error = ROUNDED * total * len(sigma)
             gap, needed = total - float(np.vdot(G, T)), float(sigma[-1] * np.linalg.norm(T - step) ** 2 / 2)
             unique = decided(needed / (gap + error), needed / max(gap - error, 1e-300))
-            other = Outcome("not-applicable", reason="G has full rank")
+            other = not_applicable("G has full rank")
         else:
-            unique = Outcome("not-applicable", reason="G has not full rank")
+            unique = not_applicable("G has not full rank")
             # the sign of a direction that G does not see
             turned = step - 2 * np.multiply.outer(U[:, -1], Vt[-1])
             value = float(np.vdot(G, turned)) / max(1.0, float(np.linalg.norm(turned, 2)))
@@ -391,7 +391,7 @@ class MuonRowBlocks(Statement):
         M = E @ (X.T @ X) / len(X)
         _, sigma, Vt = np.linalg.svd(M, full_matrices=False)
         if sigma[0] > 1e6 * sigma[-1]:
-            return not_applicable(len(self.claims), "M is not certainly of full column rank")
+            return [not_applicable("M is not certainly of full column rank")] * len(self.claims)
         block = Vt.T * sigma ** (2 * self.exponent()) @ Vt
         rows = np.kron(np.eye(m), block) @ M.ravel()
         # P^½ has half of the exponent; its smallest singular values are off by so much

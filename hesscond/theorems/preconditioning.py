@@ -24,6 +24,7 @@ from hesscond.theorems.base import (
     decided,
     discrepancy,
     equal,
+    not_applicable,
     register,
 )
 from hesscond.theorems.matrices import CLEAR, Kappa, kappa, random_matrix, random_size
@@ -277,7 +278,7 @@ class AdaptivePreconditioning(Statement):
         by_row = kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
         isotropic = self.isotropic(rng, H)
         if by_row.rank < n:
-            return [*[Outcome("not-applicable", reason="H is not certainly positive definite")] * 2, isotropic]
+            return [*[not_applicable("H is not certainly positive definite")] * 2, isotropic]
         return [
             compared(kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
             compared(by_row, optimum.lower, optimum.upper, n**0.25),

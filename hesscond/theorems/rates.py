@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev
 
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems.base import Outcome, decided
+from hesscond.theorems.base import UNRESOLVED, Outcome, decided, not_applicable
 from hesscond.theorems.networks import Network, flat_loss
 
 Function = Callable[[Tensor], Tensor]
@@ -327,9 +327,9 @@ def judged(
 ) -> Outcome:
     """Outcome of ``judge``, if there are both a measured rate and a κ that predicts one."""
     if not kappa.resolved:
-        return Outcome("unresolved", reason="a condition number is unresolved")
+        return UNRESOLVED
     if kappa.rank < 2:
-        return Outcome("not-applicable", reason="there is one nonzero eigenvalue only")
+        return not_applicable("there is one nonzero eigenvalue only")
     if found is None:
         return Outcome("unresolved", reason="round-off is reached before there is a rate")
     if expected is not None:

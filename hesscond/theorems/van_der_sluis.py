@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.theorems.base import Claim, LayerStatement, Observation, Outcome, decided, register
+from hesscond.theorems.base import Claim, LayerStatement, Observation, Outcome, decided, not_applicable, register
 from hesscond.theorems.matrices import Kappa, equilibrated, kappa, random_matrix, random_size
 
 
@@ -39,7 +39,7 @@ class VanDerSluis(LayerStatement):
     def observe(self, seen: Observation) -> Sequence[Outcome]:
         """The centred inputs of a layer, samples × features; their columns are what BNP equilibrates."""
         if len(seen.centred) < seen.samples:
-            rows = Outcome("not-applicable", reason="a triangular factor of the inputs has other rows")
+            rows = not_applicable("a triangular factor of the inputs has other rows")
         else:
             rows = self.side(seen.centred)
         return [rows, self.side(seen.centred.T)]

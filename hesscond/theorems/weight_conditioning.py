@@ -128,9 +128,7 @@ class WeightConditioningTheorem1(LayerStatement):
         columns = self.by_column(W, W * optimal_diagonal_scaling(W, side="column").column)
         found = []
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
-            nothing = Outcome(
-                "not-applicable", reason=f"W has {'more than' if count > 2 else 'no more than'} two {what}"
-            )
+            nothing = not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
             found += [nothing, outcome] if count > 2 else [outcome, nothing]
         return [*found, self.both(W)]
 
@@ -509,8 +507,8 @@ class WeightConditioningTheorem2(LayerStatement):
         assert network is not None
         if network.weight is None:
             reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
-            return not_applicable(len(self.claims), reason)
-        nothing = Outcome("not-applicable", reason="no critical point is known here")
+            return [not_applicable(reason)] * len(self.claims)
+        nothing = not_applicable("no critical point is known here")
         before = network.reweighted(network.weight)
         if (undecided := singular(seen, before)) is not None:
             return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
@@ -596,11 +594,11 @@ def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
     """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
     constant = seen.weight.shape[1] - len(seen.mu)
     if constant and H.order > seen.weight.size:
-        return Outcome("not-applicable", reason="H is singular: inputs of the layer are constant")
+        return not_applicable("H is singular: inputs of the layer are constant")
     if seen.samples * len(seen.weight) < H.order:
-        return Outcome("not-applicable", reason="H is singular: fewer samples than weights of a unit")
+        return not_applicable("H is singular: fewer samples than weights of a unit")
     if not sees_common_change(H, seen.weight.shape):
-        return Outcome("not-applicable", reason="H is singular: no loss sees what changes all units alike")
+        return not_applicable("H is singular: no loss sees what changes all units alike")
     return too_large(H, seen.samples)
 
 
@@ -646,7 +644,7 @@ def compared(after: ConditionNumber, before: ConditionNumber) -> Outcome:
         if not found.resolved:
             return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
         if found.nullity:
-            return Outcome("not-applicable", reason="a Hessian has not full rank")
+            return not_applicable("a Hessian has not full rank")
     outcome = decided(after.lower / before.upper, after.upper / before.lower)
     signs = ["indefinite" if 0 < found.negative < found.rank else "definite" for found in (before, after)]
     return replace(outcome, reason=f"{outcome.status}: H {signs[0]}, {signs[1]} once equilibrated")

@@ -18,6 +18,7 @@ import pytest
 import requests
 
 from hesscond.data import published
+from hesscond.data.sources import SOURCES
 
 # Taken before the wall below removes it.
 REAL_DATA = os.environ.get("HESSCOND_DATA_DIR")
@@ -53,7 +54,7 @@ def real_data():
     """Return the folder with a real data set, or skip."""
 
     def folder_with(name: str) -> Path:
-        if REAL_DATA is None or published.SOURCES[name].find(Path(REAL_DATA)) is None:
+        if REAL_DATA is None or SOURCES[name].find(Path(REAL_DATA)) is None:
             pytest.skip(f"set HESSCOND_DATA_DIR to a folder that holds the real {name}")
         return Path(REAL_DATA)
 
@@ -64,7 +65,7 @@ class SmallCifar:
     """A data set in CIFAR-10's format with 3 images a batch, and the places it can be written to."""
 
     def __init__(self, name: str):
-        source = published.SOURCES[name]
+        source = SOURCES[name]
         rng = np.random.default_rng(0)
         self.pixels, self.labels, self.content = {}, {}, {}
         for batch in (*source.train, *source.test):
@@ -106,7 +107,7 @@ class SmallCifar:
 @pytest.fixture(params=["cifar10", "cifar100"])
 def small_cifar(request, monkeypatch):
     small = SmallCifar(request.param)
-    monkeypatch.setitem(published.SOURCES, request.param, small.source)
+    monkeypatch.setitem(SOURCES, request.param, small.source)
     return small
 
 
@@ -124,7 +125,7 @@ class SmallIdx:
         }
         self.gz = {file: gzip.compress(content, mtime=0) for file, content in self.raw.items()}
         self.source = replace(
-            published.SOURCES[name],
+            SOURCES[name],
             md5={file: published.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw},
         )
 
@@ -150,5 +151,5 @@ def small_idx(monkeypatch):
     for name, other in (("mnist", "fashion-mnist"), ("fashion-mnist", "mnist")):
         namesakes = frozenset({small[other].source.md5[published.TRAIN_LABELS].gz})
         small[name].source = replace(small[name].source, namesakes=namesakes)
-        monkeypatch.setitem(published.SOURCES, name, small[name].source)
+        monkeypatch.setitem(SOURCES, name, small[name].source)
     return small

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hesscond.data import fetch, load, published
+from hesscond.data import fetch, load
+from hesscond.data.sources import SOURCES
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 
@@ -121,7 +122,6 @@ def test_an_unreadable_file_is_one_sentence(small_cifar, tmp_path, monkeypatch, 
 
 
 def test_the_catalogue_has_the_published_archives():
-    sources = published.SOURCES
-    assert sources["cifar10"].archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-    assert list(sources["cifar10"].train) == [f"data_batch_{i}" for i in range(1, 6)]
-    assert sources["cifar100"].label_key == b"fine_labels"
+    assert SOURCES["cifar10"].archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+    assert list(SOURCES["cifar10"].train) == [f"data_batch_{i}" for i in range(1, 6)]
+    assert SOURCES["cifar100"].label_key == b"fine_labels"

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hesscond.data import fetch, load, published
+from hesscond.data.sources import SOURCES
 
 
 def test_cifar10_has_the_published_shapes_and_class_counts(real_data):
@@ -15,7 +16,7 @@ def test_cifar10_has_the_published_shapes_and_class_counts(real_data):
     data = load("cifar10", folder)
     assert data.name == "cifar10"
     assert data.classes == 10
-    assert data.source == str(published.SOURCES["cifar10"].find(folder))
+    assert data.source == str(SOURCES["cifar10"].find(folder))
     assert data.train_inputs.shape == (50_000, 3, 32, 32)
     assert data.test_inputs.shape == (10_000, 3, 32, 32)
     for inputs, targets, per_class in (
@@ -36,9 +37,9 @@ def test_cifar10_has_the_published_shapes_and_class_counts(real_data):
 def test_cifar10_images_equal_a_reading_pixel_by_pixel(real_data):
     folder = real_data("cifar10")
     data = load("cifar10", folder)
-    place = published.SOURCES["cifar10"].find(folder)
+    place = SOURCES["cifar10"].find(folder)
     if place.is_file():
-        contents = published.SOURCES["cifar10"].verified_files(place)
+        contents = SOURCES["cifar10"].verified_files(place)
     else:
         contents = {path.name: path.read_bytes() for path in place.iterdir()}
     for batch, start, inputs, targets in (
@@ -74,7 +75,7 @@ def test_mnist_has_the_published_shapes_and_class_counts(real_data):
 def test_mnist_images_equal_a_reading_at_byte_offsets(real_data):
     folder = real_data("mnist")
     data = load("mnist", folder)
-    contents = published.SOURCES["mnist"].verified_files(published.SOURCES["mnist"].find(folder))
+    contents = SOURCES["mnist"].verified_files(SOURCES["mnist"].find(folder))
     for file, inputs in ((published.TRAIN_IMAGES, data.train_inputs), (published.TEST_IMAGES, data.test_inputs)):
         for row in (0, 1, 9_999):
             pixels = list(contents[file][16 + 784 * row : 16 + 784 * (row + 1)])
@@ -86,7 +87,7 @@ def test_the_unpacked_files_of_mnist_are_read_like_the_gzipped_ones(real_data, t
     packed = load("mnist", folder)
     raw = tmp_path / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for file, content in published.SOURCES["mnist"].verified_files(published.SOURCES["mnist"].find(folder)).items():
+    for file, content in SOURCES["mnist"].verified_files(SOURCES["mnist"].find(folder)).items():
         (raw / file).write_bytes(content)
     unpacked = load("mnist", tmp_path)
     assert unpacked.source == str(raw)

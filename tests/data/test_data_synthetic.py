@@ -11,10 +11,11 @@ from sklearn.datasets import load_sample_image
 
 from hesscond.data import fetch, load, names
 from hesscond.data import shapes as solids
-from hesscond.data.generated import GENERATED
 from hesscond.data.occupancy import BOX, SPHERES, TORUS, inside
+from hesscond.data.sources import SOURCES
 from hesscond.errors import ConfigError
 
+GENERATED = [name for name, source in SOURCES.items() if not source.on_disk]
 TENSORS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
@@ -42,7 +43,7 @@ def test_the_same_whatever_the_global_random_state(name, requested_urls):
 
 @pytest.mark.parametrize("name", ["occupancy", "shapes"])
 def test_another_seed_is_another_set(name):
-    first, other = GENERATED[name](train=20, test=10), GENERATED[name](train=20, test=10, seed=1)
+    first, other = load(name, train=20, test=10), load(name, train=20, test=10, seed=1)
     assert first.train_inputs.shape == other.train_inputs.shape
     assert not torch.equal(first.train_inputs, other.train_inputs)
 
@@ -105,13 +106,13 @@ def test_the_photograph_can_be_put_together_again():
 
 
 def test_the_other_photograph_and_what_does_not_exist():
-    flower = GENERATED["image-regression"](photograph="flower", every=20)
+    flower = load("image-regression", photograph="flower", every=20)
     assert flower.source == "scikit-learn (flower.jpg)"
     assert len(flower.train_inputs) + len(flower.test_inputs) == 22 * 32
     with pytest.raises(ConfigError, match="there is no photograph 'lena': choose one of china, flower"):
-        GENERATED["image-regression"](photograph="lena")
+        load("image-regression", photograph="lena")
     with pytest.raises(ConfigError, match="every must be a number of pixels from 1 to 100, not 101"):
-        GENERATED["image-regression"](every=101)
+        load("image-regression", every=101)
 
 
 def test_shapes_are_balanced_clouds_in_the_unit_ball():
@@ -120,7 +121,7 @@ def test_shapes_are_balanced_clouds_in_the_unit_ball():
     assert data.test_inputs.shape == (250, 128, 3)
     assert torch.bincount(data.train_targets).tolist() == [200] * 5
     assert torch.bincount(data.test_targets).tolist() == [50] * 5
-    clean = GENERATED["shapes"](train=50, test=5, noise=0.0)
+    clean = load("shapes", train=50, test=5, noise=0.0)
     assert clean.train_inputs.norm(dim=-1).max() < 1 + 1e-6
     spheres = clean.train_inputs[clean.train_targets == 0]
     torch.testing.assert_close(spheres.norm(dim=-1), torch.ones(10, 128))
@@ -129,7 +130,7 @@ def test_shapes_are_balanced_clouds_in_the_unit_ball():
 
 
 def test_clouds_are_turned():
-    clean = GENERATED["shapes"](train=500, test=1, noise=0.0)
+    clean = load("shapes", train=500, test=1, noise=0.0)
     cylinders = clean.train_inputs[clean.train_targets == 4]
     axes = torch.linalg.eigh(cylinders.transpose(1, 2) @ cylinders).eigenvectors[:, :, -1]
     assert (axes.abs().mean(0) > 0.35).all()

@@ -1,5 +1,7 @@
-"""A user's own method: one class in a file, or in another package that an entry point names."""
+"""A user's own method and statement: a class each in a file, or in another package that an entry point names."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,16 +13,21 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
+from hesscond.lazy import load_installed
 from hesscond.methods import method_class, parse, registered, registry
 from hesscond.study import open_run
+from hesscond.theorems import base as theorems
+from hesscond.theorems import verify
 
-#: A whole method, as a user would write it.
+#: A whole method and a whole statement, as a user would write them.
 EXAMPLE = '''
 import torch
 
 from hesscond.capture import dense_layers
 from hesscond.hessians import Scaling
 from hesscond.methods import Method, register
+from hesscond.theorems import Claim, Outcome, Statement
+from hesscond.theorems import register as register_statement
 
 
 @register
@@ -44,16 +51,48 @@ class BiasBooster(Method):
         d = torch.ones(dense_layers(self.model)[layer].in_features + 1)
         d[0] = self.boost**0.5
         return Scaling(d, "bias booster")
+
+
+@register_statement
+class TraceIsSum(Statement):
+    """The trace of a symmetric matrix is the sum of its eigenvalues."""
+
+    id, title, source, text = "trace-is-sum", "the trace is a sum", "a test", "tr A = Σ λ."
+    hypotheses = ("A is symmetric",)
+    claims = (Claim("sum", "tr A = Σ λ", True),)
+
+    def trial(self, rng):
+        A = torch.from_numpy(rng.standard_normal((4, 4)))
+        off = float(torch.linalg.eigvalsh(A + A.T).sum() - 2 * A.trace())
+        return [Outcome("holds" if abs(off) < 1e-12 else "violated")]
 '''
 
 
 @pytest.fixture
 def forgotten():
-    """Takes what a test registers out of the registry again."""
-    before = dict(registry._REGISTRY)
+    """Takes what a test registers out of the registries again."""
+    registries = registry._REGISTRY, theorems._REGISTRY
+    before = [dict(own) for own in registries]
     yield
-    registry._REGISTRY.clear()
-    registry._REGISTRY.update(before)
+    for own, kept in zip(registries, before, strict=True):
+        own.clear()
+        own.update(kept)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_study_and_verify_use_what_a_file_of_the_user_defines(tmp_path, call_cli):
+    """Nothing else is edited: importing the file is enough."""
+    (tmp_path / "mine.py").write_text(EXAMPLE)
+    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    out = tmp_path / "run"
+    arguments = ["--method", "bias-booster:boost=2", "--lr", 0.1, "--iterations", 2, "--out", out]
+    assert call_cli("study", "fc-digits", *arguments).code == 0
+    assert set(open_run(out).table("probe").coordinates) == {"bias booster"}
+    verified = call_cli("verify", "trace-is-sum", "--trials", 5, "--json")
+    assert verified.code == 0
+    assert [claim["holds"] for claim in json.loads(verified.out)[0]["claims"]] == [5]
+    assert "trace-is-sum" in call_cli("statements").out
 
 
 @pytest.mark.usefixtures("forgotten")
@@ -72,13 +111,13 @@ def test_one_class_is_all_it_takes():
     assert torch.allclose(own, d[:, None] * plain * d + 2e-4 * torch.diag(d.square()), rtol=1e-12, atol=1e-15)
 
 
-def distribution(folder, entry_points, code=EXAMPLE):
+def distribution(folder, entry_points, code=EXAMPLE, group="methods"):
     """An installed package: a module and its metadata."""
     (folder / "their_package.py").write_text(code)
     info = folder / "their_package-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[hesscond.methods]\n{entry_points}\n")
+    (info / "entry_points.txt").write_text(f"[hesscond.{group}]\n{entry_points}\n")
     return folder
 
 
@@ -134,9 +173,21 @@ def test_whatever_breaks_in_it_is_said(tmp_path, monkeypatch, entry_point, code,
     monkeypatch.syspath_prepend(distribution(tmp_path, entry_point, code))
     monkeypatch.setitem(sys.modules, "their_package", None)
     del sys.modules["their_package"]
-    registry.load_installed.cache_clear()
+    load_installed.cache_clear()
     try:
         with pytest.raises(ConfigError, match=f"methods of their_package.* cannot be imported: .*{reason}"):
             next(registered())
     finally:
-        registry.load_installed.cache_clear()
+        load_installed.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_statement_of_an_installed_package_is_verified(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(distribution(tmp_path, "trace = their_package", group="statements"))
+    monkeypatch.setitem(sys.modules, "their_package", None)
+    del sys.modules["their_package"]
+    load_installed.cache_clear()
+    try:
+        assert verify("trace-is-sum", trials=3).status == "holds"
+    finally:
+        load_installed.cache_clear()

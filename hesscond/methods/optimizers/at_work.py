@@ -28,11 +28,6 @@ class AtWork(ByParameter):
         The model that they train.
     optimizers
         One or several; the wrappers of Accelerate and Lightning are looked into.
-
-    Raises
-    ------
-    ConfigError
-        An optimizer without a reader, of another model, or that ascends; a learning rate that is no number; all are 0.
     """
 
     source = "-"

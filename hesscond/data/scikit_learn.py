@@ -1,47 +1,20 @@
-"""Data sets that need no files: scikit-learn's digits and photographs, solids as functions, clouds of points."""
+"""Data sets that come with scikit-learn: digits and photographs."""
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from hesscond.data.dataset import Dataset, Form, images_from_bytes
-from hesscond.data.occupancy import load_occupancy
-from hesscond.data.shapes import SURFACES, load_shapes
+from hesscond.data.sources import Generated, register
 from hesscond.errors import ConfigError
 
 DIGITS, IMAGE_REGRESSION = "digits", "image-regression"
 #: Number of test images among the 1,797 digits.
 DIGITS_TEST = 360
 PHOTOGRAPHS = ("china", "flower")
-
-
-def checked_options(given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a data set: the given ones, and the defaults of the others."""
-    for option, value in given.items():
-        if option not in known:
-            raise ConfigError(f"there is no option {option!r}: choose from {', '.join(known)}.")
-        if expected := misfit(option, value, known[option]):
-            raise ConfigError(f"{option} must be {expected}, not {value!r}.")
-    return {**known, **given}
-
-
-def misfit(option: str, value: Any, like: Any) -> str | None:
-    """Requirement that the value of an option breaks: words, numbers ≥ 0, integers ≥ 1 (seed: ≥ 0); None: it fits."""
-    if isinstance(like, str):
-        return None if isinstance(value, str) else "a word"
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(like, float):
-        return None if number and 0 <= value < math.inf else "a number that is not negative"
-    least = 0 if option == "seed" else 1
-    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
 
 
 def load_digits() -> Dataset:
@@ -94,30 +67,5 @@ def load_image_regression(*, photograph: str = "china", every: int = 4) -> Datas
     return Dataset(IMAGE_REGRESSION, centres[train], colours[train], centres[~train], colours[~train], 0, source)
 
 
-@dataclass(frozen=True)
-class Generated:
-    """Data set without files; calling it makes one."""
-
-    make: Callable[..., Dataset]  # its keyword arguments are the options
-    form: Callable[[Mapping[str, Any]], Form]  # shapes of the samples, from the values of all options
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options with their defaults."""
-        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
-
-    def __call__(self, **options: Any) -> Dataset:
-        """Make the data set."""
-        return self.make(**self.checked(options))
-
-    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options, see `checked_options`."""
-        return checked_options(given, self.options)
-
-
-GENERATED: dict[str, Generated] = {
-    DIGITS: Generated(load_digits, lambda options: Form((1, 8, 8), 10, 10)),
-    IMAGE_REGRESSION: Generated(load_image_regression, lambda options: Form((2,), 3, 0)),
-    "occupancy": Generated(load_occupancy, lambda options: Form((3,), 2, 2)),
-    "shapes": Generated(load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))),
-}
+register(Generated(DIGITS, load_digits, lambda options: Form((1, 8, 8), 10, 10), digits_folder))
+register(Generated(IMAGE_REGRESSION, load_image_regression, lambda options: Form((2,), 3, 0)))

@@ -1,0 +1,152 @@
+"""Data sets by name: made without files, or read from a folder; the module of each registers it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hesscond.data.dataset import Dataset, Form
+from hesscond.errors import ConfigError, DataNotFoundError
+
+#: Variable of the environment that names a folder of data sets.
+ENVIRONMENT = "HESSCOND_DATA_DIR"
+
+
+class Source(ABC):
+    """Data set of a name: its options, the form of its samples, where its files are, and how it is read."""
+
+    name: str
+    #: Options with their defaults.
+    options: Mapping[str, Any] = {}
+    #: Whether it is read from a data directory.
+    on_disk: ClassVar[bool] = True
+    #: Whether its files can be fetched.
+    fetchable: bool = False
+
+    @abstractmethod
+    def form(self, options: Mapping[str, Any]) -> Form:
+        """Shapes of the samples, from the values of all options."""
+
+    @abstractmethod
+    def load(
+        self,
+        options: Mapping[str, Any],
+        directories: Sequence[Path],
+        *,
+        download: bool,
+        train_samples: int | None,
+        test_samples: int | None,
+    ) -> Dataset:
+        """Data set, or no more of it than is needed for the numbers of samples."""
+
+    @abstractmethod
+    def locate(self, directories: Sequence[Path]) -> Path | None:
+        """Copy that `load` reads if no option names another; None: there is none."""
+
+    @abstractmethod
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        """Folder of a checked copy, downloaded if there is none."""
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of all options: the given ones, and the defaults of the others."""
+        if given and not self.options:
+            raise ConfigError(f"the data set {self.name!r} has no option {next(iter(given))!r}: it has none.")
+        for option, value in given.items():
+            if option not in self.options:
+                raise ConfigError(f"there is no option {option!r}: choose from {', '.join(self.options)}.")
+            if expected := misfit(option, value, self.options[option]):
+                raise ConfigError(f"{option} must be {expected}, not {value!r}.")
+        return {**self.options, **given}
+
+
+def misfit(option: str, value: Any, like: Any) -> str | None:
+    """Requirement that the value of an option breaks: words, numbers ≥ 0, integers ≥ 1 (seed: ≥ 0); None: it fits."""
+    if isinstance(like, str):
+        return None if isinstance(value, str) else "a word"
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if isinstance(like, float):
+        return None if number and 0 <= value < math.inf else "a number that is not negative"
+    least = 0 if option == "seed" else 1
+    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
+
+
+#: All data sets by name.
+SOURCES: dict[str, Source] = {}
+
+
+def register(source: Source) -> None:
+    """Make a data set known by its name."""
+    SOURCES[source.name] = source
+
+
+@dataclass(frozen=True)
+class Generated(Source):
+    """Data set without files, made by a function whose keyword arguments are the options."""
+
+    name: str
+    make: Callable[..., Dataset]
+    shapes: Callable[[Mapping[str, Any]], Form]  # form of the samples, from the values of all options
+    folder: Callable[[], Path] | None = None  # where another package keeps what it is made of
+
+    on_disk = False
+
+    @property
+    def options(self) -> dict[str, Any]:  # type: ignore[override]
+        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+
+    @property
+    def fetchable(self) -> bool:  # type: ignore[override]
+        return self.folder is not None
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return self.shapes(options)
+
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+        return self.make(**options)
+
+    def locate(self, directories: Sequence[Path]) -> Path:
+        return self.fetch(directories)
+
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        if self.folder is None:
+            raise ConfigError(f"the data set {self.name!r} is generated: there is nothing to fetch.")
+        return self.folder()
+
+
+class FolderSource(Source):
+    """Data set in a folder that the user has on disk.
+
+    Its option ``folder`` is a path, or a name below the data directory. ``advice`` says which files must be where, with
+    {places} for the folders.
+    """
+
+    advice: str
+
+    def what_to_bring(self, directories: Sequence[Path]) -> str:
+        """Sentence that says which files must be where."""
+        return self.advice.format(places=" or ".join(str(place / self.options["folder"]) for place in directories))
+
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        raise ConfigError(f"{self.name} is not for download: {self.what_to_bring(directories)}")
+
+    def locate(self, directories: Sequence[Path]) -> Path | None:
+        return found_folder(self.options["folder"], directories)
+
+    def folder(self, name: str, directories: Sequence[Path]) -> Path:
+        """Folder of an absolute path, or of a path below one of the ``directories``."""
+        found = found_folder(name, directories)
+        if found is None:
+            raise DataNotFoundError(f"there is no folder {name}: {self.what_to_bring(directories)}")
+        return found
+
+
+def found_folder(name: str, directories: Sequence[Path]) -> Path | None:
+    """Folder of an absolute path, or of a path below one of the ``directories``; None: there is none."""
+    own = Path(name).expanduser()
+    places = [own] if own.is_absolute() else [directory / own for directory in directories]
+    return next((place for place in places if place.is_dir()), None)
