@@ -62,16 +62,11 @@ def features(rng: np.random.Generator, samples: int, width: int) -> np.ndarray:
     return H
 
 
-class NormalizedInputs(LayerStatement):
-    """Effect of centring and scaling the inputs of a layer on κ."""
-
-    trials = 60
-
-    def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Inputs (N, n): more samples than features three times out of four."""
-        width = random_size(rng, 60)
-        samples = width + 1 + random_size(rng, 60) if rng.random() < 0.75 else max(2, int(rng.integers(2, width + 2)))
-        return features(rng, samples, width)
+def random_inputs(rng: np.random.Generator, most: int = 60) -> np.ndarray:
+    """Inputs (N, n) of up to ``most`` features: more samples than features three times out of four."""
+    width = random_size(rng, most)
+    samples = width + 1 + random_size(rng, 60) if rng.random() < 0.75 else int(rng.integers(2, width + 2))
+    return features(rng, samples, width)
 
 
 def centring(before: Kappa, after: Kappa, columns: int) -> tuple[Outcome, Outcome]:
@@ -83,7 +78,7 @@ def centring(before: Kappa, after: Kappa, columns: int) -> tuple[Outcome, Outcom
 
 
 @register
-class BNPTheorem4(NormalizedInputs):
+class BNPTheorem4(LayerStatement):
     """Centring improves κ, and normalization is nearly optimal among diagonal scalings after it."""
 
     id = "bnp-theorem-4"
@@ -107,9 +102,10 @@ class BNPTheorem4(NormalizedInputs):
         Claim("both together", "κ(Ĝ) ≤ κ(Ĥ) (not claimed)", False, published=False),
         Claim("strict", "κ(ĤU) √(1 + s²/max(1, λ₁)) ≤ κ(Ĥ), s = v₁ᵀμ ≠ 0: κ(ĤU) < κ(Ĥ)", True),
     )
+    trials = 60
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        H = self.draw(rng)
+        H = random_inputs(rng)
         return self.check(extended(H), centred(H), normalized(H), H.mean(0))
 
     def observe(self, seen: Observation) -> Sequence[Outcome]:
@@ -151,7 +147,7 @@ class BNPTheorem4(NormalizedInputs):
 
 
 @register
-class PRECTheorem4(NormalizedInputs):
+class PRECTheorem4(LayerStatement):
     """The first part of BNP's Theorem 4 as PREC prints it: without an assumption on the rank."""
 
     id = "prec-theorem-4"
@@ -168,9 +164,10 @@ class PRECTheorem4(NormalizedInputs):
         Claim("N > n, full rank", "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X])", True),
         Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False),
     )
+    trials = 60
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        H = self.draw(rng)
+        H = random_inputs(rng)
         before = extended(H)
         return centring(kappa(before), kappa(centred(H)), before.shape[1])
 
@@ -491,10 +488,8 @@ class BNPGain(LayerStatement):
     inputs = False
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """More samples than features three times out of four."""
-        n = random_size(rng, 40)
-        N = n + 1 + random_size(rng, 60) if rng.random() < 0.75 else int(rng.integers(2, n + 2))
-        H = features(rng, N, n)
+        H = random_inputs(rng, 40)
+        N, n = H.shape
         root = 10.0 ** rng.uniform(-1, 1, N)
         before, after = kappa(root[:, None] * centred(H)), kappa(root[:, None] * normalized(H))
         optimum = optimal_diagonal_scaling(centred(H), side="column")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hesscond.theorems import networks
 from hesscond.theorems.base import (
     GAP,
     Claim,
@@ -25,18 +26,6 @@ from hesscond.theorems.base import (
     register,
 )
 from hesscond.theorems.matrices import random_size
-from hesscond.theorems.networks import (
-    ACTIVATIONS,
-    CRITERIA,
-    LINKS,
-    PIECEWISE_LINEAR,
-    ConvolutionLayer,
-    Network,
-    bordered,
-    extended,
-    random_convolution,
-    random_network,
-)
 
 #: Negative entries of S of up to this, of its largest, are round-off; above `GAP` times that they are none.
 ROUND_OFF = 1e-13
@@ -44,10 +33,10 @@ ROUND_OFF = 1e-13
 FLAT = 1e-2
 
 
-def drawn_unit(rng: np.random.Generator) -> tuple[Network, int, int]:
+def drawn_unit(rng: np.random.Generator) -> tuple[networks.Network, int, int]:
     """A random network of two to four layers, one of them, and one of its units."""
     hidden = rng.integers(2, 7, rng.integers(1, 4)).tolist()
-    network = random_network(rng, [random_size(rng), *hidden, int(rng.integers(2, 5))], random_size(rng, 40))
+    network = networks.random_network(rng, [random_size(rng), *hidden, int(rng.integers(2, 5))], random_size(rng, 40))
     layer = int(rng.integers(len(network.weights)))
     return network, layer, int(rng.integers(len(network.weights[layer])))
 
@@ -105,7 +94,7 @@ class BNPProposition2(LayerStatement):
         )
         sign = nonnegative(S.numpy())
         regressions = [self.regression(rng, criterion) for criterion in self.regressions]
-        if layer == len(network.weights) - 1 or network.activation in PIECEWISE_LINEAR:
+        if layer == len(network.weights) - 1 or network.activation in networks.PIECEWISE_LINEAR:
             return [
                 same,
                 sign,
@@ -116,8 +105,8 @@ class BNPProposition2(LayerStatement):
 
     def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
         """One unit without an activation, on random inputs."""
-        network = random_network(rng, [random_size(rng), 1], random_size(rng, 40), criterion=criterion)
-        H_hat, fitted = network.features(0), LINKS[criterion](network.output())[:, 0]
+        network = networks.random_network(rng, [random_size(rng), 1], random_size(rng, 40), criterion=criterion)
+        H_hat, fitted = network.features(0), networks.LINKS[criterion](network.output())[:, 0]
         S = self.regressions[criterion](fitted) / len(fitted)
         scale = product(H_hat.abs(), S.abs()).max().item()
         return equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
@@ -201,14 +190,11 @@ class BNPTheorem3(Statement):
             behind,
         ]
 
-    def behind_statistics(self, network: Network, layer: int, unit: int) -> Outcome:
+    def behind_statistics(self, network: networks.Network, layer: int, unit: int) -> Outcome:
         """The Hessian of a unit of the same network with B₀,₁ before each layer, μ and σ constants, against ĜᵀSĜ."""
 
         def loss(own: Tensor) -> Tensor:
-            weight = network.weights[layer]
-            moved = torch.cat([weight[:unit], own[None], weight[unit + 1 :]])
-            weights = [*network.weights[:layer], moved, *network.weights[layer + 1 :]]
-            return normalized_loss(network, weights, through=False)[0]
+            return normalized_loss(network, network.changed(layer, unit, own), through=False)[0]
 
         _, statistics = normalized_loss(network, network.weights, through=False)
         if nearly_constant(statistics):
@@ -260,8 +246,8 @@ class BNPProposition9(LayerStatement):
         return [same_unit(seen), not_applicable("the diagonal of S is not kept apart")]
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        layer = random_convolution(rng)
-        layer = replace(layer, inputs=bordered(layer.inputs, layer.kernel))
+        layer = networks.random_convolution(rng)
+        layer = replace(layer, inputs=networks.bordered(layer.inputs, layer.kernel))
         channel = int(rng.integers(len(layer.weight)))
         H_hat, S = layer.patches(), layer.curvature(channel)
         found = layer.unit_hessian(channel).numpy()
@@ -317,7 +303,7 @@ Affine = Sequence[tuple[Tensor, Tensor]]
 
 
 def normalized_output(
-    network: Network, weights: Sequence[Tensor], affine: Affine | None = None, *, through: bool
+    network: networks.Network, weights: Sequence[Tensor], affine: Affine | None = None, *, through: bool
 ) -> tuple[Tensor, Statistics]:
     """The output (N, c) of the network with B before each layer, and the statistics of the batch there.
 
@@ -325,7 +311,7 @@ def normalized_output(
     """
     h, statistics = network.inputs, []
     for number, weight in enumerate(weights):
-        h = ACTIVATIONS[network.activation](h) if number else h
+        h = networks.ACTIVATIONS[network.activation](h) if number else h
         mu, sigma = h.mean(0), h.std(0, correction=0)
         if not through:
             mu, sigma = mu.detach(), sigma.detach()
@@ -334,14 +320,16 @@ def normalized_output(
         if affine is not None:
             gamma, beta = affine[number]
             h = gamma * h + beta
-        h = extended(h) @ weight.T
+        h = networks.extended(h) @ weight.T
     return h, statistics
 
 
-def normalized_loss(network: Network, weights: Sequence[Tensor], *, through: bool) -> tuple[Tensor, Statistics]:
+def normalized_loss(
+    network: networks.Network, weights: Sequence[Tensor], *, through: bool
+) -> tuple[Tensor, Statistics]:
     """The mean loss of the network with B₀,₁ before each layer, and the statistics of the batch there."""
     output, statistics = normalized_output(network, weights, through=through)
-    return CRITERIA[network.criterion](output, network.targets).mean(), statistics
+    return networks.CRITERIA[network.criterion](output, network.targets).mean(), statistics
 
 
 def nearly_constant(statistics: Statistics) -> bool:
@@ -349,7 +337,7 @@ def nearly_constant(statistics: Statistics) -> bool:
     return any((sigma <= FLAT * mu.abs()).any() for mu, sigma in statistics)
 
 
-def order_one(rng: np.random.Generator, network: Network) -> Network:
+def order_one(rng: np.random.Generator, network: networks.Network) -> networks.Network:
     """Copy of a network with weights for inputs of order one, such as normalized ones: activations do not saturate."""
     drawn = [torch.from_numpy(rng.standard_normal(weight.shape)) for weight in network.weights]
     return replace(network, weights=tuple(weight / weight.shape[1] ** 0.5 for weight in drawn))
@@ -406,11 +394,11 @@ class BNPProposition7(Statement):
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         hidden = rng.integers(2, 8, rng.integers(1, 4)).tolist()
         sizes = [random_size(rng), *hidden, int(rng.integers(2, 5))]
-        network = random_network(rng, sizes, int(rng.integers(10, 60)))
+        network = networks.random_network(rng, sizes, int(rng.integers(10, 60)))
         dense = [self.dense(network, through=through) for through in (False, True)]
-        return [*dense, *self.convolution(random_convolution(rng))]
+        return [*dense, *self.convolution(networks.random_convolution(rng))]
 
-    def dense(self, network: Network, *, through: bool) -> Outcome:
+    def dense(self, network: networks.Network, *, through: bool) -> Outcome:
         """All layers of a network."""
         z = leaves(network.weights)
         loss, statistics = normalized_loss(network, z, through=through)
@@ -424,21 +412,23 @@ class BNPProposition7(Statement):
         """P ∇_z against P Pᵀ ∇_ŵ: the changes of the merged weights, which are the same before the step."""
         return equal(merged(in_z, *known).numpy(), self.step(in_plain, *known).numpy())
 
-    def convolution(self, layer: ConvolutionLayer) -> list[Outcome]:
+    def convolution(self, layer: networks.ConvolutionLayer) -> list[Outcome]:
         """One convolution, whose images come without a border, with either border of the merged network."""
         images, kernel = layer.inputs, layer.kernel
         mu, sigma = images.mean((0, 2, 3)), images.std((0, 2, 3), correction=0)
         if (sigma == 0).any():
             return [not_applicable("a channel is constant on the batch")] * 2
         by_channel = (slice(None), None, None)
-        normalized = bordered((images - mu[by_channel]) / sigma[by_channel], kernel)
+        normalized = networks.bordered((images - mu[by_channel]) / sigma[by_channel], kernel)
         (z,) = leaves([layer.weight])
         (in_z,) = gradients(replace(layer, inputs=normalized).loss(z), [z])
         known = mu.repeat_interleave(kernel**2), sigma.repeat_interleave(kernel**2)
         (plain,) = leaves([merged(z.detach(), *known)])
         found = []
         for border in (mu, torch.zeros_like(mu)):
-            (in_plain,) = gradients(replace(layer, inputs=bordered(images, kernel, border)).loss(plain), [plain])
+            (in_plain,) = gradients(
+                replace(layer, inputs=networks.bordered(images, kernel, border)).loss(plain), [plain]
+            )
             found.append(self.compare(in_z, in_plain, known))
         if kernel == 1:
             found[1] = not_applicable("a 1×1 kernel has no border")
@@ -488,7 +478,7 @@ class BNPMerging(Statement):
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A random network with γ and β before every layer."""
         sizes = [random_size(rng, 20), *rng.integers(2, 8, rng.integers(1, 3)).tolist(), int(rng.integers(2, 5))]
-        network = order_one(rng, random_network(rng, sizes, int(rng.integers(10, 60))))
+        network = order_one(rng, networks.random_network(rng, sizes, int(rng.integers(10, 60))))
         widths = [weight.shape[1] - 1 for weight in network.weights]
         draw = (torch.from_numpy(rng.standard_normal(width)) for width in widths for _ in range(2))
         gammas, betas = zip(*(((0.3 * next(draw)).exp(), next(draw)) for _ in widths), strict=True)
@@ -500,7 +490,7 @@ class BNPMerging(Statement):
         if nearly_constant(statistics):
             return [not_applicable("a feature is nearly constant")] * 2
         plain = normalized_output(network, merged_weights, through=True)[0]
-        criterion = CRITERIA[network.criterion]
+        criterion = networks.CRITERIA[network.criterion]
         found, hat = (
             gradients(criterion(at, network.targets).mean(), inputs)
             for at, inputs in ((output, own), (plain, merged_weights))

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, jacrev
 from hesscond.hessians import HessianOperator, SphereTangentOperator
 from hesscond.methods.sphere import Constraint, Sphere, projected
 from hesscond.spectra import ConditionNumber
+from hesscond.theorems import rates
 from hesscond.theorems.base import (
     Claim,
     Counterexample,
@@ -31,17 +32,6 @@ from hesscond.theorems.base import (
 )
 from hesscond.theorems.matrices import random_matrix, random_size
 from hesscond.theorems.networks import hessian_kappa, random_network
-from hesscond.theorems.rates import (
-    FAR,
-    Iteration,
-    Minimum,
-    attained,
-    bounded,
-    gradient,
-    measured,
-    newton,
-    normal,
-)
 
 #: Feasible points that must not be nearer.
 RIVALS = 20
@@ -458,14 +448,14 @@ class ConstrainedLoss:
         assert isinstance(found, SphereTangentOperator)
         return found
 
-    def minimum(self) -> Minimum | None:
+    def minimum(self) -> rates.Minimum | None:
         """Minimum near the parameters of the model, by Newton's method on the manifold."""
 
         def derivatives(point: Tensor) -> tuple[Tensor, Tensor]:
             found = self.tangent(point)
             return found.null_space.remove(found.operator.gradient[:, None])[:, 0], found.to_dense()
 
-        return newton(self.value, derivatives, self.point, self.retract)
+        return rates.newton(self.value, derivatives, self.point, self.retract)
 
 
 def random_problem(rng: np.random.Generator) -> ConstrainedLoss:
@@ -479,14 +469,14 @@ def random_problem(rng: np.random.Generator) -> ConstrainedLoss:
         model.extend([nn.Tanh(), linear(units, 2).requires_grad_(False)])
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(normal(rng, *parameter.shape))
+            parameter.copy_(rates.normal(rng, *parameter.shape))
     c = float(2 * 10.0 ** rng.uniform(-0.3, 0.3))
     constraint: Constraint = "sphere" if rng.random() < 0.5 else "both"
     method = Sphere(model, constraint=constraint, c=c, affine=False, output=True, layers=("0",))
-    inputs = normal(rng, SAMPLES, width) * torch.from_numpy(10.0 ** rng.uniform(-0.4, 0.4, width)) + 0.3
+    inputs = rates.normal(rng, SAMPLES, width) * torch.from_numpy(10.0 ** rng.uniform(-0.4, 0.4, width)) + 0.3
     scaled = {"0.weight": layer.weight.detach() * torch.from_numpy(rng.uniform(0.6, 1.6, (units, 1)))}
     output = functional_call(model, scaled, (inputs,)).detach()
-    return ConstrainedLoss(method, inputs, output + NOISE * normal(rng, *output.shape))
+    return ConstrainedLoss(method, inputs, output + NOISE * rates.normal(rng, *output.shape))
 
 
 @dataclass(frozen=True)
@@ -580,24 +570,24 @@ class ProjectedRate(Statement):
             return [not_applicable("the Riemannian Hessian is not positive definite")] * len(self.claims)
 
         def step(point: Tensor) -> Tensor:
-            return problem.retract(point - alpha * gradient(problem.value, point))
+            return problem.retract(point - alpha * rates.gradient(problem.value, point))
 
         root, point = linear.root(alpha), minimum.point
-        iteration = Iteration(step, point, basis.T / root, FAR * float((point / root).norm()))
+        iteration = rates.Iteration(step, point, basis.T / root, rates.FAR * float((point / root).norm()))
         bottom = root * (basis @ vectors[:, 0])
         radius = iteration.radius(bottom)
-        random = root * (basis @ normal(rng, len(values)))
-        slow = measured(iteration, bottom, radius)
+        random = root * (basis @ rates.normal(rng, len(values)))
+        slow = rates.measured(iteration, bottom, radius)
         plain = hessian_kappa(basis.T @ Hess @ basis)
-        alone = attained(slow, plain)
+        alone = rates.attained(slow, plain)
         one = len(problem.method.constrained[0].weight) == 1 and not problem.free
         return [
             self.jacobian(problem, point, alpha, linear, tangent),
-            bounded(measured(iteration, random, radius), kappa),
-            attained(slow, kappa),
+            rates.bounded(rates.measured(iteration, random, radius), kappa),
+            rates.attained(slow, kappa),
             alone if one else not_applicable("λ_i differ"),
             alone if not one else not_applicable("all λ_i are equal"),
-            with_inertia(attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
+            with_inertia(rates.attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
         ]
 
     def jacobian(

@@ -11,30 +11,9 @@ import torch
 from torch import Tensor
 
 from hesscond.spectra import ConditionNumber, condition_number
-from hesscond.theorems import exact
+from hesscond.theorems import exact, networks, rates
 from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, not_applicable, register
 from hesscond.theorems.matrices import CLEAR, integer_matrices
-from hesscond.theorems.networks import ROUND_OFF, Network, flat_loss, hessian_kappa
-from hesscond.theorems.rates import (
-    FAR,
-    GROWN,
-    Function,
-    Iteration,
-    Minimum,
-    attained,
-    bounded,
-    dead_units,
-    decay_of_step,
-    distance_to_kink,
-    gradient,
-    measured,
-    newton,
-    no_faster,
-    normal,
-    scaling_directions,
-    second_order,
-    taught,
-)
 
 #: A start is at most this share of the distance to a kink away; one nearer than `NEAR` ‖θ‖ leaves no room for it.
 CLEARANCE, NEAR = 0.25, 1e-6
@@ -64,7 +43,11 @@ class StepSizes(Statement):
     """The rate of gradient descent, at the best step size and at any other."""
 
     def any_step(
-        self, rng: np.random.Generator, descent: Callable[[float], Iteration], kappa: ConditionNumber, range_: Tensor
+        self,
+        rng: np.random.Generator,
+        descent: Callable[[float], rates.Iteration],
+        kappa: ConditionNumber,
+        range_: Tensor,
     ) -> list[Outcome]:
         """The claims `ANY_STEP` for a random α below 2/λ_max, and one above.
 
@@ -74,14 +57,16 @@ class StepSizes(Statement):
         near, far = descent(short), descent(long)
         slowest, top = range_[:, 0 if short < best_step(kappa) else -1], range_[:, -1]
         radius = near.radius(slowest)
-        anywhere, slow = (measured(near, start, radius) for start in (range_ @ normal(rng, range_.shape[1]), slowest))
+        anywhere, slow = (
+            rates.measured(near, start, radius) for start in (range_ @ rates.normal(rng, range_.shape[1]), slowest)
+        )
         # the steps that are measured stay where the iteration is linear
-        growing = measured(far, top, far.radius(top) / GROWN)
+        growing = rates.measured(far, top, far.radius(top) / rates.GROWN)
         return [
-            bounded(anywhere, kappa, decay_of_step(short, kappa)),
-            attained(slow, kappa, decay_of_step(short, kappa)),
-            no_faster(slow, kappa),
-            attained(growing, kappa, decay_of_step(long, kappa)),
+            rates.bounded(anywhere, kappa, rates.decay_of_step(short, kappa)),
+            rates.attained(slow, kappa, rates.decay_of_step(short, kappa)),
+            rates.no_faster(slow, kappa),
+            rates.attained(growing, kappa, rates.decay_of_step(long, kappa)),
         ]
 
 
@@ -125,25 +110,27 @@ class PreconditionedRate(StepSizes):
             return [not_applicable("no minimum was found")] * len(self.claims)
         P = random_coordinates(rng, minimum.H)
         M, in_z = P @ P.T, self.curvature(minimum.H, P)
-        kappa = hessian_kappa(in_z)
+        kappa = networks.hessian_kappa(in_z)
         if kappa.negative or not kappa.resolved:
             return [not_applicable("the point is no minimum, or its rank is unresolved")] * len(self.claims)
         vectors = torch.linalg.eigh((in_z + in_z.T) / 2).eigenvectors[:, kappa.nullity :]
         root, point = torch.linalg.inv(P), minimum.point
 
-        def descent(alpha: float) -> Iteration:
-            reach = FAR * float((root @ point).norm())
-            return Iteration(lambda p: p - alpha * (P @ (P.T @ gradient(loss, p))), point, root, reach)
+        def descent(alpha: float) -> rates.Iteration:
+            reach = rates.FAR * float((root @ point).norm())
+            return rates.Iteration(lambda p: p - alpha * (P @ (P.T @ rates.gradient(loss, p))), point, root, reach)
 
         iteration = descent(best_step(kappa))
         radius = iteration.radius(P @ vectors[:, 0])
-        bottom = measured(iteration, P @ vectors[:, 0], radius)
+        bottom = rates.measured(iteration, P @ vectors[:, 0], radius)
         MH = (M @ minimum.H).numpy()
-        singular = condition_number(MH, error=ROUND_OFF * float(np.linalg.norm(MH)))
+        singular = condition_number(MH, error=networks.ROUND_OFF * float(np.linalg.norm(MH)))
         return [
-            bounded(measured(iteration, P @ (vectors @ normal(rng, vectors.shape[1])), radius), kappa),
-            attained(bottom, kappa),
-            attained(bottom, singular),
+            rates.bounded(
+                rates.measured(iteration, P @ (vectors @ rates.normal(rng, vectors.shape[1])), radius), kappa
+            ),
+            rates.attained(bottom, kappa),
+            rates.attained(bottom, singular),
             *self.any_step(rng, descent, kappa, P @ vectors),
         ]
 
@@ -168,31 +155,31 @@ class PreconditionedRate(StepSizes):
 
 def random_orthogonal(rng: np.random.Generator, size: int) -> Tensor:
     """A random orthogonal matrix, of determinant 1 or −1."""
-    return torch.linalg.qr(normal(rng, size, size)).Q
+    return torch.linalg.qr(rates.normal(rng, size, size)).Q
 
 
 def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
     """Rough preconditioner P, as methods have it: a power of H between −0.4 and −0.5, skewed and turned at random."""
     values, vectors = torch.linalg.eigh(H)
-    values = torch.where(values > ROUND_OFF * values[-1], values, values[-1])
+    values = torch.where(values > networks.ROUND_OFF * values[-1], values, values[-1])
     skew = torch.from_numpy(10.0 ** rng.uniform(-0.3, 0.3, len(H)))
     power = vectors * values ** -rng.uniform(0.4, 0.5)
     return skew[:, None] * power @ random_orthogonal(rng, len(H))
 
 
-def random_minimum(rng: np.random.Generator) -> tuple[Function, Minimum | None]:
+def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Minimum | None]:
     """A convex quadratic function with a null space or without, or the loss of a network that is smooth."""
     if rng.random() < 0.5:
         size = int(rng.integers(3, 21))
         spectrum = 10.0 ** rng.uniform(0, rng.uniform(0.3, 2), size)
         spectrum[2:][rng.random(size - 2) < rng.choice([0.0, 0.2])] = 0.0
-        Q, point = random_orthogonal(rng, size), normal(rng, size)
+        Q, point = random_orthogonal(rng, size), rates.normal(rng, size)
         H = (Q * torch.from_numpy(spectrum)) @ Q.T
-        return lambda p: (p - point) @ H @ (p - point) / 2, Minimum(point, H)
+        return lambda p: (p - point) @ H @ (p - point) / 2, rates.Minimum(point, H)
     sizes = rng.integers(2, 4, 3).tolist()
-    network = taught(rng, sizes, 60, str(rng.choice(["tanh", "gelu"])), NOISE)
-    loss = flat_loss(network)
-    return loss, newton(loss, second_order(loss), network.parameters)
+    network = rates.taught(rng, sizes, 60, str(rng.choice(["tanh", "gelu"])), NOISE)
+    loss = networks.flat_loss(network)
+    return loss, rates.newton(loss, rates.second_order(loss), network.parameters)
 
 
 @register
@@ -230,40 +217,40 @@ class BNPTheorem1(StepSizes):
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A network with one or two hidden layers, at a minimum near those weights that its targets are made with."""
         hidden = rng.integers(2, 4, rng.choice([1, 2], p=[0.8, 0.2])).tolist()
-        network = taught(rng, [int(rng.integers(2, 4)), *hidden, int(rng.integers(1, 3))], 60, "relu", NOISE)
+        network = rates.taught(rng, [int(rng.integers(2, 4)), *hidden, int(rng.integers(1, 3))], 60, "relu", NOISE)
         if rng.random() < DEAD:
             network.weights[0][0, 0] = -DEPTH * network.weights[0][0].norm()
-            network = replace(network, targets=network.output() + NOISE * normal(rng, *network.targets.shape))
-        loss = flat_loss(network)
-        minimum = newton(loss, second_order(loss), network.parameters)
+            network = replace(network, targets=network.output() + NOISE * rates.normal(rng, *network.targets.shape))
+        loss = networks.flat_loss(network)
+        minimum = rates.newton(loss, rates.second_order(loss), network.parameters)
         if minimum is None:
             return [not_applicable("no minimum was found where no pre-activation is zero")] * len(self.claims)
         return self.check(rng, replace(network, weights=tuple(network.split(minimum.point))), minimum.H)
 
-    def check(self, rng: np.random.Generator, network: Network, H: Tensor) -> Sequence[Outcome]:
+    def check(self, rng: np.random.Generator, network: networks.Network, H: Tensor) -> Sequence[Outcome]:
         """All claims at a minimum."""
-        theta, kink = network.parameters, distance_to_kink(network)
+        theta, kink = network.parameters, rates.distance_to_kink(network)
         if kink <= NEAR * float(theta.norm()):
             return [not_applicable("the minimum is too near a kink")] * len(self.claims)
-        kappa, directions = hessian_kappa(H), scaling_directions(network)
+        kappa, directions = networks.hessian_kappa(H), rates.scaling_directions(network)
         if kappa.negative or not kappa.resolved:
             return [not_applicable("the point is no minimum, or its nullity is unresolved")] * len(self.claims)
         # orthonormal, and no more of them than are independent
         U, sigma, _ = torch.linalg.svd(directions, full_matrices=False)
-        tangents = U[:, sigma > ROUND_OFF * sigma[0]]
+        tangents = U[:, sigma > networks.ROUND_OFF * sigma[0]]
         outside = torch.eye(len(H), dtype=H.dtype) - tangents @ tangents.T
         null = equal((outside @ H @ outside).numpy(), H.numpy())
         if kappa.nullity != tangents.shape[1]:
             reason = f"nullity {kappa.nullity}, of which rescaling explains {tangents.shape[1]}"
-            dead = dead_units(network)
+            dead = rates.dead_units(network)
             reason += f" ({dead} unit{'s'[: dead != 1]} never active)" if dead else ""
             more = Outcome("violated", kappa.nullity / tangents.shape[1])
             return [null, more, *[not_applicable(reason)] * (len(self.claims) - 2)]
-        loss, reach = flat_loss(network), min(FAR * float(theta.norm()), CLEARANCE * kink)
+        loss, reach = networks.flat_loss(network), min(rates.FAR * float(theta.norm()), CLEARANCE * kink)
 
-        def descent(alpha: float) -> Iteration:
+        def descent(alpha: float) -> rates.Iteration:
             plain = torch.eye(len(theta), dtype=theta.dtype)
-            return Iteration(lambda own: own - alpha * gradient(loss, own), theta, plain, reach)
+            return rates.Iteration(lambda own: own - alpha * rates.gradient(loss, own), theta, plain, reach)
 
         iteration = descent(best_step(kappa))
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
@@ -271,8 +258,8 @@ class BNPTheorem1(StepSizes):
         return [
             null,
             Outcome("holds", 1.0),
-            bounded(measured(iteration, vectors @ normal(rng, vectors.shape[1]), radius), kappa),
-            attained(measured(iteration, vectors[:, 0], radius), kappa),
+            rates.bounded(rates.measured(iteration, vectors @ rates.normal(rng, vectors.shape[1]), radius), kappa),
+            rates.attained(rates.measured(iteration, vectors[:, 0], radius), kappa),
             *self.any_step(rng, descent, kappa, vectors),
         ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from hesscond.theorems.base import (
     not_applicable,
     register,
 )
-from hesscond.theorems.networks import CRITERIA, Network, extended, random_network
+from hesscond.theorems.networks import CRITERIA, LINEAR, Network, random_network
 
 #: Eigenvalues of a Gram matrix below this share of the largest are zeros.
 RANGE = 1e-10
@@ -168,22 +168,6 @@ class SoapAdafactor(Statement):
         return found
 
 
-@dataclass(frozen=True)
-class DeepLinear(Network):
-    """Dense layers with biases and nothing between them."""
-
-    def from_preactivation(self, layer: int, a: Tensor) -> Tensor:
-        for weight in self.weights[layer + 1 :]:
-            a = extended(a) @ weight.T
-        return a
-
-    def features(self, layer: int) -> Tensor:
-        h = extended(self.inputs)
-        for weight in self.weights[:layer]:
-            h = extended(h @ weight.T)
-        return h
-
-
 @register
 class KfacLinear(Statement):
     """K-FAC is the Gauss–Newton matrix of a layer of a deep linear network with the square loss."""
@@ -215,7 +199,7 @@ class KfacLinear(Statement):
         sizes = rng.integers(1, 5, int(rng.integers(3, 6))).tolist()
         drawn, layer = random_network(rng, sizes, int(rng.integers(2, 12))), int(rng.integers(len(sizes) - 1))
         targets = torch.from_numpy(rng.standard_normal(drawn.targets.shape))
-        linear = DeepLinear(drawn.inputs, targets, drawn.weights, "", "squared error")
+        linear = replace(drawn, targets=targets, activation=LINEAR, criterion="squared error")
         one = replace(drawn, inputs=drawn.inputs[:1], targets=drawn.targets[:1])
         return [self.gauss_newton(linear, layer), self.gauss_newton(one, layer)]
 

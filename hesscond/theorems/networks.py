@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
 }
 PIECEWISE_LINEAR = ("relu", "leaky relu")
+LINEAR = "linear"
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -63,6 +64,11 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def with_row(rows: Tensor, number: int, row: Tensor) -> Tensor:
+    """Rows with another one in the place of one of them."""
+    return torch.cat([rows[:number], row[None], rows[number + 1 :]])
+
+
 def extended(h: Tensor) -> Tensor:
     """[1, h] along the last dimension."""
     return torch.cat([torch.ones_like(h[..., :1]), h], -1)
@@ -78,17 +84,21 @@ class Network:
     activation: str  # names
     criterion: str
 
+    def activated(self, a: Tensor) -> Tensor:
+        """What follows pre-activations; nothing does in a linear network."""
+        return a if self.activation == LINEAR else ACTIVATIONS[self.activation](a)
+
     def from_preactivation(self, layer: int, a: Tensor) -> Tensor:
         """The network's output, from the pre-activations (…, m) of a layer."""
         for weight in self.weights[layer + 1 :]:
-            a = extended(ACTIVATIONS[self.activation](a)) @ weight.T
+            a = extended(self.activated(a)) @ weight.T
         return a
 
     def features(self, layer: int) -> Tensor:
         """Ĥ = [e, H] (N, n + 1), what a layer sees."""
         h = extended(self.inputs)
         for weight in self.weights[:layer]:
-            h = extended(ACTIVATIONS[self.activation](h @ weight.T))
+            h = extended(self.activated(h @ weight.T))
         return h
 
     def output(self) -> Tensor:
@@ -110,15 +120,13 @@ class Network:
         parts = theta.split([weight.numel() for weight in self.weights])
         return [part.view_as(weight) for part, weight in zip(parts, self.weights, strict=True)]
 
+    def changed(self, layer: int, unit: int, w_hat: Tensor) -> list[Tensor]:
+        """All weights, with other parameters [b, w] of one unit."""
+        return [with_row(own, unit, w_hat) if at == layer else own for at, own in enumerate(self.weights)]
+
     def unit_loss(self, layer: int, unit: int) -> Callable[[Tensor], Tensor]:
         """The mean loss in the parameters [b, w] of one unit."""
-
-        def loss(w_hat: Tensor) -> Tensor:
-            own = self.weights[layer]
-            weight = torch.cat([own[:unit], w_hat[None], own[unit + 1 :]])
-            return self.loss([*self.weights[:layer], weight, *self.weights[layer + 1 :]])
-
-        return loss
+        return lambda w_hat: self.loss(self.changed(layer, unit, w_hat))
 
     def unit_hessian(self, layer: int, unit: int) -> Tensor:
         """∇²_ŵ L (n + 1, n + 1) by automatic differentiation of the whole network."""
@@ -128,8 +136,7 @@ class Network:
         """Diagonal of S (N,): the second derivative of each sample's share of the mean loss in its a_i."""
 
         def loss(a_i: Tensor, a: Tensor, target: Tensor) -> Tensor:
-            moved = torch.cat([a[:unit], a_i[None], a[unit + 1 :]])
-            return CRITERIA[self.criterion](self.from_preactivation(layer, moved), target)
+            return CRITERIA[self.criterion](self.from_preactivation(layer, with_row(a, unit, a_i)), target)
 
         a = self.features(layer) @ self.weights[layer].T
         return vmap(grad(grad(loss)))(a[:, unit], a, self.targets) / len(a)
@@ -208,18 +215,13 @@ class ConvolutionLayer:
 
     def unit_hessian(self, channel: int) -> Tensor:
         """∇²_ŵ L of one output channel, by automatic differentiation of the whole."""
-        own = self.weight
-
-        def loss(w_hat: Tensor) -> Tensor:
-            return self.loss(torch.cat([own[:channel], w_hat[None], own[channel + 1 :]]))
-
-        return hessian(loss)(own[channel])
+        return hessian(lambda w_hat: self.loss(with_row(self.weight, channel, w_hat)))(self.weight[channel])
 
     def curvature(self, channel: int) -> Tensor:
         """Blocks of S (N, r s, r s): second derivatives of each sample's share of the mean loss."""
 
         def loss(a_i: Tensor, a: Tensor, target: Tensor) -> Tensor:
-            return self.sample_loss(torch.cat([a[:channel], a_i[None], a[channel + 1 :]]), target)
+            return self.sample_loss(with_row(a, channel, a_i), target)
 
         a = self.preactivations(self.weight)
         return vmap(hessian(loss))(a[:, channel], a, self.targets) / len(a)

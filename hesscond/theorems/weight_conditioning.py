@@ -16,7 +16,7 @@ from torch.func import grad, hessian
 from hesscond.hessians import HessianOperator
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems import exact
+from hesscond.theorems import exact, networks
 from hesscond.theorems.base import (
     ALLOWED,
     Claim,
@@ -39,15 +39,6 @@ from hesscond.theorems.matrices import (
     random_matrix,
     random_size,
     row_norms,
-)
-from hesscond.theorems.networks import (
-    LINKS,
-    ROUND_OFF,
-    LayerNetwork,
-    Network,
-    flat_loss,
-    hessian_kappa,
-    random_network,
 )
 
 
@@ -401,11 +392,6 @@ FORMED, PRODUCTS = 2000, 2_000_000
 POWER = 4
 
 
-def norms_along(weight: Tensor, dim: int) -> Tensor:
-    """Norms of W in [b, W] along a dimension, which is kept."""
-    return weight[:, 1:].norm(dim=dim, keepdim=True)
-
-
 def scaled(weight: Tensor, norms: Tensor) -> Tensor:
     """[b, W/norms]: biases stay as they are."""
     return torch.cat([weight[:, :1], weight[:, 1:] / norms], 1)
@@ -443,17 +429,17 @@ class WeightConditioningTheorem2(LayerStatement):
 
     def weights(self, weight: Tensor, dim: int) -> Tensor:
         """[b, E(W) W] of a layer."""
-        return scaled(weight, norms_along(weight, dim))
+        return scaled(weight, own_norms(weight[:, 1:], dim))
 
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
         """A network of one or two layers, equilibrated along one of two dimensions, and along both."""
         sizes = rng.integers(2, 5, rng.integers(2, 4)).tolist()
-        network = random_network(rng, sizes, int(rng.integers(20, 60)))
+        network = networks.random_network(rng, sizes, int(rng.integers(20, 60)))
         dims = (int(rng.integers(2)),)
-        before = hessian_kappa(hessian(flat_loss(network))(network.parameters))
+        before = networks.hessian_kappa(hessian(networks.flat_loss(network))(network.parameters))
         through = [hessian(self.equilibrated_loss(network, own))(network.parameters) for own in (dims, ROW_COLUMN)]
         one, both = (
-            [compared(hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, own))]
+            [compared(networks.hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, own))]
             for first, own in zip(through, (dims, ROW_COLUMN), strict=True)
         )
         # what is invariant in the one, or in both
@@ -461,18 +447,18 @@ class WeightConditioningTheorem2(LayerStatement):
         own = (dims, ROW_COLUMN)[number]
         return [*one, self.identity(network, own, through[number]), self.nullity(network, own), *both]
 
-    def at_equilibrated(self, network: Network, dims: tuple[int, ...]) -> list[Tensor]:
+    def at_equilibrated(self, network: networks.Network, dims: tuple[int, ...]) -> list[Tensor]:
         """The Hessians at the point EW, and in W with E held fixed."""
         at, factors = list(network.weights), [torch.ones_like(weight) for weight in network.weights]
         for dim in dims:
-            norms = [norms_along(weight, dim) for weight in at]
+            norms = [own_norms(weight[:, 1:], dim) for weight in at]
             at, factors = (list(map(scaled, own, norms)) for own in (at, factors))
         moved = replace(network, weights=tuple(at))
 
         def frozen(theta: Tensor) -> Tensor:
             return network.loss([weight * factor for weight, factor in zip(network.split(theta), factors, strict=True)])
 
-        return [hessian(flat_loss(moved))(moved.parameters), hessian(frozen)(network.parameters)]
+        return [hessian(networks.flat_loss(moved))(moved.parameters), hessian(frozen)(network.parameters)]
 
     def both_sides(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
         """[b, E(W) W], or [b, E(W) W F(W)]."""
@@ -480,22 +466,22 @@ class WeightConditioningTheorem2(LayerStatement):
             weight = self.weights(weight, dim)
         return weight
 
-    def equilibrated_loss(self, network: Network, dims: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    def equilibrated_loss(self, network: networks.Network, dims: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         """The loss in W through E(W) W in all layers, of all weights in one vector."""
         return lambda theta: network.loss([self.both_sides(weight, dims) for weight in network.split(theta)])
 
-    def identity(self, network: Network, dims: tuple[int, ...], H: Tensor) -> Outcome:
+    def identity(self, network: networks.Network, dims: tuple[int, ...], H: Tensor) -> Outcome:
         """H w_r = −∇_r L for all rows at once, one column for each; of both sides the first is invariant."""
         rows = scale_directions(network, dims[0]).T
         gradient = grad(self.equilibrated_loss(network, dims))(network.parameters)
         expected = -gradient[:, None] * (rows != 0)
         return equal((H @ rows).numpy(), expected.numpy(), (H.abs() @ rows.abs()).max().item())
 
-    def nullity(self, network: Network, dims: tuple[int, ...]) -> Outcome:
+    def nullity(self, network: networks.Network, dims: tuple[int, ...]) -> Outcome:
         """Nullity of the Hessian at a critical point, at which the targets are the outputs of the network."""
         output = replace(network, weights=tuple(self.both_sides(weight, dims) for weight in network.weights)).output()
-        taught = replace(network, targets=LINKS[network.criterion](output))
-        found = hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
+        taught = replace(network, targets=networks.LINKS[network.criterion](output))
+        found = networks.hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
         rows = len(scale_directions(network, dims[0]))
         if not found.resolved:
             return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
@@ -519,7 +505,7 @@ class WeightConditioningTheorem2(LayerStatement):
         )
         return [*one, self.observed_identity(network), nothing, *both]
 
-    def readings(self, network: LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
+    def readings(self, network: networks.LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
         """κ in the three readings of a layer with weight W."""
         factors = torch.ones_like(weight, dtype=torch.float64)
         for dim in dims:
@@ -527,11 +513,11 @@ class WeightConditioningTheorem2(LayerStatement):
         at = network.reweighted(weight * factors)
         scales = torch.cat([factors.flatten(), factors.new_ones(at.order - factors.numel())]).cpu()
         H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.own(W, dims))
-        error = max(ROUND_OFF, at.rounding) * float(H.norm())
+        error = max(networks.ROUND_OFF, at.rounding) * float(H.norm())
         return [
             observed_kappa(through),
-            hessian_kappa(H, error),
-            hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
+            networks.hessian_kappa(H, error),
+            networks.hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
         ]
 
     def own(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -540,7 +526,7 @@ class WeightConditioningTheorem2(LayerStatement):
             weight = weight / own_norms(weight, dim)
         return weight
 
-    def observed_identity(self, network: LayerNetwork) -> Outcome:
+    def observed_identity(self, network: networks.LayerNetwork) -> Outcome:
         """H w = −∇ on the rows, for random multiples of them at once: one product."""
         weight = network.weight
         assert weight is not None
@@ -621,10 +607,10 @@ def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
 def observed_kappa(H: HessianOperator) -> ConditionNumber:
     """κ of an operator, from its products with all columns of the identity."""
     dense = H.to_dense().cpu()
-    return hessian_kappa(dense, max(ROUND_OFF, H.rounding) * float(dense.norm()))
+    return networks.hessian_kappa(dense, max(networks.ROUND_OFF, H.rounding) * float(dense.norm()))
 
 
-def scale_directions(network: Network, dim: int) -> Tensor:
+def scale_directions(network: networks.Network, dim: int) -> Tensor:
     """w_r in the place of its row, zero elsewhere, for all rows of all layers: (rows, parameters)."""
     directions = []
     for layer, weight in enumerate(network.weights):

@@ -9,7 +9,6 @@ from scipy.optimize import minimize
 
 from hesscond.theorems import verify
 from hesscond.theorems.matrix_preconditioners import (
-    DeepLinear,
     KfacLinear,
     MuonSpectralDescent,
     SoapAdafactor,
@@ -18,6 +17,7 @@ from hesscond.theorems.matrix_preconditioners import (
     random_gradients,
     rearranged,
 )
+from hesscond.theorems.networks import LINEAR, Network
 from tests.theorems.verdicts import check_known, tallies
 
 
@@ -61,7 +61,7 @@ def test_kfac_of_an_output_layer_is_its_hessian():
     generator = torch.Generator().manual_seed(0)
     shapes = ((8, 3), (8, 2), (3, 4), (2, 4))
     inputs, targets, first, last = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes)
-    network = DeepLinear(inputs, targets, (first, last), "", "squared error")
+    network = Network(inputs, targets, (first, last), LINEAR, "squared error")
     hidden = torch.cat([torch.ones(8, 1), torch.cat([torch.ones(8, 1), inputs], 1) @ first.T], 1)
 
     def loss(flat):

@@ -257,10 +257,10 @@ SLOW = [
     (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
     (BNPGain, "normalized", scaled_only, ["κ afterwards"], 20),
     (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling"], 40),
-    (BNPProposition2, "Network.curvature", without_second_derivatives, ["Hessian"], 40),
+    (BNPProposition2, "networks.Network.curvature", without_second_derivatives, ["Hessian"], 40),
     (
         BNPProposition2,
-        "Network.curvature",
+        "networks.Network.curvature",
         lambda *a, S=Network.curvature: -S(*a),
         ["S ≥ 0, piecewise linear"],
         20,
@@ -288,7 +288,7 @@ SLOW = [
     ),
     (
         BNPProposition9,
-        "ConvolutionLayer.curvature",
+        "networks.ConvolutionLayer.curvature",
         lambda *a, S=ConvolutionLayer.curvature: torch.diag_embed(S(*a).diagonal(dim1=1, dim2=2)),
         ["block diagonal S"],
         20,
@@ -308,9 +308,9 @@ SLOW = [
     (PreconditionedRate, "curvature", lambda s, H, P: H, ["attained"], 10),
     (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),
     (BNPTheorem1, "best_step", lambda kappa: 1 / kappa.lambda_max, ["bound", "attained"], 10),
-    (BNPTheorem1, "scaling_directions", lambda network: scaling_directions(network).abs(), ["null space"], 5),
+    (BNPTheorem1, "rates.scaling_directions", lambda network: scaling_directions(network).abs(), ["null space"], 5),
     *(
-        (own, "decay_of_step", change, claims, 10)
+        (own, "rates.decay_of_step", change, claims, 10)
         for own in (PreconditionedRate, BNPTheorem1)
         for change, claims in (
             (best_only, ["bound, any α", "attained, any α", "diverges"]),
