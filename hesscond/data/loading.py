@@ -14,12 +14,7 @@ from hesscond.errors import ConfigError, DataNotFoundError
 
 
 def names() -> tuple[str, ...]:
-    """Names of all data sets, in alphabetical order.
-
-    Returns
-    -------
-    tuple of str
-        What `load` accepts.
+    """Names of all data sets that `load` accepts, in alphabetical order.
 
     Examples
     --------
@@ -30,17 +25,7 @@ def names() -> tuple[str, ...]:
 
 
 def options(name: str) -> dict[str, Any]:
-    """Options of a data set with their defaults; published files have none.
-
-    Parameters
-    ----------
-    name : str
-        One of `names`.
-
-    Returns
-    -------
-    dict
-        Keyword arguments for `load`.
+    """Options of a data set with their defaults, keyword arguments for `load`; published files have none.
 
     Examples
     --------
@@ -51,24 +36,9 @@ def options(name: str) -> dict[str, Any]:
 
 
 def form(name: str, **given: Any) -> Form:
-    """Shapes of the samples of a data set, without loading it.
+    """Shapes of the samples of a data set with some `options`, without loading it.
 
-    Parameters
-    ----------
-    name : str
-        One of `names`.
-    **given
-        `options` of the data set.
-
-    Returns
-    -------
-    Form
-        Shapes of inputs and targets.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of this name, or an option does not fit.
+    A `ConfigError` if there is no data set of this name, or an option does not fit.
 
     Examples
     --------
@@ -168,24 +138,9 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
 
 
 def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
-    """Path of the copy of a data set that `load` reads; nothing is downloaded or checked.
+    """Path of the copy of a data set that `load` reads, in ``data_dir`` only if given; None: there is none.
 
-    Parameters
-    ----------
-    name : str
-        One of `names` that has files.
-    data_dir : Path or str, optional
-        The only folder to look in.
-
-    Returns
-    -------
-    Path or None
-        The copy; None if there is none.
-
-    Raises
-    ------
-    ConfigError
-        There is no data set of this name, or it has no files.
+    Nothing is downloaded or checked. A `ConfigError` if there is no data set of this name, or it has no files.
     """
     source = _source(name)
     return source.locate(_directories(source, data_dir))

@@ -61,20 +61,7 @@ def rows_of(name: str, split: str, targets: torch.Tensor, samples: int) -> torch
 def part(data: Dataset, *, train: int | None = None, test: int | None = None) -> Dataset:
     """Subset of a data set with the given numbers of training and test samples (None: all), chosen by `chosen`.
 
-    Parameters
-    ----------
-    data : Dataset
-    train, test : int, optional
-
-    Returns
-    -------
-    Dataset
-        Copies of the chosen samples; images on disk are not copied.
-
-    Raises
-    ------
-    ConfigError
-        The data set has fewer samples.
+    It has copies of the samples in memory; images on disk are not copied. A `ConfigError` if there are fewer samples.
     """
     if train is not None:
         rows = rows_of(data.name, "train", data.train_targets, train)
@@ -89,23 +76,9 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     """Data set whose inputs have mean 0 and standard deviation 1 over the training set.
 
     Images have one mean and one deviation for each channel, over all pixels; points and coordinates have one of each
-    for every coordinate. Constant channels or coordinates are only centred.
-
-    Parameters
-    ----------
-    data : Dataset
-    on_decoded : callable, optional
-        Receives the number of training pictures decoded and of all, if they stay on disk.
-
-    Returns
-    -------
-    Dataset
-        New inputs in memory; images on disk are standardized whenever they are read. The targets are shared.
-
-    Raises
-    ------
-    ConfigError
-        The inputs are tokens, which have no mean.
+    for every coordinate. Constant channels or coordinates are only centred. Images on disk are standardized whenever
+    they are read; ``on_decoded`` receives the number of training pictures decoded, and of all. A `ConfigError` for
+    tokens, which have no mean.
     """
     if data.form.tokens:
         raise ConfigError(f"the inputs of {data.name} are tokens, which cannot be standardized: leave them as they are")

@@ -20,10 +20,7 @@ MethodClass = TypeVar("MethodClass", bound=type[Method])
 def register(method: MethodClass) -> MethodClass:
     """Make a method known by its name (a class decorator).
 
-    Raises
-    ------
-    ConfigError
-        The name is taken, or has a character that ``--method`` means something else by.
+    A `ConfigError` if the name is taken, or has a character that ``--method`` means something else by.
     """
     if method.name in _REGISTRY:
         raise ConfigError(f"a method named {method.name!r} is registered already")
@@ -39,13 +36,7 @@ def classes() -> dict[str, type[Method]]:
 
 
 def method_class(name: str) -> type[Method]:
-    """The method registered as ``name``.
-
-    Raises
-    ------
-    ConfigError
-        There is none.
-    """
+    """The method registered as ``name``; a `ConfigError` if there is none."""
     if name not in _REGISTRY:
         load_installed(GROUP)
     if name not in _REGISTRY:

@@ -60,13 +60,7 @@ class Spec:
         return Spec("+".join(text for text, _ in kept), tuple(part for _, part in kept)) if kept else None
 
     def create(self, model: nn.Module) -> Method:
-        """The method at work on ``model``, which it may change.
-
-        Raises
-        ------
-        ConfigError
-            The methods do not fit the model, or each other.
-        """
+        """The method at work on ``model``, which it may change; a `ConfigError` if it does not fit the model."""
         if len(self.parts) == 1:
             method, options = self.parts[0]
             return method(model, **options)

@@ -75,13 +75,7 @@ class Architecture:
 
 
 def checked_option(option: str, value: Any, like: Any) -> Any:
-    """``value``, if it is of the kind of ``like``: positive integers, several of them, numbers from 0, or words.
-
-    Raises
-    ------
-    OptionError
-        It is not.
-    """
+    """``value``, if it is of the kind of ``like`` (counts, a number from 0, a word), or an `OptionError`."""
     if isinstance(like, tuple):
         fits = isinstance(value, (list, tuple)) and all(is_count(v) for v in value)
         expected = "a list of positive integers"

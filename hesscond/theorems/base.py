@@ -308,13 +308,7 @@ _REGISTRY: dict[str, type[Statement]] = {}
 
 
 def register(statement: type[Statement]) -> type[Statement]:
-    """Make a statement known by its id and its aliases (a class decorator).
-
-    Raises
-    ------
-    ConfigError
-        The id or an alias is taken.
-    """
+    """Make a statement known by its id and its aliases, none of which may be taken (a class decorator)."""
     taken = ids()
     for id in (statement.id, *statement.aliases):
         if id in taken:
@@ -330,13 +324,7 @@ def ids() -> dict[str, type[Statement]]:
 
 
 def statement(id: str) -> Statement:
-    """The statement of an id or an alias.
-
-    Raises
-    ------
-    ConfigError
-        There is no such statement.
-    """
+    """The statement of an id or an alias; a `ConfigError` if there is none."""
     if id not in ids():
         load_installed(GROUP)
     known = ids()
