@@ -145,7 +145,7 @@ def build(
     269722
     """
     if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
+        raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, sorted(MODELS))}")
     try:
         return MODELS[name](input_shape=input_shape, outputs=outputs, generator=generator, **options)
     except ConfigError as error:

@@ -169,7 +169,7 @@ def test_the_smallest_images_fit(name):
     ("name", "change", "sentence"),
     [
         ("resnet21", {}, "unknown model 'resnet21': did you mean resnet20?"),
-        ("a network", {}, "unknown model 'a network': choose from mlp, cnn5"),
+        ("a network", {}, "unknown model 'a network': choose from cnn5, cnn9"),
         (
             "cnn5",
             {"width": 3},
