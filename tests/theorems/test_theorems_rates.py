@@ -12,7 +12,7 @@ from hesscond.theorems import statement
 from hesscond.theorems.base import one_trial
 from hesscond.theorems.constrained_weights import ProjectedRate, random_problem
 from hesscond.theorems.descent_rates import BNPTheorem1
-from hesscond.theorems.networks import Network
+from hesscond.theorems.networks import Network, flat_loss
 from hesscond.theorems.rates import (
     Decay,
     Iteration,
@@ -31,7 +31,6 @@ from hesscond.theorems.rates import (
     second_order,
     taught,
 )
-from hesscond.theorems.weight_conditioning import flat_loss
 from tests.theorems.verdicts import check_known, tallies
 
 
