@@ -31,16 +31,11 @@ GROUPS = {
 KINDS: list[Construction] = []
 
 
-def register_one(one):
-    """Put a construction on the list; a wrong backward and a layer that no optimizer holds are to be refused."""
-    KINDS.append(dataclasses.replace(one, refusal=one.refusal or (one.trust in ("A1", "A5") and not one.control)))
-
-
 def construction(trust, title, layer="0", **facts):
     """Register a function that makes (model, loss_fn, batch)."""
 
     def register(make):
-        register_one(Construction(trust, title, make, layer, **facts))
+        KINDS.append(Construction(trust, title, make, layer, **facts))
         return make
 
     return register
@@ -50,7 +45,7 @@ def add(trust, name, title, make, layer="0", **facts):
     """Register a construction of a family by a name."""
     make = functools.partial(make)
     make.__name__ = name
-    register_one(Construction(trust, title, make, layer, **facts))
+    KINDS.append(Construction(trust, title, make, layer, **facts))
 
 
 def twin_truth(make_twin=double, **facts):
@@ -1420,7 +1415,6 @@ def stored(name, title, apply, shape=(4, 4), bias=4, axis=1, *, data=None, own_b
     def truth(model, loss_fn, batch):
         return UnitTruth(double(model), loss_fn, batch, axis=axis, own_bias=own_bias)
 
-    facts.setdefault("refusal", axis is None)
     add("A7", f"unit_{name}", title, make, truth=truth, options={"layers": ["0", "2"]}, **facts)
 
 

@@ -19,8 +19,8 @@ from tests.support.truth import Truth
 LEVELS = ("unit", "layer", "network")
 #: Allowed relative difference of an interval from κ, and rounding of the truth's eigenvalues in float64.
 TOLERANCE, ROUNDING = 1e-6, 1e-13
-#: |λ|/|λ|_max that a numerical rank may take for zero, and κ up to which an answer is possible.
-NUMERICAL, POSSIBLE = 1e-12, 1e10
+#: |λ|/|λ|_max that a numerical rank may take for zero.
+NUMERICAL = 1e-12
 #: Decimal digits of the exact truth, its step of differences, and the |λ|/|λ|_max that is zero in it.
 DIGITS, STEP, NOTHING = 240, 70, 90
 WORST_FIRST = ("traceback", "wrong", "refused", "unresolved", "right")
@@ -67,11 +67,10 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one Hessian's κ is worth: a word of `WORST_FIRST`, a sentence, and whether an answer was possible."""
+    """What one Hessian's κ is worth: a word of `WORST_FIRST` and a sentence."""
 
     word: str
     sentence: str
-    possible: bool = True
 
 
 def verdict_of(kappa, true, *, signed=True):
@@ -94,7 +93,7 @@ def verdict_of(kappa, true, *, signed=True):
             return Verdict("wrong", f"κ ≥ {kappa.lower:.6g}; {truth}")
         if zero_said and sizes[0] > true.rounding:
             return Verdict("wrong", f"called zero; {truth}, |λ| up to {float(sizes[0]):.1e}")
-        return Verdict("unresolved", f"not resolved; {truth}", fewest == most and ratio(most) < POSSIBLE)
+        return Verdict("unresolved", f"not resolved; {truth}")
     said = f"κ = {kappa.value:.6g} in [{kappa.lower:.6g}, {kappa.upper:.6g}], {kappa.rank_decision} rank {kappa.rank}"
     rank = kappa.rank
     if not 0 < rank <= most:
@@ -231,8 +230,6 @@ class Construction:
         More arguments of `hesscond.probe`; a function of (model, loss_fn, batch) makes them.
     control
         Whether a refusal is a false alarm.
-    refusal
-        Whether a refusal, or a layer that is skipped, is what is wanted.
     signed
         Whether the number of negative eigenvalues counts.
     judge
@@ -247,7 +244,6 @@ class Construction:
     levels: tuple[str, ...] = LEVELS
     options: dict | Callable[..., dict] = field(default_factory=dict)
     control: bool = False
-    refusal: bool = False
     signed: bool = True
     judge: Callable[..., list[Verdict]] | None = None
     library: str | None = None
