@@ -169,10 +169,7 @@ def decomposition(B: np.ndarray, kappa: float, sharpness: float) -> tuple[np.nda
 
 
 def held(point: PathPoint, tau: float, degree: int) -> np.ndarray:
-    """Weights (r,) of the mean of log x that is fixed, since f decreases along the free scale.
-
-    All Y_jj / Z_jj become equal with weights ∝ x_j Y_jj, which few columns have for small τ.
-    """
+    """Weights (r,) of the mean of log x that is fixed, since f decreases along the free scale."""
     share = point.V**2 @ (1 / (point.s**2 - point.level))
     return (share / share.sum() * tau + degree / len(share)) / (tau + degree)
 
@@ -230,11 +227,7 @@ def descent(H: np.ndarray, g: np.ndarray) -> np.ndarray | None:
 
 
 def advance(L: np.ndarray, point: PathPoint, step: Newton, tau: float, *, both: bool, degree: int) -> PathPoint | None:
-    """Next point along the step; None if no step can be taken.
-
-    For one side, f along the line is known from the eigenvalues of the relative changes, so that its minimizer needs no
-    further decomposition. For both sides the step is halved from there until f decreases.
-    """
+    """Next point along the step; None if no step can be taken."""
     rates = np.concatenate([eigenvalues(step.lower_change), eigenvalues(step.upper_change), step.p, step.q])
     drift = degree * float(step.pin @ step.q)
     length = line_minimum(rates, step.e, tau, drift)

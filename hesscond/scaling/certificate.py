@@ -55,11 +55,7 @@ class Certified(NamedTuple):
 def certify_trace(
     A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray, combination: np.ndarray | None
 ) -> Certified:
-    """Make a pair feasible and bound κ⁺(DA) for all D, with A (m, n) without rows of zeros and entries of at most 1.
-
-    ``combination`` (m, k) is C with Y_factor ≈ AᵀC, which bounds the part of Y_factor outside the row space; None if
-    the rank is n.
-    """
+    """Make a pair feasible and bound κ⁺(DA) for all D, with A (m, n) without rows of zeros and entries of at most 1."""
     F, G = feasible(A, Y_factor, Z_factor)
     outside = 0.0
     if combination is not None:

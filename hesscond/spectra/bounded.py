@@ -288,12 +288,7 @@ class Rescaled(SymmetricOperator):
 def flat_start(
     A: SymmetricOperator, level: Callable[[torch.Tensor], torch.Tensor], steps: int, fresh: torch.Generator
 ) -> tuple[torch.Tensor | None, int]:
-    """Vector (1, n) rich in directions of little curvature, and the number of products used, at most ``steps``.
-
-    The first product, with a random z, tells the groups of entries apart; if they are alike, there is no such vector.
-    The others are those of Lanczos with DAD: as DADVᵀ is known on a space, so are the quotients of A in the vectors
-    u = DVᵀy, of which the least is chosen.
-    """
+    """Vector (1, n) rich in directions of little curvature, and the number of products used, at most ``steps``."""
     z = torch.randn(A.order, generator=fresh, dtype=A.dtype, device=A.device)
     D = (A @ z.div_(torch.linalg.vector_norm(z))).to(A.dtype)
     peak, size = (float(torch.linalg.vector_norm(D, ord=order)) for order in (math.inf, 2))

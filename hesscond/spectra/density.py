@@ -493,11 +493,7 @@ class Curve:
 
 
 def widths(nodes: torch.Tensor, residuals: torch.Tensor) -> torch.Tensor:
-    """Standard deviation for each node (p, k), in proportion to the uncertainty of its place.
-
-    A node with the residual r has an eigenvalue within r. Where r is small against the distance of the nodes, the
-    node is an eigenvalue and its Gaussian narrow; elsewhere it stands for all eigenvalues up to its neighbours.
-    """
+    """Standard deviation for each node (p, k), in proportion to the uncertainty of its place."""
     extent = float(nodes.max() - nodes.min()) if nodes.numel() else 0.0
     least = LEAST * (extent or float(nodes.abs().max() if nodes.numel() else 0.0) or 1.0)
     if nodes.shape[1] < 2:

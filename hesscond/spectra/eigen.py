@@ -198,12 +198,7 @@ class Wanted:
         return any(bool((KEYS[end](others) > self.last(end, values) + slack).any()) for end in self.ends)
 
     def limits(self, values: torch.Tensor, slack: float, ritz: Interval | None = None) -> Interval:
-        """Limits, on each relevant side, beyond which there should be no other eigenvalues; infinite on other sides.
-
-        If ``ritz`` gives the lowest and the highest Ritz value apart from ``values``, the limits are half the way from
-        these to the wanted values, or ``TIE·slack`` beyond them if they are too close to be distinguished. Without
-        ``ritz`` the limits are ``slack`` beyond the wanted values.
-        """
+        """Limits, on each relevant side, beyond which there should be no other eigenvalues; infinite on other sides."""
         places = []
         for side, sign in (("low", -1), ("high", 1)):
             ends = [end for end in self.ends if end in (side, "size")]

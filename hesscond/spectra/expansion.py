@@ -125,11 +125,7 @@ class Solved(NamedTuple):
 
 
 def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, rtol: float, steps: int) -> Solved:
-    """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned.
-
-    ``precondition`` must be positive semidefinite, and definite on the Krylov space. The residual recurrence only
-    decides when to stop (at ``rtol``, or after ``steps`` products); callers measure the true residual.
-    """
+    """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned."""
     solution = torch.zeros_like(right)
     before, current = torch.zeros_like(right), right
     image = precondition(current)

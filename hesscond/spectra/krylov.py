@@ -197,14 +197,7 @@ class Krylov:
         self.T, self.B = torch.diag(values), self.B[:, : len(values)]
 
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, int] | None]:
-        """Multiply the first ``count`` rows u, and discard the next row: `seed` must follow.
-
-        Returned are θ = uᵀAu and ‖Au − θu‖ (count,), float64, and the first residual (1, n) above ``target`` and
-        rounding with the index of its row, if there is one.
-
-        The first product also shows the rounding of products, if it is unknown: u = Vᵀy is a combination of vectors
-        that were multiplied, so that Au = VᵀTy + WᵀBy without it.
-        """
+        """Multiply the first ``count`` rows u, and discard the next row: `seed` must follow."""
         values, norms = torch.empty(2, count, dtype=torch.float64)
         expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
         self.next = self.next[:0].clone()

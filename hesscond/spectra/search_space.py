@@ -114,10 +114,7 @@ class RitzSpace:
         self.H = bordered(self.H, inner(self.V, w), inner(self.V, w)[:-1])
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Return coefficients Y (m, m) in V of the approximate eigenvectors, unit columns, smallest |θ| first.
-
-        Where several |θ| are at most ``noise``, smallest ‖Au‖ first.
-        """
+        """Return coefficients Y (m, m) in V of the approximate eigenvectors, unit columns, smallest |θ| first."""
         values, Y = torch.linalg.eigh((self.H + self.H.T) / 2)
         Y = Y[:, values.abs().argsort(stable=True)]
         small = int((values.abs() <= noise).sum())

@@ -309,11 +309,7 @@ def rayleigh_ritz(products: CountedProducts, rows: torch.Tensor) -> tuple[torch.
 def bounds(
     values: torch.Tensor, residuals: torch.Tensor, noise: float, *, null: float, beyond: float, psd: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Intervals that contain an eigenvalue each.
-
-    ``beyond``: all eigenvalues that were not found are zero or at least as large as this; 0: nothing is known.
-    ``null``: the residual of the null vectors that were found, together, which are one more value, 0.
-    """
+    """Intervals that contain an eigenvalue each."""
     sizes, order = values.abs().sort(descending=True, stable=True)
     norms = residuals[order]
     if null:

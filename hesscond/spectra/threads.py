@@ -73,10 +73,7 @@ def few_threads(matrix: Any) -> AbstractContextManager[None]:
 
 @cache
 def openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """Functions that get and set the number of threads of numpy's and scipy's OpenBLAS, which torch does not control.
-
-    The list is empty if they were built with another library, or if its functions are not accessible.
-    """
+    """Functions that get and set the threads of the OpenBLAS of numpy and scipy, which torch does not control."""
     found = []
     for module in (_umath_linalg, _flapack):
         library = ctypes.CDLL(module.__file__)
