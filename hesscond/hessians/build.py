@@ -118,7 +118,7 @@ def unit_conditions(
         return conditions(FactorStack(rows, curvature.root, rank_bounds=bounds), rtol=rtol)
     found: list[ConditionNumber] = []
     for units in runs(captured, memory):
-        hessians = unit_hessians(captured, units, memory)
+        hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
         batch = [
             h
             for h in hessians
@@ -126,21 +126,19 @@ def unit_conditions(
         ]
         if len(batch) < len(hessians) or len(batch) == 1:
             threads = threads_for(captured.inputs.device)
-            found += side_by_side(lambda hessian: hessian.condition_number(P, rtol=rtol), hessians, threads)
+            found += side_by_side(lambda hessian: hessian.condition_number(rtol=rtol), hessians, threads)
         else:
-            found += batch_conditions(batch, P, rtol)
+            found += batch_conditions(batch, rtol)
     return found
 
 
-def batch_conditions(
-    hessians: Sequence[FactoredHessian], P: LinearCoordinates | None, rtol: float
-) -> list[ConditionNumber]:
+def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[ConditionNumber]:
     """κ of positive semidefinite Hessians with factors of one shape; singly where the stack does not resolve it."""
     stack = FactorStack(
-        torch.stack([hessian.factor(P) for hessian in hessians]),
-        errors=[hessian.error_norm(P) for hessian in hessians],
+        torch.stack([hessian.factor() for hessian in hessians]),
+        errors=[hessian.error_norm() for hessian in hessians],
         rank_bounds=[hessian.rank_bound for hessian in hessians],
-        singly=lambda i: hessians[i].condition_number(P, rtol=rtol),
+        singly=lambda i: hessians[i].condition_number(rtol=rtol),
     )
     return conditions(stack, rtol=rtol)
 

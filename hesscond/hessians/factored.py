@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +11,7 @@ import torch
 from hesscond.capture import EntryBounds
 from hesscond.capture.stacking import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorForm
@@ -24,7 +21,7 @@ from hesscond.spectra.threads import one_thread
 
 
 @dataclass(frozen=True)
-class FactoredHessian(BlockHessian):
+class FactoredHessian(KeptHessian):
     """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), or of u units together, from rows and signs."""
 
     #: (m, u n̂) float64: Ĥ with ``root``; or F itself, with one row for each rank-one term of S, or triangular
@@ -44,25 +41,25 @@ class FactoredHessian(BlockHessian):
     def order(self) -> int:
         return self.rows.shape[1]
 
-    def factor(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """|S|^½ Ĥ P (m, k): H = FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
-        return factors_of([self], [[P]])[0][0]
+    def factor(self) -> torch.Tensor:
+        """|S|^½ Ĥ P (m, k): the Hessian is FᵀF where S ≥ 0, and Fᵀ diag(sign) F otherwise."""
+        return factors_of([self])[0]
 
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        F = self.factor(P)
+    def matrix(self) -> torch.Tensor:
+        F = self.factor()
         return F.T @ (F if self.sign is None else F * self.sign[:, None])
 
     def diagonal(self) -> torch.Tensor:
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
 
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        F = self.factor(P)
+    def product(self, vectors: torch.Tensor) -> torch.Tensor:
+        F = self.factor()
         images = F @ vectors
         return F.T @ (images if self.sign is None else images * self.sign[:, None])
 
     def scales(self) -> torch.Tensor:
-        found = torch.linalg.vector_norm(self.factor(), dim=0)
+        found = torch.linalg.vector_norm(self.plain.factor(), dim=0)
         if self.spread is not None:
             found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
         if self.row_error is not None:
@@ -75,38 +72,48 @@ class FactoredHessian(BlockHessian):
         assert error is not None
         return error if error.ndim == 1 else error.norm(dim=0)
 
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
-        return conditions_of(forms_of([self], [[P]]), rtol=rtol)[0][0]
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        return conditions_of([self], rtol=rtol)[0]
 
-    def form(self, P: LinearCoordinates | None = None, factor: torch.Tensor | None = None) -> FactorForm:
-        """Form of H or PᵀHP, from its factor if that is given."""
+    def settled(self, form: FactorForm, found: ConditionNumber, *, rtol: float) -> ConditionNumber:
+        """κ of a form, with the rank in the plain coordinates where that decides: P does not increase it."""
+        # the rounding of P may hide what is zero in the plain coordinates
+        if found.resolved or self.P is None or not self.P.cancels:
+            return found
+        plain = self.plain.form().condition(rtol=rtol)
+        if not plain.resolved or found.rank != plain.rank:
+            return found
+        return replace(form, rank_bound=lambda: plain.rank).condition(rtol=rtol)
+
+    def form(self, factor: torch.Tensor | None = None) -> FactorForm:
+        """Form of the Hessian, from its factor if that is given."""
         indefinite = self.sign is not None or self.spread is not None
         return FactorForm(
-            self.factor(P) if factor is None else factor,
+            self.factor() if factor is None else factor,
             signs=self._signs if indefinite else None,
-            error=self.factor_error(P),
+            error=self.factor_error(),
             rank_bound=self.rank_bound,
-            spread=spread_in(self.spread, P, self.units),
-            least_rank=partial(self._span, P) if self.vanishing else None,
+            spread=spread_in(self.spread, self.P, self.units),
+            least_rank=self._span if self.vanishing else None,
             lost=self.vanishing,
         )
 
-    def _span(self, P: LinearCoordinates | None) -> int:
+    def _span(self) -> int:
         """Rank of H if no entry of S is zero, or a bound of it where only F is known."""
         if self.root is None:
             return self.rank_bound()
-        return FactorForm(self.rows if P is None else P.multiplied(self.rows, self.units)).condition().rank
+        return FactorForm(self.rows if self.P is None else self.P.multiplied(self.rows, self.units)).condition().rank
 
     @property
     def _signs(self) -> torch.Tensor:
         return self.rows.new_ones(len(self.rows)) if self.sign is None else self.sign
 
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        form = self.form(P)
+    def eigenvalues(self) -> torch.Tensor:
+        form = self.form()
         return torch.from_numpy(np.ascontiguousarray(form.eigenvalues(form.condition()))).to(self.rows.device)
 
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        form = self.form(P)
+    def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        form = self.form()
         pairs = form.eigenpairs(form.condition())
         values, vectors = (torch.from_numpy(np.ascontiguousarray(part)).to(self.rows.device) for part in pairs)
         return values, vectors
@@ -126,14 +133,15 @@ class FactoredHessian(BlockHessian):
         varying = low != high
         return min(known, len(active), int(varying.sum()) + int((low[~varying] != 0).any()))
 
-    def error_norm(self, P: LinearCoordinates | None) -> float:
+    def error_norm(self) -> float:
         """Bound, in the 2-norm, of the error in the factor."""
-        if P is None and isinstance(self.row_error, EntryBounds):
+        if self.P is None and isinstance(self.row_error, EntryBounds):
             return float(self.row_error.squared_rows().sum().sqrt())
-        return float(np.linalg.norm(self.factor_error(P)))
+        return float(np.linalg.norm(self.factor_error()))
 
-    def factor_error(self, P: LinearCoordinates | None) -> float | np.ndarray:
+    def factor_error(self) -> float | np.ndarray:
         """Bounds of the error in each column of the factor, or in each entry."""
+        P = self.P
         if self.row_error is None:
             if P is None or not P.cancels:
                 return 0.0
@@ -150,63 +158,34 @@ class FactoredHessian(BlockHessian):
         return P.carried(per_column[None], self.units)[0].cpu().numpy()
 
 
-class FactorForms(NamedTuple):
-    """Forms of H in several coordinates."""
-
-    plain: Callable[[], FactorForm]  # in the plain coordinates
-    forms: list[FactorForm]
-    cancels: tuple[bool, ...]  # whether the rounding of P may hide what is zero in the plain coordinates
-
-    def settled(self, found: list[ConditionNumber], rtol: float) -> list[ConditionNumber]:
-        """κ of the forms, with the rank in the plain coordinates where that decides: P does not increase it."""
-        open_ones = [k for k, cancels in enumerate(self.cancels) if cancels and not found[k].resolved]
-        if open_ones:
-            plain = self.plain().condition(rtol=rtol)
-            for k in open_ones:
-                if plain.resolved and found[k].rank == plain.rank:
-                    found[k] = replace(self.forms[k], rank_bound=lambda: plain.rank).condition(rtol=rtol)
-        return found
-
-
-def factors_of(
-    hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
-) -> list[list[torch.Tensor]]:
-    """Factors of Hessians, each in its coordinates; those with rows of one shape are formed together."""
-    found: list[list[torch.Tensor]] = [[] for _ in hessians]
-    kinds = [(own.root is None, own.units, *map(type, at)) for own, at in zip(hessians, coordinates, strict=True)]
+def factors_of(hessians: Sequence[FactoredHessian]) -> list[torch.Tensor]:
+    """Factors of Hessians; those with rows of one shape and one type of P are formed together."""
+    found: dict[int, torch.Tensor] = {}
+    kinds = [(own.root is None, own.units, type(own.P)) for own in hessians]
     for members in by_shape([own.rows for own in hessians], kinds):
         rows, units = stacked([hessians[k].rows for k in members]), hessians[members[0]].units
         roots = [root for k in members if (root := hessians[k].root) is not None]
         root = stacked(roots)[..., None] if roots else None
-        for systems in zip(*(coordinates[k] for k in members), strict=True):
-            given = [P for P in systems if P is not None]
-            if given:
-                factors = type(given[0]).multiplied_each(rows, given, units, root)
-            else:
-                factors = (rows if root is None else rows * root).unbind()
-            for k, factor in zip(members, factors, strict=True):
-                found[k].append(factor)
-    return found
+        systems = [P for k in members if (P := hessians[k].P) is not None]
+        if systems:
+            factors = type(systems[0]).multiplied_each(rows, systems, units, root)
+        else:
+            factors = (rows if root is None else rows * root).unbind()
+        found |= zip(members, factors, strict=True)
+    return [found[k] for k in range(len(hessians))]
 
 
-def forms_of(
-    hessians: Sequence[FactoredHessian], coordinates: Sequence[Sequence[LinearCoordinates | None]]
-) -> list[FactorForms]:
-    """Forms of Hessians, each in its coordinates."""
-    return [
-        FactorForms(
-            own.form,
-            [own.form(P, factor) for P, factor in zip(systems, factors, strict=True)],
-            tuple(P is not None and P.cancels for P in systems),
-        )
-        for own, systems, factors in zip(hessians, coordinates, factors_of(hessians, coordinates), strict=True)
-    ]
+def conditions_of(hessians: Sequence[FactoredHessian], *, rtol: float = 1e-8) -> list[ConditionNumber]:
+    """κ of several Hessians; factors of one shape are decomposed together."""
+    forms = [own.form(factor) for own, factor in zip(hessians, factors_of(hessians), strict=True)]
+    found = conditions(forms, rtol=rtol)
+    return [own.settled(form, kappa, rtol=rtol) for own, form, kappa in zip(hessians, forms, found, strict=True)]
 
 
 def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     """Traces of Hessians; those of one shape are summed up together."""
     found = [0.0] * len(hessians)
-    factors = [factor for (factor,) in factors_of(hessians, [[None]] * len(hessians))]
+    factors = factors_of(hessians)
     for members in by_shape(factors, [own.sign is None for own in hessians]):
         squares = stacked([factors[k] for k in members]).square()
         signs = [sign for k in members if (sign := hessians[k].sign) is not None]
@@ -218,12 +197,6 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
         for k, trace in zip(members, sums, strict=True):
             found[k] = trace
     return found
-
-
-def conditions_of(parts: Sequence[FactorForms], *, rtol: float = 1e-8) -> list[list[ConditionNumber]]:
-    """κ of several Hessians, each in its coordinates; factors of one shape are decomposed together."""
-    found = iter(conditions([form for part in parts for form in part.forms], rtol=rtol))
-    return [part.settled(list(islice(found, len(part.forms))), rtol) for part in parts]
 
 
 def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> np.ndarray | None:

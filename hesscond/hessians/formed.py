@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, KeptHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm
 
@@ -17,7 +17,7 @@ EIGENVALUES, CHANGED, JACOBI = 5, 8, 12
 
 
 @dataclass(frozen=True)
-class FormedHessian(BlockHessian):
+class FormedHessian(KeptHessian):
     """H itself, differentiated in the parameters; eigenvalues below its rounding are unresolved."""
 
     H: torch.Tensor  # (k, k) float64
@@ -33,10 +33,10 @@ class FormedHessian(BlockHessian):
     def order(self) -> int:
         return len(self.H)
 
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        if P is None:
+    def matrix(self) -> torch.Tensor:
+        if self.P is None:
             return self.H
-        dense = self._dense(P)
+        dense = self._dense(self.P)
         product = dense.T @ self.H @ dense
         return (product + product.T) / 2
 
@@ -44,10 +44,10 @@ class FormedHessian(BlockHessian):
         return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:
-        return torch.maximum(self.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
+        return torch.maximum(self.H.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
-        spread = self.spread if P is None else self._dense(P).abs().T @ self.spread
+        spread = self.spread if self.P is None else self._dense(self.P).abs().T @ self.spread
         least = (lambda: self.order) if self.vanishing else None
-        return SummedForm(self.matrix(P), spread, self.terms, least, self.vanishing, graded).condition(rtol=rtol)
+        return SummedForm(self.matrix(), spread, self.terms, least, self.vanishing, graded).condition(rtol=rtol)

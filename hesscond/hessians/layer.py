@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
 from hesscond.hessians.factored import FactoredHessian, noise_of
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
@@ -29,7 +29,7 @@ PANEL = 8192
 
 
 @dataclass(frozen=True)
-class LayerHessian(BlockHessian):
+class LayerHessian(KeptHessian):
     """Σ_r s_r f_r f_rᵀ with f_r = Σ_p b_rp ⊗ ĥ_p in R^(m n̂): F (R J, m n̂) with fewer rows than columns.
 
     Its nonzero eigenvalues are those of FFᵀ, with one position a sample (BBᵀ)∘(ĤĤᵀ), so that F is never formed.
@@ -77,14 +77,14 @@ class LayerHessian(BlockHessian):
         present = [spread[0] for spread in own if spread is not None]
         return torch.cat(present) if present else None
 
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+    def matrix(self) -> torch.Tensor:
         if 8 * self.order**2 > self.memory:
             raise CaptureError(
                 f"the dense Hessian of layer {self.captured.name!r} has order {self.order} and takes "
                 f"{8e-9 * self.order**2:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
                 "ask for its eigenvalues or κ, or a unit's Hessian"
             )
-        return self.dense().matrix(P)
+        return self.dense().matrix()
 
     def dense(self) -> FactoredHessian:
         """F itself (R J, m n̂); a CaptureError if it does not fit into the memory."""
@@ -98,14 +98,13 @@ class LayerHessian(BlockHessian):
         by_unit = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
-        return FactoredHessian(
-            rows, None, self.sign, error, self.units, self.rank_bound(), self._spread, self.captured.loses_entries
-        )
+        limit, lost = self.rank_bound(), self.captured.loses_entries
+        return FactoredHessian(rows, None, self.sign, error, self.units, limit, self._spread, lost, P=self.P)
 
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """H V or PᵀHP V (k, c), without F where there is one position a sample."""
-        if not has_dual(P):
-            return self.dense().product(vectors, P)
+    def product(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Product (k, c), without F where there is one position a sample."""
+        if not self.has_dual:
+            return self.dense().product(vectors)
         B = self._factor.B
         signs = None if self.sign is None else self.sign.view(B.shape[:2])[..., None]
         by_unit = vectors.unflatten(0, (self.units, -1))
@@ -113,21 +112,21 @@ class LayerHessian(BlockHessian):
             b = B[..., 0]
             images = sum(
                 torch.einsum("rju,juc->rjc", b[:, :, units], torch.einsum("jk,ukc->juc", rows, by_unit[units]))
-                for rows, units in self._rows(P)
+                for rows, units in self._rows()
             )
             images = images if signs is None else images * signs
             found = [
                 torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b[:, :, units], images), rows)
-                for rows, units in self._rows(P)
+                for rows, units in self._rows()
             ]
             return torch.cat(found).flatten(0, 1)
         images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
-        for panel in self._unit_panels(P):
+        for panel in self._unit_panels(self.P):
             images += (panel @ by_unit[start : start + len(panel)]).sum(0)
             start += len(panel)
         if signs is not None:
             images = images * signs.flatten()[:, None]
-        return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(P)])
+        return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(self.P)])
 
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""
@@ -141,46 +140,48 @@ class LayerHessian(BlockHessian):
         errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
         return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
-        if not has_dual(P):
-            return self.dense().condition_number(P, rtol=rtol)
-        return self.form(P).condition(rtol=rtol)
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        return self.form().condition(rtol=rtol) if self.has_dual else self.dense().condition_number(rtol=rtol)
 
-    def form(self, P: LinearCoordinates | None = None) -> DualForm | FactorForm:
-        """Form of H or PᵀHP: the dual, or F if P mixes units or parameters that differ by unit."""
-        if not has_dual(P):
-            return self.dense().form(P)
+    def form(self) -> DualForm:
+        """Form of the dual."""
         return DualForm(
-            partial(self.gram, P),
-            partial(self.triangular, P),
+            self.gram,
+            self.triangular,
             self.order,
             self.rank_bound,
             signs=self._signs,
-            noise=noise_of(self._spread, P, self.units),
+            noise=noise_of(self._spread, self.P, self.units),
             least_rank=self.rank_bound if self.captured.loses_entries else None,
             lost=self.captured.loses_entries,
-            factor=(lambda: self.dense().form(P)) if self.count * self.order <= FACTORED else None,
+            factor=(lambda: self.dense().form()) if self.count * self.order <= FACTORED else None,
         )
 
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        if not has_dual(P):
-            return self.dense().eigenvalues(P)
-        R, _ = self.triangular(P)
-        condition = self.condition_number(P)
+    def eigenvalues(self) -> torch.Tensor:
+        if not self.has_dual:
+            return self.dense().eigenvalues()
+        R, _ = self.triangular()
+        condition = self.condition_number()
         form = FactorForm(R) if self._signs is None else FactorForm(R.T, self._signs)
         values = form.eigenvalues(condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.dense().eigenpairs(P)
+    def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.dense().eigenpairs()
 
-    def gram(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, float]:
+    @property
+    def has_dual(self) -> bool:
+        """Whether P neither mixes units nor differs by unit so that rows of FP are less accurate than those of F."""
+        P = self.P
+        return P is None or P.same_for_units or (P.left is None and not P.cancels)
+
+    def gram(self) -> tuple[torch.Tensor, float]:
         """Gram matrix FFᵀ (R J, R J), and a bound of its rounding in the 2-norm."""
         # an inner product of rows is off by at most c·eps times their lengths, whose matrix has the norm tr FFᵀ
-        B = self._factor.B
-        carried = float(self._rounding(P).norm())
+        B, P = self._factor.B, self.P
+        carried = float(self._rounding().norm())
         if self._one_position and (P is None or (P.same_for_units and not P.cancels)):
-            ((rows, _),) = self._rows(P)
+            ((rows, _),) = self._rows()
             passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
             (outer, of_outer), (inner, of_inner) = accurate_gram(flat), accurate_gram(rows)
             K = outer * inner.repeat(passes, passes)
@@ -190,24 +191,24 @@ class LayerHessian(BlockHessian):
         K = B.new_zeros(self.count, self.count)
         if self._one_position:
             passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
-            for rows, units in self._rows(P):
+            for rows, units in self._rows():
                 b = flat[:, units]
                 K += (b @ b.T) * (rows @ rows.T).repeat(passes, passes)
             growth = B.shape[2] ** 0.5 + self.captured.H_hat.shape[1] ** 0.5
         else:
-            for panel in self._unit_panels(P):
+            for panel in self._unit_panels(self.P):
                 flat = panel.permute(1, 0, 2).flatten(1)
                 K.addmm_(flat, flat.T)
             growth = self.order**0.5
         trace = float(K.diagonal().sum())
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
 
-    def triangular(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, np.ndarray]:
+    def triangular(self) -> tuple[torch.Tensor, np.ndarray]:
         """Triangular R (R J, R J) with RᵀR = FFᵀ, by QR of panels of Fᵀ, and bounds of the error in each column."""
         threads = threads_for(self._factor.B.device)
         square_norms = self._factor.B.new_zeros(self.count)
         rows, parts = 0, []
-        for panels in batched(self._panels(P), threads):
+        for panels in batched(self._panels(), threads):
             square_norms += sum(panel.square().sum(0) for panel in panels)
             rows += sum(map(len, panels))
             parts += side_by_side(upper, panels, threads)
@@ -215,43 +216,43 @@ class LayerHessian(BlockHessian):
         error = error_factor(rows, self.count) * EPS * square_norms.sqrt()
         if self._one_position:
             error += error_factor(*self.captured.H_hat.shape) * EPS * square_norms.sqrt()
-        return parts[0], (error + self._rounding(P)).cpu().numpy()
+        return parts[0], (error + self._rounding()).cpu().numpy()
 
-    def _rounding(self, P: LinearCoordinates | None) -> torch.Tensor:
+    def _rounding(self) -> torch.Tensor:
         """Bounds (R J,), in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
         total = self._factor.B.new_zeros(self.count)
         for unit in range(self.captured.inputs.geometry.units):
             (bounds,) = self.captured.row_rounding([unit])
             if bounds is None:
                 break
-            if P is None:
+            if self.P is None:
                 total += bounds.squared_rows()
             else:
-                total += P.of_unit(unit).carried(bounds.entries(), 1).square().sum(1)
+                total += self.P.of_unit(unit).carried(bounds.entries(), 1).square().sum(1)
         return total.sqrt()
 
     @property
     def _one_position(self) -> bool:
         return self._factor.B.shape[3] == 1 and self.captured.inputs.geometry.groups == 1
 
-    def _rows(self, P: LinearCoordinates | None) -> Iterator[tuple[torch.Tensor, slice]]:
+    def _rows(self) -> Iterator[tuple[torch.Tensor, slice]]:
         """Products ĤP_i (J, k) with the units that share P_i."""
-        if P is None:
+        if self.P is None:
             yield self.captured.H_hat, slice(None)
             return
-        own = P.by_unit(range(self.units))
+        own = self.P.by_unit(range(self.units))
         for unit, one in enumerate(own):
             yield one.right_multiply(self.captured.H_hat), slice(None) if len(own) == 1 else slice(unit, unit + 1)
 
-    def _panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
+    def _panels(self) -> Iterator[torch.Tensor]:
         """Panels (·, R J) of Fᵀ; with one position a sample, in a basis of Ĥ's row space of at most N columns."""
         if not self._one_position:
-            for panel in self._unit_panels(P):
+            for panel in self._unit_panels(self.P):
                 yield panel.permute(0, 2, 1).flatten(0, 1)
             return
         B, parts, length = self._factor.B, [], 0
         wanted = self._panel_rows(self.units * min(self.captured.H_hat.shape))
-        for rows, units in self._rows(P):
+        for rows, units in self._rows():
             if rows.shape[1] > len(rows):
                 rows = torch.linalg.qr(rows.T, mode="r").R.T
             own = B[:, :, units, 0].permute(2, 0, 1)
@@ -325,11 +326,6 @@ def accurate_gram(rows: torch.Tensor) -> tuple[torch.Tensor, float]:
     # no number of X₂ is more than 2^−b of the largest in its row
     share = 2 * (n + 4) * EPS * n**0.5 * 2.0**-digits
     return high @ high.T + ((cross + cross.T) + low @ low.T), share
-
-
-def has_dual(P: LinearCoordinates | None) -> bool:
-    """Whether the rows of FP are as accurate as those of F."""
-    return P is None or P.same_for_units or (P.left is None and not P.cancels)
 
 
 def sums_to_zero(captured: LayerCapture) -> bool:

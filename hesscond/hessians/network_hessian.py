@@ -43,9 +43,10 @@ class NetworkHessian(BlockHessian):
         #: bound of the rounding in H in the 2-norm
         self.error = error
         self._saturated = saturated
+        self._plain: NetworkHessian | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: vars(self)[name] for name in ("limits", "error", "extremes") if name in vars(self)}
+        kept = {name: vars(self)[name] for name in ("limits", "error", "extremes", "P", "_plain") if name in vars(self)}
         gone = {"operator": LeftBehind(self.operator), "_known": refuse_products, "_saturated": refuse_products}
         return kept | gone
 
@@ -61,11 +62,11 @@ class NetworkHessian(BlockHessian):
         """Null directions and preconditioner."""
         return self._known()
 
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self._changed(P)._formed
+    def matrix(self) -> torch.Tensor:
+        return self._formed
 
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return (self._changed(P).operator @ vectors.to(self.operator.dtype)).to(torch.float64)
+    def product(self, vectors: torch.Tensor) -> torch.Tensor:
+        return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
     def scales(self) -> torch.Tensor:
         """Ones (n,), as a view of one number: no scales are known beforehand."""
@@ -81,9 +82,7 @@ class NetworkHessian(BlockHessian):
             columns.copy_(own.T)
         return H
 
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
-        if P is not None:
-            return self._changed(P).condition_number(rtol=rtol)
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
         dense = self.order <= self.limits.dense_order
         if memory is not None and iterated > memory and not (dense and self.limits.holds(self.order)):
@@ -99,18 +98,23 @@ class NetworkHessian(BlockHessian):
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
         return kappa.widened(self.error) if self.error else kappa
 
-    def _changed(self, P: LinearCoordinates | None) -> NetworkHessian:
-        """PᵀHP."""
+    @property
+    def plain(self) -> NetworkHessian:
+        return self._plain or self
+
+    def in_coordinates(self, P: LinearCoordinates | None) -> NetworkHessian:
         if P is None:
             return self
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
         error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
         changed = Congruence(self.operator, change)
-        return NetworkHessian(changed, self.limits, error=error, saturated=self._saturated)
+        found = NetworkHessian(changed, self.limits, error=error, saturated=self._saturated)
+        found._plain, found.P = self.plain, P if self.P is None else self.P @ P
+        return found
 
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
         refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
-        return super().eigenpairs(P)
+        return super().eigenpairs()
 
     @cached_property
     def extremes(self) -> torch.Tensor:
@@ -153,13 +157,16 @@ class ZeroPaddedHessian(BlockHessian):
     def plain(self) -> BlockHessian:
         return self.inner.plain
 
+    def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
+        return ZeroPaddedHessian(self.inner.in_coordinates(P), self.order, self._index, self._memory)
+
     @property
     def order(self) -> int:
         return self._order
 
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+    def matrix(self) -> torch.Tensor:
         refuse_large(self.order, self._memory)
-        own = self.inner.matrix(P)
+        own = self.inner.matrix()
         found = own.new_zeros(self.order, self.order)
         found[self._index[:, None], self._index] = own
         return found
@@ -167,23 +174,23 @@ class ZeroPaddedHessian(BlockHessian):
     def diagonal(self) -> torch.Tensor:
         return self._padded(self.inner.diagonal()[:, None])[:, 0]
 
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self._padded(self.inner.product(vectors[self._index], P))
+    def product(self, vectors: torch.Tensor) -> torch.Tensor:
+        return self._padded(self.inner.product(vectors[self._index]))
 
     def scales(self) -> torch.Tensor:
         return self._padded(self.inner.scales()[:, None])[:, 0]
 
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ of the nonzero part, with the nullity of the whole Hessian."""
-        kappa = self.inner.condition_number(P, rtol=rtol)
+        kappa = self.inner.condition_number(rtol=rtol)
         return replace(kappa, nullity=kappa.nullity + self.order - len(self._index))
 
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        values, vectors = self.inner.eigenpairs(P)
+    def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        values, vectors = self.inner.eigenpairs()
         return values, self._padded(vectors)
 
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.inner.eigenvalues(P)
+    def eigenvalues(self) -> torch.Tensor:
+        return self.inner.eigenvalues()
 
     def _padded(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.new_zeros(self.order, rows.shape[1]).index_copy_(0, self._index, rows)

@@ -25,7 +25,7 @@ from hesscond.errors import CaptureError
 from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates, ParameterMap
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker
-from hesscond.hessians.factored import FactoredHessian, conditions_of, forms_of, traces_of
+from hesscond.hessians.factored import FactoredHessian, conditions_of, traces_of
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
@@ -231,15 +231,15 @@ class TrainedLayers:
         # several names may mean one P
         distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
         hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, FactoredHessian)}
-        forms = forms_of([*hessians.values()], [distinct[k] for k in hessians])
         traces = dict(zip(hessians, traces_of([*hessians.values()]), strict=True))
-        together = dict(zip(hessians, conditions_of(forms, rtol=rtol), strict=True))
+        changed = [own.in_coordinates(P) for k, own in hessians.items() for P in distinct[k]]
+        together = iter(conditions_of(changed, rtol=rtol))
         found = []
         for k, one in enumerate(units):
-            if k in together:
-                kappas, trace = together[k], traces[k]
+            if k in hessians:
+                kappas, trace = [next(together) for _ in distinct[k]], traces[k]
             else:
-                kappas = [one.hessian.condition_number(P, rtol=rtol) for P in distinct[k]]
+                kappas = [one.hessian.in_coordinates(P).condition_number(rtol=rtol) for P in distinct[k]]
                 trace = float(one.hessian.diagonal().sum())
             numbers = {id(P): kappa for P, kappa in zip(distinct[k], kappas, strict=True)}
             kappa = known[k] | {name: numbers[id(P)] for name, P in linear[k].items()}

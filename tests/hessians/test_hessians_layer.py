@@ -73,8 +73,8 @@ def test_products_and_eigenvalues_are_those_of_the_matrix(name, scaled):
     F = hessian.dense().factor() * d.flatten()
     H = F.T @ (F if hessian.sign is None else hessian.sign[:, None] * F)
     v = torch.randn(len(H), 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert torch.allclose(hessian.product(v, P), H @ v, rtol=1e-12, atol=1e-12 * float(H.abs().max()))
-    found = hessian.eigenvalues(P)
+    assert torch.allclose(hessian.in_coordinates(P).product(v), H @ v, rtol=1e-12, atol=1e-12 * float(H.abs().max()))
+    found = hessian.in_coordinates(P).eigenvalues()
     truth = np.linalg.eigvalsh(H.numpy())
     truth = truth[np.argsort(-np.abs(truth))][: len(found)]
     assert np.sort(found.numpy()) == pytest.approx(np.sort(truth), abs=1e-11 * np.abs(truth).max())
@@ -89,7 +89,7 @@ def test_kappa_of_the_dual_is_that_of_the_factor(name, rtol, scaled):
     P, d = scaling(hessian, scaled)
     F = hessian.dense().factor() * d.flatten()
     truth = condition_number(factor=F)
-    found = hessian.condition_number(P, rtol=rtol)
+    found = hessian.in_coordinates(P).condition_number(rtol=rtol)
     assert truth.resolved
     assert found.solver.startswith("dual")
     assert found.resolved

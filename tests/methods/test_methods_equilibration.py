@@ -248,7 +248,9 @@ def test_readings_are_the_same_whichever_the_method_trains_with():
             else:
                 # as a study has it: of the weight that the layer multiplies with
                 captured = capture(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], units={"fc2": (3,)})
-                found[frozen, name] = unit_hessian(captured["fc2"], 3, 10**9).matrix(own and own.of_unit(3))
+                found[frozen, name] = (
+                    unit_hessian(captured["fc2"], 3, 10**9).in_coordinates(own and own.of_unit(3)).matrix()
+                )
         (again,) = torch.autograd.grad(F.cross_entropy(model(x), y), model.fc2.parametrizations.weight.original)
         assert torch.equal(model(x), before)
         assert torch.equal(g, again)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -26,12 +26,12 @@ HessianMaker = Callable[..., HessianOperator]
 
 
 class BlockHessian(ABC):
-    """The Hessian H of the loss in the parameters of one unit or layer, in plain or other coordinates.
+    """The Hessian H of the loss in the parameters of one unit or layer, or PᵀHP if it is in coordinates with a P.
 
-    With a P, every method refers to PᵀHP; for a whole layer, P is that of all units.
+    For a whole layer, P is that of all units. ``order`` and `scales` are those of H.
     """
 
-    #: P of a block that is PᵀHP; None: it is H itself.
+    #: None: the plain coordinates
     P: LinearCoordinates | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -39,9 +39,9 @@ class BlockHessian(ABC):
         return {name: own.clone() if is_part(own) else own for name, own in vars(self).items()}
 
     @property
+    @abstractmethod
     def plain(self) -> BlockHessian:
-        """H of a block that is PᵀHP."""
-        return self
+        """H."""
 
     @property
     def units(self) -> int:
@@ -57,41 +57,57 @@ class BlockHessian(ABC):
         """Same Hessian, with its factor or matrix computed."""
         return self
 
+    @abstractmethod
     def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
-        """PᵀHP."""
-        return self if P is None else TransformedHessian(self, P)
+        """PᵀHP; of a block in other coordinates, that of their product with P."""
 
     @abstractmethod
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+    def matrix(self) -> torch.Tensor:
         """Dense Hessian (k, k), float64; parameters in the order [bias, weight row], unit by unit."""
 
     def diagonal(self) -> torch.Tensor:
-        """(k,) the diagonal of H, float64."""
+        """(k,) the diagonal, float64."""
         return self.matrix().diagonal()
 
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        """H V or PᵀHP V (k, c) for V (k, c), float64."""
-        return self.matrix(P) @ vectors
+    def product(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Product (k, c) with V (k, c), float64."""
+        return self.matrix() @ vectors
 
     def scales(self) -> torch.Tensor:
         """Scales d (k,) of the parameters: entry (i, j) of H is at most d_i d_j, and its round-off far smaller."""
-        return self.diagonal().abs().sqrt()
+        return self.plain.diagonal().abs().sqrt()
 
     @abstractmethod
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
-        """κ(H), or κ(PᵀHP)."""
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ."""
 
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (k, r), float64."""
-        rank = self.condition_number(P).rank
-        values, vectors = torch.linalg.eigh(self.matrix(P))
+        rank = self.condition_number().rank
+        values, vectors = torch.linalg.eigh(self.matrix())
         largest = values.abs().argsort(descending=True)[:rank]
         kept = largest[values[largest].argsort(descending=True)]
         return values[kept], vectors[:, kept]
 
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
+    def eigenvalues(self) -> torch.Tensor:
         """All nonzero eigenvalues (r,), descending, float64."""
-        return self.eigenpairs(P)[0]
+        return self.eigenpairs()[0]
+
+
+@dataclass(frozen=True)
+class KeptHessian(BlockHessian):
+    """Hessian that is kept with its P."""
+
+    P: LinearCoordinates | None = field(default=None, kw_only=True)
+
+    @property
+    def plain(self) -> Self:
+        return replace(self, P=None)
+
+    def in_coordinates(self, P: LinearCoordinates | None) -> Self:
+        if P is None:
+            return self
+        return replace(self, P=P if self.P is None else self.P @ P)
 
 
 class HessianSource(Protocol):
@@ -331,44 +347,6 @@ class Product(Preconditioner):
         count = max(len(first), len(second))
         pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
         return [Product(P, Q) for P, Q in pairs]
-
-
-@dataclass(frozen=True)
-class TransformedHessian(BlockHessian):
-    """PᵀHP of a block H, computed with P on the factor of H."""
-
-    whole: BlockHessian  # H
-    P: LinearCoordinates
-
-    @property
-    def plain(self) -> BlockHessian:
-        return self.whole
-
-    @property
-    def units(self) -> int:
-        return self.whole.units
-
-    @property
-    def order(self) -> int:
-        return self.whole.order
-
-    def _then(self, Q: LinearCoordinates | None) -> LinearCoordinates:
-        return self.P if Q is None else self.P @ Q
-
-    def matrix(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.matrix(self._then(P))
-
-    def product(self, vectors: torch.Tensor, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.product(vectors, self._then(P))
-
-    def condition_number(self, P: LinearCoordinates | None = None, *, rtol: float = 1e-8) -> ConditionNumber:
-        return self.whole.condition_number(self._then(P), rtol=rtol)
-
-    def eigenpairs(self, P: LinearCoordinates | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.whole.eigenpairs(self._then(P))
-
-    def eigenvalues(self, P: LinearCoordinates | None = None) -> torch.Tensor:
-        return self.whole.eigenvalues(self._then(P))
 
 
 def is_part(value: object) -> bool:

@@ -96,7 +96,7 @@ def best_kronecker(hessian: FactoredHessian, factor: torch.Tensor) -> Optimum:
     return optimal_kronecker_scaling(
         factor,
         (hessian.units, hessian.order // hessian.units),
-        error=hessian.factor_error(None),
+        error=hessian.factor_error(),
         rank_bound=hessian.rank_bound,
     )
 
