@@ -39,6 +39,18 @@ def unit_truth(model, loss_fn, batch, layer, unit, *, derivative=None):
     )
 
 
+def network_truth(model, loss_fn, batch):
+    """(n, n) Hessian in all parameters, in their order and precision, from one forward pass in the present state."""
+    parameters = dict(model.named_parameters())
+
+    def at(theta):
+        parts = theta.split([p.numel() for p in parameters.values()])
+        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+        return loss_fn(functional_call(model, given, batch[0]), batch[1])
+
+    return reverse_over_reverse(at, torch.cat([p.detach().flatten() for p in parameters.values()]))
+
+
 def forward_over_reverse(function, start):
     return hessian(function)(start)
 

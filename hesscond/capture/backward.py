@@ -156,6 +156,22 @@ def reaches(derivative: torch.Tensor, subset: torch.Tensor, samples: int) -> boo
     return bool(derivative.reshape(samples, -1)[subset].any())
 
 
+def mixes(
+    derivatives: Callable[[torch.Tensor], Iterable[torch.Tensor]],
+    numel: int,
+    blocks: int,
+    device: torch.device,
+    *,
+    symmetric: bool = False,
+) -> bool:
+    """Whether derivatives (1, …) along directions (1, J, w) are not exactly zero between different ones of J blocks."""
+    for subset in separating_subsets(blocks, device)[:: 2 if symmetric else 1]:
+        direction = on_samples(subset, torch.Size((blocks, numel // blocks)), torch.float64, blocks)
+        if any(reaches(found[0], ~subset, blocks) for found in derivatives(direction[None])):
+            return True
+    return False
+
+
 #: A sum smaller than this share of its terms, or than this multiple of their round-off, has been cancelled.
 CANCELLED, LOST = 2.0**-28, 16.0
 #: A difference of two sums below this share of them has lost digits that count.

@@ -87,12 +87,8 @@ def capture(
 
     Parameters
     ----------
-    model
-        Any module; the layers are its `torch.nn.Linear`, convolution and transposed convolution modules.
-    loss_fn
-        ``loss_fn(output, target)``, a scalar.
-    batch
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a dict of keyword arguments.
+    model, loss_fn, batch
+        As for `hesscond.probe`.
     layers
         Qualified names; None: all that the batch reaches.
     units
@@ -111,17 +107,6 @@ def capture(
         Layers to differentiate in their parameters in any case.
     slopes
         Whether to compute the gradients of the loss from the captures.
-    progress
-        Record of the derivatives planned and taken.
-
-    Raises
-    ------
-    ConfigError
-        Unknown layer or unit; a batch that is not a pair, is empty, has no target that counts, or is on another device
-        than the model.
-    CaptureError
-        A layer not reached; a loss that uses a weight directly; one that is not a differentiable scalar; NaN or
-        infinite values; more memory needed than allowed.
     """
     model = measurable(model)
     chosen = chosen_layers(model, layers)

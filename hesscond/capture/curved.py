@@ -98,6 +98,10 @@ class CurvedNode(ABC):
         """Roots √|S_ee| (*shape) float64, to full relative accuracy."""
 
     @abstractmethod
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        """Random b (*shape) float64 with mean bbᵀ = |S|."""
+
+    @abstractmethod
     def entry_signs(self) -> torch.Tensor | None:
         """Signs ±1 of S_ee (*shape) float64; None: all are +1."""
 
@@ -162,6 +166,13 @@ class SoftmaxNode(CurvedNode):
         root = (0.5 * (self.log_p + log_rest)).exp_() * self.weight.abs().sqrt()[..., None]
         return root.movedim(-1, self.dim)
 
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        """Random b (*shape), in which the model draws the class, as in K-FAC."""
+        roots, p = self.weight.abs().sqrt(), self.log_p.exp()
+        drawn = (p.cumsum(-1) < uniform(roots, generator)[..., None]).sum(-1).clamp(max=p.shape[-1] - 1)
+        b = p.neg().scatter_add(-1, drawn[..., None], torch.ones_like(p[..., :1]))
+        return (b * roots[..., None]).movedim(-1, self.dim)
+
     def entry_signs(self) -> torch.Tensor | None:
         sign = plus_or_minus(self.weight)
         return None if sign is None else sign[..., None].expand(self.log_p.shape).movedim(-1, self.dim)
@@ -196,6 +207,10 @@ class ElementwiseNode(CurvedNode):
 
     def entry_roots(self) -> torch.Tensor:
         return self.signed_root.abs()
+
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        roots = self.entry_roots()
+        return torch.where(uniform(roots, generator) < 0.5, -roots, roots)
 
     def entry_signs(self) -> torch.Tensor | None:
         return plus_or_minus(self.signed_root)
@@ -418,6 +433,11 @@ def normalized(log_p: torch.Tensor) -> torch.Tensor:
     """Log-probabilities (…, c) float64 from log-probabilities up to rounding or a constant for each row."""
     shifted = log_p - log_p.amax(-1, keepdim=True)
     return (shifted - shifted.logsumexp(-1, keepdim=True)).clamp_min(LOG_FLOOR)
+
+
+def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random numbers between 0 and 1, drawn on the CPU."""
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like.device)
 
 
 def plus_or_minus(x: torch.Tensor) -> torch.Tensor | None:

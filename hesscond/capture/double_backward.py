@@ -18,11 +18,9 @@ from hesscond.capture.backward import (
     Derivatives,
     agree,
     enlarged_rounding,
-    on_samples,
-    reaches,
+    mixes,
     root_sum_squares,
     scattered_signs,
-    separating_subsets,
     size_of_terms,
 )
 from hesscond.capture.captured import EPS, TINY, Curvature, DiagonalS, FactoredS, FormedH, LayerCapture
@@ -167,15 +165,16 @@ class SecondDerivatives:
                 return True
             if not request.splits(blocks):
                 return False
-        shape = (1, blocks, Geometry.of(request.layer).units, request.inputs(blocks).positions)
-        for subset in separating_subsets(blocks, request.deltas[0].device)[::2]:
-            seed = on_samples(subset, torch.Size(shape[1:]), torch.float64, blocks)
-            product = self.product(request, seed[None])[0]
-            if reaches(product, ~subset, blocks):
-                if not is_finite(product):
-                    raise NotFiniteError(NOT_FINITE)
-                return False
-        return True
+        units, positions = Geometry.of(request.layer).units, request.inputs(blocks).positions
+
+        def product(values: torch.Tensor) -> list[torch.Tensor]:
+            found = self.product(request, values.view(1, blocks, units, positions))
+            if not is_finite(found):
+                raise NotFiniteError(NOT_FINITE)
+            return [found]
+
+        numel = blocks * units * positions
+        return not mixes(product, numel, blocks, request.deltas[0].device, symmetric=True)
 
     def planned(self, request: Request) -> CurvaturePlan:
         """Plan S, or the Hessian in the parameters where that takes fewer derivatives or S does not fit."""

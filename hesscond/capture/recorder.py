@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
+from hesscond.capture.curved import normalized
 from hesscond.capture.kinds import Layer
 from hesscond.capture.stacking import stacked
 from hesscond.errors import NotFiniteError
@@ -130,8 +131,7 @@ def output_roots(
         return None
     weight = cross_entropy_weights(options, output, target)
     # not torch.log_softmax, which wakes every thread even for a few numbers
-    shifted = output - output.amax(-1, keepdim=True)
-    log_p = shifted - torch.logsumexp(shifted, -1, keepdim=True)
+    log_p = normalized(output)
 
     def softmax_root(unit: int) -> torch.Tensor:
         # √(w p_i (1 − p_i)), with 1 − p_i summed over the other classes: saturation costs no digits

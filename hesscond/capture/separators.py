@@ -22,10 +22,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hesscond.capture.backward import (
     Budget,
     Derivatives,
+    mixes,
     on_samples,
-    reaches,
     scattered_signs,
-    separating_subsets,
     unit_directions,
 )
 from hesscond.capture.kinds import Geometry
@@ -204,13 +203,7 @@ class Segment:
         """Whether both derivatives are exactly zero between different blocks."""
         if not self.target.splits(blocks) or self.separator.gradient.numel() % blocks:
             return False
-        subsets = separating_subsets(blocks, self.separator.gradient.device)
-        shape = torch.Size((blocks, self.target.numel // blocks))
-        for subset in subsets:
-            values = on_samples(subset, shape, torch.float64, blocks)[None]
-            if any(reaches(found[0], ~subset, blocks) for found in self.derivatives(values)):
-                return False
-        return True
+        return not mixes(self.derivatives, self.target.numel, blocks, self.separator.gradient.device)
 
     def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
         """Directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
@@ -236,15 +229,9 @@ class Segment:
         return self.budget.cached(directions, 3 * (self.target.numel + self.separator.gradient.numel()), self.largest)
 
     def norms(self, blocks: int) -> torch.Tensor:
-        """Bounds (J,) of ‖J‖ for each block, by power iteration on JᵀJ, enlarged by the factor `TOO_SMALL`."""
-        shape = (1, blocks, self.target.numel // blocks)
-        vectors = scattered_signs(torch.zeros(shape, dtype=torch.float64, device=self.separator.gradient.device))
-        found = torch.zeros(blocks, dtype=torch.float64, device=vectors.device)
-        for _ in range(STEPS):
-            images = self.derivatives(normalized(vectors))[0]
-            found = torch.maximum(found, images[0].norm(dim=1))
-            vectors = self.pulled(images)
-        return TOO_SMALL * found
+        """Bounds (J,) of ‖J‖ for each block, by power iteration on JᵀJ."""
+        zeros = self.separator.gradient.new_zeros(1, blocks, self.target.numel // blocks, dtype=torch.float64)
+        return largest_norms(zeros, lambda v: self.derivatives(v)[0], self.pulled)
 
 
 @dataclass(frozen=True)
@@ -416,14 +403,13 @@ class Separators:
         """Whether a derivative of a tensor in one closer to the layers is not exactly zero between different blocks."""
         if (upper, key, blocks) not in self._mixes:
             shape = shape_of(upper)
-            mixed = shape.numel() % blocks > 0 or not target.splits(blocks)
             back = Derivatives([GradientEdge(upper, 0)], target.variables)
-            for subset in separating_subsets(blocks, self.loss.device) if not mixed else ():
-                seed = on_samples(subset, shape, torch.float64, blocks)[None]
-                if reaches(target.entries(back([seed]), 1, blocks)[0], ~subset, blocks):
-                    mixed = True
-                    break
-            self._mixes[upper, key, blocks] = mixed
+
+            def pulled(values: torch.Tensor) -> list[torch.Tensor]:
+                return [target.entries(back([values.view(1, *shape)]), 1, blocks)]
+
+            fits = shape.numel() % blocks == 0 and target.splits(blocks)
+            self._mixes[upper, key, blocks] = not fits or mixes(pulled, shape.numel(), blocks, self.loss.device)
         return self._mixes[upper, key, blocks]
 
     def kept(self, chain: Chain) -> list[int]:
@@ -556,12 +542,10 @@ class Separators:
         def product(values: torch.Tensor) -> torch.Tensor:
             return target.entries(derivatives(target.seeds(values)), len(values), values.shape[1])
 
-        for number in dict.fromkeys((blocks, self.samples)):
-            if self.is_apart(product, target.numel, number):
-                blocks = number
-                break
-        else:
+        apart = (number for number in dict.fromkeys((blocks, self.samples)) if self.is_apart(product, target, number))
+        if (found := next(apart, None)) is None:
             return None
+        blocks = found
         order = target.numel // blocks
         if not self.has_room(3 * blocks * order**2):
             return None
@@ -574,13 +558,9 @@ class Separators:
         rounding = product(signs)[0].abs().amax()
         return Separator(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))
 
-    def is_apart(self, product: Callable[[torch.Tensor], torch.Tensor], numel: int, blocks: int) -> bool:
-        """Whether a symmetric matrix is exactly zero between different blocks."""
-        shape = torch.Size((blocks, numel // blocks))
-        for subset in separating_subsets(blocks, self.loss.device)[::2]:
-            if reaches(product(on_samples(subset, shape, torch.float64, blocks)[None])[0], ~subset, blocks):
-                return False
-        return True
+    def is_apart(self, product: Callable[[torch.Tensor], torch.Tensor], target: Variables, blocks: int) -> bool:
+        """Whether the Hessian in a target is exactly zero between different blocks."""
+        return not mixes(lambda v: [product(v)], target.numel, blocks, self.loss.device, symmetric=True)
 
     def from_separator(self, edge: GradientEdge, target: Variables, upper: Separator, blocks: int) -> Separator | None:
         """Form a separator from the one behind it; None: blocks are coupled, or it does not fit."""
@@ -827,11 +807,17 @@ def symmetric(H: torch.Tensor) -> torch.Tensor:
 
 
 def norms(H: torch.Tensor) -> torch.Tensor:
-    """Bounds (J,) of the 2-norms of symmetric blocks, by power iteration, enlarged by the factor `TOO_SMALL`."""
-    vectors = normalized(scattered_signs(H[None, :, 0]))
-    found = torch.zeros(len(H), dtype=torch.float64, device=H.device)
+    """Bounds (J,) of the 2-norms of symmetric blocks, by power iteration."""
+    return largest_norms(H[None, :, 0], lambda v: torch.bmm(v.transpose(0, 1), H).transpose(0, 1), lambda v: v)
+
+
+def largest_norms(
+    like: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor], back: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Largest ‖A v‖ (J,) over the vectors v of a power iteration with each block of AᵀA, times `TOO_SMALL`."""
+    vectors, found = scattered_signs(like), like.new_zeros(like.shape[1])
     for _ in range(STEPS):
-        images = torch.bmm(vectors.transpose(0, 1), H).transpose(0, 1)
+        images = apply(normalized(vectors))
         found = torch.maximum(found, images[0].norm(dim=1))
-        vectors = normalized(images)
+        vectors = back(images)
     return TOO_SMALL * found

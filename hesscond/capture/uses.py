@@ -131,6 +131,8 @@ class Place:
 
 #: Result of a node, the place in it, and whether it is followed further.
 Places = Iterator[tuple[int, Place | None, bool]]
+#: Function of the uses, a node, the number of its input that has a place, and the place.
+Rule = Callable[["Uses", Any, int, Place], Places]
 
 
 @dataclass(frozen=True)
@@ -313,38 +315,38 @@ def unknown(uses: Uses, node: Any, number: int, place: Place) -> Places:
         yield 0, None, False
 
 
-def viewed(uses: Uses, node: Any, number: int, place: Place) -> Places:
-    """Place after a node that keeps the entries in their order."""
-    yield 0, place.viewed(shape_of(node)), True
+def always(after: Callable[[Any, Place], Place | None]) -> Rule:
+    """Rule of a node with a single result, which is followed further."""
+
+    def rule(uses: Uses, node: Any, number: int, place: Place) -> Places:
+        yield 0, after(node, place), True
+
+    return rule
 
 
 def curved(uses: Uses, node: Any, number: int, place: Place) -> Places:
     """Place after a function of every entry, whose result is no longer linear in the parameter."""
     if place.early:
-        yield from viewed(uses, node, number, place)
+        yield 0, place.viewed(shape_of(node)), True
 
 
-def transposed(uses: Uses, node: Any, number: int, place: Place) -> Places:
-    """Place in a transposed matrix."""
-    yield 0, place.moved(place.dims[::-1]), True
-
-
-def swapped(uses: Uses, node: Any, number: int, place: Place) -> Places:
+def swapped(node: Any, place: Place) -> Place:
     """Place after two dimensions were exchanged."""
     dims = list(place.dims)
     a, b = (dimension(d, len(dims)) for d in (node._saved_dim0, node._saved_dim1))
     dims[a], dims[b] = dims[b], dims[a]
-    yield 0, place.moved(dims), True
+    return place.moved(dims)
 
 
-def permuted(uses: Uses, node: Any, number: int, place: Place) -> Places:
+def permuted(node: Any, place: Place) -> Place:
     """Place after a permutation of the dimensions."""
-    yield 0, place.moved([place.dims[dimension(d, len(place.dims))] for d in node._saved_dims]), True
+    return place.moved([place.dims[dimension(d, len(place.dims))] for d in node._saved_dims])
 
 
-def expanded(uses: Uses, node: Any, number: int, place: Place) -> Places:
-    """Place after broadcasting."""
-    yield 0, place.spread(shape_of(node)), True
+def stacked(node: Any, place: Place) -> Place:
+    """Place in one entry of a new dimension."""
+    dim = dimension(node._saved_dim, len(place.dims) + 1)
+    return place.with_dims(dim, 0, [shape_of(node)[dim]])
 
 
 def cut(uses: Uses, node: Any, number: int, place: Place) -> Places:
@@ -378,12 +380,6 @@ def concatenated(uses: Uses, node: Any, number: int, place: Place) -> Places:
     known = all(parent is not None for parent, _ in before)
     start = -sum(shape_of(parent, k)[dim] for parent, k in before) if known else None
     yield 0, place.part(dim, start, 1, shape_of(node)[dim]), True
-
-
-def stacked(uses: Uses, node: Any, number: int, place: Place) -> Places:
-    """Place in one entry of a new dimension."""
-    dim = dimension(node._saved_dim, len(place.dims) + 1)
-    yield 0, place.with_dims(dim, 0, [shape_of(node)[dim]]), True
 
 
 def gathered(uses: Uses, node: Any, number: int, place: Place) -> Places:
@@ -491,9 +487,9 @@ def contracted(node: Any, place: Place, own: str, after: str, *, constant: bool 
 
 
 #: Rules by the name of the node.
-RULES: dict[str, Callable[[Uses, Any, int, Place], Places]] = {
+RULES: dict[str, Rule] = {
     **dict.fromkeys(SAME - LINEAR, curved),
-    **dict.fromkeys(VIEWS | LINEAR, viewed),
+    **dict.fromkeys(VIEWS | LINEAR, always(lambda node, place: place.viewed(shape_of(node)))),
     **dict.fromkeys(PRODUCTS, matrix_product),
     **dict.fromkeys(GATHERS, gathered),
     **dict.fromkeys(backward("Slice Split SplitWithSizes"), cut),
@@ -503,12 +499,12 @@ RULES: dict[str, Callable[[Uses, Any, int, Place], Places]] = {
     **dict.fromkeys(backward("Embedding EmbeddingBag"), looked_up),
     **dict.fromkeys(backward("Sum Mean", 1), summed),
     **dict.fromkeys(backward("Linear Trilinear"), linear),
-    "TBackward0": transposed,
-    "TransposeBackward0": swapped,
-    "PermuteBackward0": permuted,
-    "ExpandBackward0": expanded,
+    "TBackward0": always(lambda node, place: place.moved(place.dims[::-1])),
+    "TransposeBackward0": always(swapped),
+    "PermuteBackward0": always(permuted),
+    "ExpandBackward0": always(lambda node, place: place.spread(shape_of(node))),
     "CatBackward0": concatenated,
-    "StackBackward0": stacked,
+    "StackBackward0": always(stacked),
     "ConvolutionBackward0": convolution,
 }
 

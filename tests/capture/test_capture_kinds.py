@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture.kinds import KINDS, Geometry, LayerKind, has_bias
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from tests.truth import Problem, layer_truth, reverse_over_reverse
+from tests.truth import Problem, layer_truth, network_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
@@ -43,16 +43,7 @@ TRANSFORMED = {
 
 
 def true_network(model):
-    """In all parameters, in the order of the model's."""
-    model = copy.deepcopy(model).double()
-    parameters = dict(model.named_parameters())
-
-    def at(theta):
-        parts = theta.split([p.numel() for p in parameters.values()])
-        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
-        return LOSS(torch.func.functional_call(model, given, X.double()), Y)
-
-    return reverse_over_reverse(at, torch.cat([p.detach().flatten() for p in parameters.values()]))
+    return network_truth(copy.deepcopy(model).double(), LOSS, (X.double(), Y))
 
 
 @pytest.mark.parametrize("level", ["unit", "layer"])

@@ -13,7 +13,7 @@ from hesscond.capture import capture
 from hesscond.problem.evaluation import WeightWatch, evaluate, tensors_by_module
 from hesscond.problem.precision import Operations, Precision
 from hesscond.problem.snapshot import Snapshot
-from tests.truth import reverse_over_reverse
+from tests.truth import network_truth
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
 BATCH = TOKENS, TOKENS.roll(-1, 1)
@@ -85,18 +85,6 @@ def llama(low=torch.float32):
     return nn.Sequential(nn.Embedding(7, width), Block(width, low), RMSNorm(width, low), nn.Linear(width, 7))
 
 
-def true_hessian(model, loss_fn, batch):
-    """In all parameters, of a model all of whose types are given."""
-    parameters = dict(model.named_parameters())
-
-    def at(theta):
-        parts = theta.split([p.numel() for p in parameters.values()])
-        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
-        return loss_fn(torch.func.functional_call(model, given, batch[0]), batch[1])
-
-    return reverse_over_reverse(at, torch.cat([p.detach().flatten() for p in parameters.values()]))
-
-
 def distance(H, expected):
     return float((H - expected).norm() / expected.norm())
 
@@ -110,7 +98,7 @@ def casts_kept():
 
 
 def test_a_llama_is_measured_all_in_float64():
-    model, expected = llama(), true_hessian(llama(torch.float64).double(), loss, BATCH)
+    model, expected = llama(), network_truth(llama(torch.float64).double(), loss, BATCH)
     assert distance(hesscond.HessianOperator(model, loss, BATCH).to_dense(), expected) < 1e-13
     # which the casts would prevent
     with casts_kept():
@@ -183,7 +171,7 @@ def test_rounding_to_half_precision_is_the_models_own():
     torch.manual_seed(0)
     model, x = nn.Sequential(Rounded(4, 3)), torch.randn(6, 4, dtype=torch.float64)
     y = torch.arange(6) % 3
-    truth = true_hessian(copy.deepcopy(model).double(), F.cross_entropy, (x, y))
+    truth = network_truth(copy.deepcopy(model).double(), F.cross_entropy, (x, y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), truth) < 1e-14
     found = counted(model, F.cross_entropy, (x, y))
     assert str(found) == "mixed: 1 bfloat16 operation (Rounded)"
@@ -226,7 +214,7 @@ def test_every_way_to_write_a_cast(cast):
     wide["of a constant"] = lambda x: x / 3
     reference = copy.deepcopy(model).double()
     reference.cast = wide.get(cast, lambda x: x)
-    expected = true_hessian(reference, F.cross_entropy, (x.double(), y))
+    expected = network_truth(reference, F.cross_entropy, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-13
     with casts_kept():
         found = hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense()
@@ -245,7 +233,7 @@ def test_random_numbers_are_those_that_the_model_would_draw():
     plain.load_state_dict(model[0].state_dict())
     torch.manual_seed(5)
     noise = torch.rand(6, 4).double() + torch.randn(6, 4).double()
-    expected = true_hessian(plain, F.cross_entropy, (x.double() * (1 + noise), y))
+    expected = network_truth(plain, F.cross_entropy, (x.double() * (1 + noise), y))
     torch.manual_seed(5)
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
 
@@ -273,7 +261,7 @@ def test_what_a_cast_copies_is_written_to(own):
 
     linear = nn.Linear(4, 3).double()
     linear.load_state_dict(model[0].state_dict())
-    expected = true_hessian(linear, scaled, (x.double(), y))
+    expected = network_truth(linear, scaled, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
 
 
@@ -284,7 +272,7 @@ def test_bits_are_not_taken_for_numbers():
             return F.linear(x * ones, self.weight, self.bias)
 
     model, x, y = nn.Sequential(Bits(4, 3)), torch.randn(6, 4), torch.arange(6) % 3
-    expected = true_hessian(copy.deepcopy(model).double(), F.cross_entropy, (x.double(), y))
+    expected = network_truth(copy.deepcopy(model).double(), F.cross_entropy, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
 
 
@@ -305,7 +293,7 @@ def test_float32_tensors_that_the_model_keeps_meet_float64():
     model, x, y = Kept(), torch.randn(6, 4), torch.arange(6) % 3
     reference = copy.deepcopy(model).double()
     reference.mixing = reference.mixing.double()
-    expected = true_hessian(reference, F.cross_entropy, (x.double(), y))
+    expected = network_truth(reference, F.cross_entropy, (x.double(), y))
     assert distance(hesscond.HessianOperator(model, F.cross_entropy, (x, y)).to_dense(), expected) < 1e-14
     assert model.mixing.dtype is torch.float32
 

@@ -15,7 +15,7 @@ import hesscond
 from hesscond.errors import CaptureError
 from hesscond.problem.randomness import RandomState
 from hesscond.problem.untouched import untouched
-from tests.truth import reverse_over_reverse
+from tests.truth import network_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
@@ -88,15 +88,7 @@ def numpy_state(generator):
 
 def true_hessian(model, batch=(X, Y)):
     """In all parameters, from one forward pass of the model in its present state, which it spoils."""
-    model = model.double()
-    parameters = dict(model.named_parameters())
-
-    def loss(theta):
-        parts = theta.split([p.numel() for p in parameters.values()])
-        given = {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
-        return LOSS(torch.func.functional_call(model, given, batch[0].double()), batch[1])
-
-    return reverse_over_reverse(loss, torch.cat([p.detach().flatten() for p in parameters.values()]))
+    return network_truth(model.double(), LOSS, (batch[0].double(), batch[1]))
 
 
 @pytest.mark.share(2)

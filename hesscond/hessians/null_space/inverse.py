@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.curved import CurvedNode, SoftmaxNode, curved_nodes
+from hesscond.capture.curved import curved_nodes
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.null_space.kronecker import KroneckerBasis, KroneckerFactors, Terms
 from hesscond.hessians.parameters import Placement, covered
@@ -112,22 +112,7 @@ def random_seeds(
         yield [evaluation.loss], [evaluation.loss.new_tensor(evaluation.samples**0.5)]
         return
     for _ in range(max(1, min(MOST, -(-SAMPLES // evaluation.samples)))):
-        yield [node.edge for node in nodes], [random_root(node, generator).to(node.dtype) for node in nodes]
-
-
-def random_root(node: CurvedNode, generator: torch.Generator) -> torch.Tensor:
-    """Random b in the shape of a curved node's input with mean bbᵀ = |S|; as in K-FAC, the model draws the class."""
-
-    def uniform(shape: torch.Size) -> torch.Tensor:
-        return torch.rand(shape, generator=generator, dtype=torch.float64).to(roots.device)
-
-    if isinstance(node, SoftmaxNode):
-        roots, p = node.weight.abs().sqrt(), node.log_p.exp()
-        drawn = (p.cumsum(-1) < uniform(roots.shape)[..., None]).sum(-1).clamp(max=p.shape[-1] - 1)
-        b = p.neg().scatter_add(-1, drawn[..., None], torch.ones_like(p[..., :1]))
-        return (b * roots[..., None]).movedim(-1, node.dim)
-    roots = node.entry_roots()
-    return torch.where(uniform(roots.shape) < 0.5, -roots, roots)
+        yield [node.edge for node in nodes], [node.sample(generator).to(node.dtype) for node in nodes]
 
 
 def row_sizes(operator: SymmetricOperator, rows: torch.Tensor) -> torch.Tensor:
