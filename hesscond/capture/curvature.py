@@ -182,10 +182,7 @@ class Differentiator:
         return keeps_rows(self.start, self.samples)
 
     def in_blocks(self, requests: Sequence[Request]) -> dict[int, list[Request]]:
-        """Layers with a piecewise linear tail, by the number of blocks that do not influence each other behind them.
-
-        The blocks are positions, samples, or the whole batch.
-        """
+        """Layers with a piecewise linear tail, by the number of blocks that do not influence each other behind them."""
         found: dict[int, list[Request]] = {}
         rest = list(requests)
         for blocks in sorted({request.positions_apart() for request in rest} - {0, self.samples}):
@@ -201,11 +198,7 @@ class Differentiator:
         return {blocks: group for blocks, group in found.items() if group}
 
     def found_apart(self, requests: Sequence[Request], blocks: int) -> list[Request]:
-        """Layers whose blocks (samples or positions) do not influence each other where the loss is curved.
-
-        For every pair of blocks, some backward pass starts from one block and not from the other; its derivative in
-        the other must be exactly zero.
-        """
+        """Layers whose blocks (samples or positions) do not influence each other where the loss is curved."""
         if not requests or not self.curved or not self.loss_is_apart(blocks):
             return []
         deltas = [delta for request in requests for delta in request.deltas]

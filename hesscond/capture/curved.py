@@ -320,10 +320,7 @@ def without_cancellation(
 
 
 def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:
-    """Curved nodes reached from the loss through piecewise linear nodes, and whether all branches end in known nodes.
-
-    A branch also ends at a leaf and at each of the edges ``ends``. Each curved node comes with the edge of its input.
-    """
+    """Curved nodes reached through linear nodes, with the edges of their inputs, and whether every branch is known."""
     curved: dict[Any, GradientEdge] = {}
     known = True
     seen: set[Any] = set()

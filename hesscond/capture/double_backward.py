@@ -274,11 +274,7 @@ class SecondDerivatives:
         return sizes.clamp_min(lost)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables.
-
-        ``masks`` select the entries with signs. Both backward passes are perturbed by `enlarged_rounding`, since
-        slopes that cancel are factors in second derivatives.
-        """
+        """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
         seeds, changed = [(mask * scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
         plain, own, squares = self.along[request.name](seeds), self.variables[request.name], []
         # a single entry may change little by chance

@@ -92,10 +92,7 @@ def run_forward(
 
 
 class Perturbations:
-    """Forward hooks that add a zero to every output of some layers and record their calls, as in `ForwardPass`.
-
-    Layers in ``in_parameters`` are only recorded, not perturbed.
-    """
+    """Forward hooks that add a zero to every output of some layers and record their calls, as in `ForwardPass`."""
 
     def __init__(self, layers: Mapping[str, Layer], in_parameters: Set[str], keep_inputs: bool) -> None:
         self.layers, self.keep_inputs = layers, keep_inputs

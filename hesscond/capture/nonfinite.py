@@ -54,11 +54,7 @@ class NonFinite:
         self._spans: list[tuple[int, int, str]] = []
 
     def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
-        """Reasons, by name, why second derivatives in leaves of a snapshot are not finite, or not in torch.
-
-        Each is a clause with the operation, its place, the samples, and a remedy. Parts whose derivatives are finite
-        are left out.
-        """
+        """Reasons, by name, why second derivatives in leaves of a snapshot are not finite, or not in torch."""
         with self._traced(snapshot.model):
             loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
         found: dict[str, str] = {}
@@ -183,10 +179,7 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
 
 
 def nonfinite_order(outputs: Sequence[tuple[GradientEdge, torch.Tensor | None]], inputs: Sequence[GradientEdge]) -> str:
-    """Order, "first" or "second", of the derivative of a node that is not finite; empty if both are finite.
-
-    ``outputs`` are the node's edges with the gradients of the loss in them.
-    """
+    """Order, "first" or "second", of the derivative of a node that is not finite; empty if both are finite."""
     own = [(edge, slope.detach().requires_grad_()) for edge, slope in outputs if slope is not None]
     if not own or not inputs:
         return ""

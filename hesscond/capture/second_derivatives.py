@@ -202,10 +202,7 @@ def softmax_saturates(node: Any) -> torch.Tensor:
 
 
 def hidden(softmax: Any) -> torch.Tensor:
-    """Boolean mask, broadcastable to the scores, of hidden scores: −∞, or filled or shifted by a mask.
-
-    Scores that are −∞ or shifted are known where `Masks` has seen them.
-    """
+    """Boolean mask, broadcastable to the scores, of hidden scores: −∞, or filled or shifted by a mask."""
     found = softmax.metadata.get(HIDDEN, torch.zeros((), dtype=torch.bool, device=softmax._saved_result.device))
     nodes = [softmax.next_functions[0][0]]
     while nodes:

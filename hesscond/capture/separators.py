@@ -211,10 +211,7 @@ class Segment:
         return unit_directions(directions, size, blocks, width, self.separator.gradient.device)
 
     def along(self, index: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit.
-
-        ``index`` (u, w) are the entries of the units in a block.
-        """
+        """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit."""
         images, seconds = [], []
         for rows, values in self.chunks(blocks, range(index.shape[1])):
             own = torch.arange(len(values))
@@ -485,11 +482,7 @@ class Separators:
         passes: int,
         request: Requested | None = None,
     ) -> float:
-        """Cost of forming the curvature in a tensor of the chain from that in another one.
-
-        It takes ``per_position`` directions where positions stay apart, and ``per_sample`` where samples do. With
-        ``request``, it is formed in this layer, unit by unit, and each unit may reach only a part of the upper tensor.
-        """
+        """Cost of forming the curvature in a tensor of the chain from that in another one."""
         segment = chain.numbers[lower] - chain.numbers[upper]
         blocks, apart = self.planned_blocks(chain, upper), chain.finest(upper, lower)
         multiplications = MULTIPLICATION * chain.numel[upper] ** 2 / blocks
@@ -742,11 +735,7 @@ class Separators:
 
 
 def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
-    """Groups of units that share no entries of z and no second derivatives, as attention heads or rows of a table.
-
-    ``index`` (u, w) are the entries of the units in a block. Each unit comes with a mask (s,) of the entries of z in a
-    block that depend on it: their derivatives along a direction without a pattern are not exactly zero.
-    """
+    """Groups of units, given by their entries (u, w), that share nothing of z, with masks (s,) of what each reaches."""
     units = range(len(index))
     every = torch.ones(
         segment.separator.gradient.numel() // blocks, dtype=torch.bool, device=segment.separator.gradient.device

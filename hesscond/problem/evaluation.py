@@ -75,12 +75,7 @@ def evaluate(
     watch: WeightWatch,
     counted: Operations | None = None,
 ) -> Evaluation:
-    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
-
-    ``batch`` is a `checked_batch`; ``state`` has tensors by name, as in `tensors_by_module`; ``watch`` sees every
-    function called. The model and the loss get copies of the batch, which they may change in place. The loss is not
-    checked: see `scalar`.
-    """
+    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects."""
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=True))
     target = converted(target, dtype, copy=True)
@@ -126,10 +121,7 @@ class ModelAndLoss(nn.Module):
 
 @contextmanager
 def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
-    """Context that explains a failure of the model if it fails only on copies of the parameters or in ``dtype``.
-
-    An exception that the unchanged model raises too is passed on as it is.
-    """
+    """Context that explains a failure of the model if it fails only on copies of the parameters or in ``dtype``."""
     try:
         yield
     except (HesscondError, MemoryError, torch.OutOfMemoryError):
@@ -319,10 +311,7 @@ RESTORED: dict[Callable[..., Any], Callable[..., Any]] = {functional.gelu: gelu,
 
 
 def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name, once per module (torch 2.13 leaves copies behind in a module with two names).
-
-    A tensor that several modules share has a name in each.
-    """
+    """Parameters and buffers by name, once per module (torch 2.13 leaves copies behind in a module with two names)."""
     return {
         f"{name}.{attribute}" if name else attribute: tensor
         for name, module in model.named_modules()

@@ -90,10 +90,7 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
 
 
 def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
-    """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself.
-
-    The model was run on copies of its parameters, and only these are differentiated in.
-    """
+    """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself."""
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     for node in nodes([loss.grad_fn]):
         variable = getattr(node, "variable", None)

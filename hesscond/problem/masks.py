@@ -17,10 +17,7 @@ SHIFTED, HIDDEN = -1e4, "hidden"
 
 
 class Masks(Observer):
-    """Dispatch mode that records in the nodes of sums and softmaxes which scores are hidden.
-
-    Hidden scores are −∞ (or below −10³⁰), or have a constant of −10⁴ or less added.
-    """
+    """Dispatch mode that records in the nodes of sums and softmaxes which scores are hidden."""
 
     SUMS = frozenset({torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.baddbmm, torch.ops.aten.add_})
     SOFTMAXES = frozenset({torch.ops.aten._softmax, torch.ops.aten._safe_softmax})

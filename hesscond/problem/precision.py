@@ -98,11 +98,7 @@ class Perturbed(Observer):
 
 
 class Operations(Observer):
-    """Dispatch mode that counts the operations that round, by the type of their result and by module.
-
-    ``dtype`` is the precision that was asked for; None stands for the type with the most digits that occurs. Whoever
-    lifts casts to float32 counts them in ``lifted``.
-    """
+    """Dispatch mode that counts the operations that round, by the type of their result and by module."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
         super().__init__()

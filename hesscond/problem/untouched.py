@@ -25,12 +25,7 @@ FOREIGN = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, Modul
 
 @contextmanager
 def untouched(*roots: object) -> Iterator[None]:
-    """Leave modules as they are found: attributes, mode, hooks, buffers, gradients; and all random generators.
-
-    The attributes of every module are restored with the contents of lists, dicts, sets and plain objects among them,
-    tensors that are not parameters, the generators of torch, numpy and Python, and generators that the modules own.
-    ``roots`` that are not modules are ignored.
-    """
+    """Leave modules as they are found: attributes, mode, hooks, buffers, gradients; and all random generators."""
     state = State([root for root in roots if isinstance(root, nn.Module)])
     try:
         yield

@@ -396,11 +396,7 @@ class Weights:
             yield from halves(whole, order)
 
     def _thinned(self, whole: Part) -> Iterator[Split]:
-        """Yield the batch twice, once with many and once with few targets kept in each sample.
-
-        The other targets are replaced by a value that may be ignored. If it is not ignored, they are ordinary targets,
-        and the same rules apply.
-        """
+        """Yield the batch twice, once with many and once with few targets kept in each sample."""
         for tensor in tensors_of(whole.target):
             if tensor.ndim < 2 or tensor.shape[1] < 2 or not (is_label(tensor) or is_mask(tensor)):
                 continue

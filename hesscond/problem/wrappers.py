@@ -18,10 +18,7 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Model inside `torch.compile`, ``DataParallel`` or ``DistributedDataParallel``.
-
-    Parts that were compiled or replicated stay, and so do their names: `plainly` runs the modules inside them.
-    """
+    """Model inside `torch.compile`, ``DataParallel`` or ``DistributedDataParallel``."""
     while True:
         if isinstance(model, PARALLEL):
             model = model.module
