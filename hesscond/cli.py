@@ -44,7 +44,7 @@ SECTIONS = {
         "check": "check:check",
         "figure": "drawing:figure",
         "table": "drawing:table",
-        "report": "report:report",
+        "report": "drawing:report",
         "runs": "runs:runs",
         "follow": "follow:follow",
         "export": "export:export",

@@ -31,6 +31,11 @@ GONE: dict[str, str] = {
     "comparison_frame": "comparison.csv in the folder of hesscond compare",
     "comparison_table": "hesscond compare prints it",
     "rounded_probes": "hesscond.report.rounding_note",
+    "read_rows": "hesscond probe --figure draws what it measures; hesscond.report.probe_figure takes a frame",
+    **{
+        name: f"hesscond.probing.tables.{name}"
+        for name in ("layer_frame", "layer_table", "network_table", "notes", "unit_table")
+    },
     "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",

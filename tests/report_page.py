@@ -2,8 +2,6 @@
 
 from html.parser import HTMLParser
 
-import numpy as np
-
 from hesscond.runs import RunLog, open_run
 
 
@@ -71,21 +69,3 @@ def probe(**facts):
         found |= {name: 1e4, f"{name}_lower": 9e3, f"{name}_upper": 1.1e4}
     found |= {"resolved": 1, "resolved_preconditioned": 1, "resolved_own": 1}
     return found | {"kappa_D": 10.0, "coordinates": "BNP"} | facts
-
-
-def study(folder, iterations=60):
-    """Two methods with two seeds; a fifth of the κ is unresolved, the batches have fewer samples than columns."""
-    runs = []
-    for method in ("vanilla", "bnp"):
-        for seed in (0, 1):
-            rng = np.random.default_rng([seed, len(method)])
-            probes = []
-            for k in range(iterations):
-                lost = bool(rng.random() < 0.2)
-                kappa = 10 ** (5 + k / iterations + 0.3 * rng.standard_normal())
-                ends = {"kappa": np.inf if lost else kappa, "kappa_lower": kappa / 2, "resolved": int(not lost)}
-                probes.append(probe(**ends, kappa_preconditioned=kappa / 30, rank=60, nullity=41))
-            for k in (0, iterations):
-                probes.append(probe(iteration=k, data="train", samples=1437, kappa=1e6 * (k + 1)))
-            runs.append(logged(folder / f"{method}-seed{seed}", method, seed, probes=probes, iterations=iterations))
-    return runs

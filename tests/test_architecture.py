@@ -13,13 +13,13 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
-    *("errors", "lazy", "causes", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
+    *("errors", "lazy", "causes", "columns", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
     *("hessians", "methods", "probing", "theorems", "models", "data", "study", "expectations", "testing", "report"),
     *("export", "watching", "integrations", "commands", "cli"),
 ]
 #: spectra is numbers only, models and data know nothing of Hessians
 FORBIDDEN = {
-    "runs": set(ORDER) - {"errors", "lazy", "runs"},
+    "runs": set(ORDER) - {"errors", "lazy", "columns", "runs"},
     "operators": set(ORDER) - {"errors", "lazy", "operators"},
     "problem": {"runs", "operators", "sheets"},
     "spectra": {"problem", "capture"},

@@ -7,9 +7,10 @@ import json
 import pandas as pd
 import pytest
 
-import hesscond.commands.study as study_command
+from hesscond.commands import performing
 from hesscond.methods import registered
 from hesscond.methods.sphere import Sphere
+from hesscond.report import page
 from hesscond.runs import RunLog
 from hesscond.study import load_study, open_run
 from hesscond.study.grid import Overrides
@@ -21,7 +22,7 @@ TINY = ("study", "tiny.toml", "--method", "bnp", "--out", "out")
 @pytest.fixture
 def no_figure(monkeypatch):
     """Leave out the drawing, which takes seconds."""
-    monkeypatch.setattr(study_command, "save_figure", lambda figure, path: path.write_bytes(b""))
+    monkeypatch.setattr(page, "save_figure", lambda figure, path: path.write_bytes(b""))
 
 
 # --- runs that go well -----------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ def test_ctrl_c_while_loading(call_cli, workplace, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(study_command, "load_data", interrupt)
+    monkeypatch.setattr(performing, "load_data", interrupt)
     result = call_cli(*TINY)
     assert (result.code, result.out) == (130, "")
     assert "Traceback" not in result.err

@@ -15,9 +15,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from hesscond.commands import options
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
-from hesscond.commands.options import Junit, Runs, check_file, choice, collect
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
@@ -41,10 +41,10 @@ Unresolved = Annotated[
 
 
 def check(
-    runs: Runs,
+    runs: options.Runs,
     expect: Expect = None,
     unresolved: Unresolved = "fail",
-    junit: Junit = None,
+    junit: options.Junit = None,
     github: Annotated[
         bool | None,
         typer.Option("--github/--no-github", help="Annotate the pull request. Default: if GITHUB_ACTIONS is true."),
@@ -71,10 +71,10 @@ def check(
     """
     if not expect:
         raise ConfigError('say what is expected: --expect "kappa_preconditioned < kappa / 10", for example')
-    check_file("--junit", junit, None)
-    choice("--unresolved", unresolved, POLICIES)
+    options.check_file("--junit", junit, None)
+    options.choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect]
-    found = decisions(expectations, collect(runs))
+    found = decisions(expectations, options.collect(runs))
     if as_json:
         typer.echo(json.dumps([as_dict(one, unresolved) for one in found], indent=1))
     else:

@@ -9,10 +9,9 @@ from typing import Annotated, get_args
 
 import typer
 
-from hesscond.commands.options import BatchSize, DataDir, Device, Scale, Study, names_of, parse_ranges, parse_rates
+from hesscond.commands import options
+from hesscond.commands.performing import Place, loaded, perform
 from hesscond.commands.printing import print_table, stdout
-from hesscond.commands.study import loaded
-from hesscond.commands.sweep import do, place_of, usual_threads
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.report.sweeps import cells_frame, comparison_frame, comparison_table
@@ -28,12 +27,12 @@ RATES = ",".join(f"{rate:g}" for rate in GRID)
 
 
 def compare_methods(
-    name: Study,
+    name: options.Study,
     method: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", help="As for study; repeat for several. Default: all."),
     ] = None,
-    scale: Scale = None,
+    scale: options.Scale = None,
     rates: Annotated[
         str,
         typer.Option(
@@ -42,7 +41,7 @@ def compare_methods(
         ),
     ] = RATES,
     iterations: Annotated[int, typer.Option(help="Optimizer steps of every run.")] = 500,
-    batch_size: BatchSize = None,
+    batch_size: options.BatchSize = None,
     probe_every: Annotated[
         int | None,
         typer.Option(help="Iterations between two probes of the mini-batch. Default: 10, or the study's key at."),
@@ -62,8 +61,8 @@ def compare_methods(
         ),
     ] = "0",
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time.")] = 1,
-    device: Device = "auto",
-    data_dir: DataDir = None,
+    device: options.Device = "auto",
+    data_dir: options.DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the runs; finished ones are not repeated.")] = None,
 ) -> None:
     """Train every method at each rate of a grid, probe it at its best one with every seed, and print one table.
@@ -72,28 +71,27 @@ def compare_methods(
 
     Example: hesscond compare fc-digits --method vanilla --method bnp --level layer --level network
     """
-    study = configured(load_study(name, scale), iterations, batch_size, probe_every, names_of(level))
+    study = configured(load_study(name, scale), iterations, batch_size, probe_every, options.names_of(level))
     methods = list(method) if method else [m.name for m in registered()]
     if len(set(methods)) < len(methods):
         raise ConfigError("a method is given twice")
     for text in methods:
         parse(text)
-    grid, seeds = parse_rates("--rates", rates, "around"), parse_ranges(seed)
+    grid, seeds = options.parse_rates("--rates", rates, "around"), options.parse_ranges(seed)
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seed {seed}: each may be given only once")
     where = out or Path("runs") / f"compare-{study.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    place = place_of(jobs, device, None)
+    place = Place.of(jobs, device)
     data = loaded(study.data, data_dir)
 
-    def perform(plans: Sequence[RunPlan]) -> dict[Path, Outcome]:
+    def performed(plans: Sequence[RunPlan]) -> dict[Path, Outcome]:
         own = {data_key(plan): data for plan in plans}
-        prepared = prepare(plans, own, where)
-        threads = usual_threads(where, place)
-        outcomes = do(plans, prepared, own, place, threads, data_dir, f"the same command with --out {where}")
+        prepared, again = prepare(plans, own, where), f"the same command with --out {where}"
+        outcomes = perform(plans, prepared, own, place, place.threads(where), data_dir, again)
         return {plan.folder: outcomes[plan.folder.name] for plan in plans}
 
     here = data.to(place.devices[0])
-    found = list(Comparison(study, here, grid, seeds, where, place.devices[0], perform).results(methods))
+    found = list(Comparison(study, here, grid, seeds, where, place.devices[0], performed).results(methods))
     frame = comparison_frame(found)
     shown = "around each method's own" if grid is None else ", ".join(f"{rate:g}" for rate in grid)
     blocks = probed_layers(study)

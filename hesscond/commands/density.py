@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,19 +14,10 @@ import torch
 import typer
 from rich.text import Text
 
-from hesscond.commands.options import (
-    Device,
-    TargetSpec,
-    Traceback,
-    check_file,
-    check_seed,
-    forward_precision,
-    names_of,
-    parse_size,
-)
-from hesscond.commands.printing import sign_of_life, stdout
-from hesscond.commands.processes import own_device, own_share, processes
-from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
+from hesscond.commands import options
+from hesscond.commands.printing import stdout
+from hesscond.commands.processes import of_user, own_device, own_share, processes
+from hesscond.commands.target import Target, load_target, one_sentence
 from hesscond.errors import ConfigError
 from hesscond.hessians import GGNOperator, HessianOperator, NullDirections, network_null_directions
 from hesscond.hessians.null_space import combined
@@ -47,7 +37,7 @@ MATRICES: dict[str, type[HessianOperator] | type[GGNOperator]] = {"Hessian": Hes
 
 
 def density(
-    target: TargetSpec,
+    target: options.TargetSpec,
     layers: Annotated[
         list[str] | None,
         typer.Option("--layers", "-l", help="Names of layers, separated by commas or repeated. Default: all."),
@@ -57,7 +47,7 @@ def density(
     steps: Annotated[int, typer.Option(help="Lanczos steps from each.")] = 80,
     seed: Annotated[int, typer.Option(help="Seed of the vectors, and of the generators before FUNCTION.")] = 0,
     dtype: Annotated[str, typer.Option(help="Precision of all computations: float64 | as-is.")] = "float64",
-    device: Device = "auto",
+    device: options.Device = "auto",
     memory: Annotated[
         str | None, typer.Option(help="Limit of the memory, as 2GB: half for graphs and batches, half for vectors.")
     ] = None,
@@ -65,26 +55,25 @@ def density(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print an object with all numbers, nodes and weights.")
     ] = False,
-    show_traceback: Traceback = False,
+    show_traceback: options.Traceback = False,
 ) -> None:
     """Compute the spectral density of the Hessian of any torch model, by stochastic Lanczos quadrature.
 
     Example: hesscond density mymodel.py:make --probes 20 --figure density.pdf
     """
     request = Request(
-        layers=names_of(layers),
+        layers=options.names_of(layers),
         matrix="GGN" if ggn else "Hessian",
         probes=probes,
         steps=steps,
-        seed=check_seed(seed),
-        dtype=forward_precision(dtype),
-        memory=None if memory is None else parse_size(memory),
+        seed=options.check_seed(seed),
+        dtype=options.forward_precision(dtype),
+        memory=None if memory is None else options.parse_size(memory),
     )
-    check_file("--figure", figure, METADATA)
+    options.check_file("--figure", figure, METADATA)
     place = own_device(resolve_device(device))
     with processes(place) as group:
-        # what the user's code prints is no part of the numbers
-        with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {target}") as say:
+        with of_user(target, show_traceback) as say:
             loaded = load_target(target, seed=seed).to(place)
             with one_sentence(target):
                 found, null = run_density(loaded, request, target, say, group)

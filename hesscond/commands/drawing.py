@@ -1,4 +1,4 @@
-"""``hesscond figure`` and ``hesscond table``: from stored runs, and from what other commands wrote."""
+"""``hesscond figure``, ``table`` and ``report``: from stored runs, and from what other commands wrote."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands.options import Runs, check_file, collect
+from hesscond.commands import options
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
 from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
 
-#: Figures that are not drawn from runs: from a file of hesscond probe, and from the trials of a statement.
-PROBE, RATE = "probe", "rate"
-KINDS = (*FIGURES, PROBE, RATE)
+#: Figure that is not drawn from runs but from the trials of a statement.
+RATE = "rate"
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
@@ -28,13 +27,12 @@ Quantity = Annotated[
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS))],
+    kind: Annotated[str, typer.Argument(help=" | ".join([*FIGURES, RATE]))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Run folders, or folders that hold some; for probe the file that hesscond probe -o wrote; for rate a "
-            f"statement ({', '.join(RATED)}).",
+            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(RATED)}).",
         ),
     ] = None,
     layer: Layer = None,
@@ -49,25 +47,20 @@ def figure(
 
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind not in KINDS:
-        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, KINDS)}")
+    if kind != RATE and kind not in FIGURES:
+        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
-    check_file("--output", output, METADATA)
+    options.check_file("--output", output, METADATA)
     names = runs or []
     if kind == RATE:
         drawn = drawn_rate(names, page)
-    elif kind == PROBE:
-        path = one_of(names, "probe takes one file: what hesscond probe wrote with -o rows.json")
-        from hesscond.report.probed import probe_figure, read_rows
-
-        drawn = probe_figure(read_rows(path), Path(path).stem, page=page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
-        options = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
-        drawn = FIGURES[kind].draw(collect([Path(name) for name in names]), page=page, **options)
+        asked = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
+        drawn = FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
 
@@ -76,22 +69,17 @@ def drawn_rate(names: list[str], page: Page) -> Any:
     """Figure of the rates of a statement; by default of the first statement that has one."""
     from hesscond.report.margins import rate_figure, rate_trials
 
-    id = one_of(names or [RATED[0]], f"{RATE} takes one statement: {', '.join(RATED)}")
+    id, *others = names or RATED[:1]
+    if others:
+        raise ConfigError(f"{RATE} takes one statement: {', '.join(RATED)}")
     with sign_of_life(id) as say:
         found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
     return rate_figure(found, id, page=page)
 
 
-def one_of(names: list[str], sentence: str) -> str:
-    """The only name in a list; a ConfigError with the sentence if there is none or there are several."""
-    if len(names) != 1:
-        raise ConfigError(sentence)
-    return names[0]
-
-
 def table(
     kind: Annotated[str, typer.Argument(help=" | ".join(TABLES))],
-    runs: Runs,
+    runs: options.Runs,
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,
@@ -106,12 +94,12 @@ def table(
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
     chosen = TABLES[kind]
-    options = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
-    stored = collect(runs)
+    asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
+    stored = options.collect(runs)
     if format == "text":
-        print_table(chosen.print(stored, **options))
+        print_table(chosen.print(stored, **asked))
     else:
-        sys.stdout.write(chosen.write(stored, format, **options))  # type: ignore[arg-type]
+        sys.stdout.write(chosen.write(stored, format, **asked))  # type: ignore[arg-type]
 
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
@@ -122,3 +110,26 @@ def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
             reason = ": it shows all that were probed" if name in UNIT else ""
             raise ConfigError(f"{what} has no --{name}{reason}")
     return found
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders of one study, or folders that hold run folders."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="An .html file; an existing one is replaced.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, typer.Option(help="Title of the page. Default: study and methods.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Layer of the figures; the first one probed if absent.")] = None,
+    unit: Annotated[int | None, typer.Option(help="Output unit of them; the first one probed if absent.")] = None,
+) -> None:
+    """Write one HTML file about stored runs that loads and runs nothing: verdict, tables, figures, configurations.
+
+    Example: hesscond report runs/fc-digits-1 -o report.html
+    """
+    from hesscond.report.html_report import SUFFIXES, write_report
+
+    options.check_file("--output", output, SUFFIXES)
+    write_report(options.collect(runs), output, title=title, layer=layer, unit=unit)
+    stdout.print(str(output), soft_wrap=True)

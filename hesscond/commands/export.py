@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands.options import Runs, choice, collect
+from hesscond.commands import options
 from hesscond.commands.printing import stdout
 from hesscond.errors import ConfigError
 from hesscond.export import FORMATS, CurveWriter, MLflowRun, TensorBoardFiles, joint_table, transfer, write_table
@@ -22,7 +22,7 @@ CURVES = ("tensorboard", "mlflow")
 
 
 def export(
-    runs: Runs,
+    runs: options.Runs,
     table: Annotated[
         str | None,
         typer.Option(help=f"{' | '.join(TABLES)}; default: probe."),
@@ -54,14 +54,14 @@ def export(
 
     Example: hesscond export runs --format mlflow -o mlflow
     """
-    choice("--format", format, FORMATS + CURVES)
+    options.choice("--format", format, FORMATS + CURVES)
     if format not in CURVES:
         if follow:
             raise ConfigError(f"--follow is for {' and '.join(CURVES)}: {format} is written once")
         name = table or "probe"
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: choose from {', '.join(TABLES)}")
-        stored = collect(runs)
+        stored = options.collect(runs)
         single = len(runs) == 1 and stored[0].folder == runs[0]
         frame = stored[0].table(name) if single else joint_table(stored, name)
         write_table(frame, format, sys.stdout if output is None else Path(output))
@@ -70,7 +70,7 @@ def export(
         raise ConfigError(f"--format {format} takes whole runs: leave out --table")
     if output is None:
         raise ConfigError(f"--format {format} needs a place: give it with -o")
-    stored = collect(runs)
+    stored = options.collect(runs)
     writer_of: Callable[[StoredRun], CurveWriter] = (
         partial(MLflowRun, output) if format == "mlflow" else event_files(stored, Path(output))
     )

@@ -11,21 +11,7 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, a book or a lecture.
-
-    Parameters
-    ----------
-    group
-        Subject under which papers are listed.
-    cited
-        Words with which sources cite it.
-    authors, title, venue
-        Text of the reference; the venue includes the year.
-    url
-        Address; empty: the paper is not online.
-    about
-        Sentence on the paper; may be empty.
-    """
+    """A paper, a book or a lecture; ``cited``: words with which sources cite it, ``venue`` includes the year."""
 
     group: str
     cited: tuple[str, ...]

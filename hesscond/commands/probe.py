@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,21 +20,11 @@ from rich.text import Text
 
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
+from hesscond.commands import options
 from hesscond.commands.exits import INTERRUPTED
-from hesscond.commands.options import (
-    Device,
-    TargetSpec,
-    Traceback,
-    check_file,
-    check_seed,
-    choice,
-    forward_precision,
-    names_of,
-    parse_size,
-)
-from hesscond.commands.printing import Say, sign_of_life, stderr, stdout
-from hesscond.commands.processes import own_device, own_share, processes
-from hesscond.commands.target import Target, causes_shown, load_target, one_sentence
+from hesscond.commands.printing import Say, stderr, stdout
+from hesscond.commands.processes import of_user, own_device, own_share, processes
+from hesscond.commands.target import Target, load_target, one_sentence
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.export import json_rows
 from hesscond.hessians.catalogue import Catalogue
@@ -65,7 +55,7 @@ LEVELS = {
 
 
 def probe(
-    target: TargetSpec,
+    target: options.TargetSpec,
     layers: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,7 +87,7 @@ def probe(
             "gradients each), for models of millions of parameters; their layers by themselves are left out.",
         ),
     ] = None,
-    device: Device = "auto",
+    device: options.Device = "auto",
     memory: Annotated[str | None, typer.Option(help="Limit of the memory, as 2GB.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random generators before FUNCTION is called.")] = 0,
     as_json: Annotated[
@@ -108,29 +98,28 @@ def probe(
         Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw κ per layer to a .pdf, .png or .svg file.")] = None,
-    show_traceback: Traceback = False,
+    show_traceback: options.Traceback = False,
 ) -> None:
     """Measure condition numbers of the Hessians of any torch model's layers.
 
     Example: hesscond probe mymodel.py:make --layers fc1,fc2 --figure kappa.pdf
     """
     request = Request(
-        layers=names_of(layers),
-        level=choice("--level", level, LEVELS),
+        layers=options.names_of(layers),
+        level=options.choice("--level", level, LEVELS),
         units=None if units is None else parse_units(units),
         method=None if method is None else parse(method).text,
-        dtype=forward_precision(dtype),
+        dtype=options.forward_precision(dtype),
         rtol=rtol,
-        memory=None if memory is None else parse_size(memory),
+        memory=None if memory is None else options.parse_size(memory),
         products=products,
     )
-    check_seed(seed)
+    options.check_seed(seed)
     write = writer(as_json, as_csv, output)
-    check_file("--figure", figure, METADATA)
+    options.check_file("--figure", figure, METADATA)
     place = own_device(resolve_device(device))
     with processes(place) as group:
-        # what the user's code prints is no part of the rows
-        with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {target}") as say:
+        with of_user(target, show_traceback) as say:
             found = load_target(target, seed=seed).to(place)
             watched = Watched(say)
             with watched.interrupts():
@@ -287,16 +276,14 @@ def with_layers(
     watched: Watched,
     group: ProcessGroup | None,
 ) -> pd.DataFrame:
-    """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors.
-
-    With several processes, each of which has only a part of the data, the layers have no rows.
-    """
+    """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors."""
     import pandas as pd
 
     whole = result[NETWORK]
     assert isinstance(whole, NetworkResult)
     shares = whole.by_layer()
     frame = network
+    # of several processes each has only a part of the data
     if group is None:
         own = replace(request, level="layer")
         try:
@@ -344,7 +331,7 @@ def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.Dat
         raise ConfigError("give either --json or --csv, not both")
     if output is None and not (as_json or as_csv):
         return lambda frame: None
-    check_file("--output", output, (".csv", ".json") if not (as_json or as_csv) else None)
+    options.check_file("--output", output, (".csv", ".json") if not (as_json or as_csv) else None)
     json_wanted = as_json or (not as_csv and output is not None and output.suffix.lower() == ".json")
 
     def write(frame: pd.DataFrame) -> None:

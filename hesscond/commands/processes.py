@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from hesscond.commands.target import Target
+from hesscond.commands.printing import Say, sign_of_life
+from hesscond.commands.target import Target, causes_shown
 from hesscond.errors import ConfigError
 from hesscond.problem.weighting import BatchWeight
 
@@ -39,6 +40,13 @@ def processes(device: torch.device) -> Iterator[distributed.ProcessGroup | None]
         # what is left of operators holds the group, which must not outlive its threads
         gc.collect()
         distributed.destroy_process_group()
+
+
+@contextmanager
+def of_user(spec: str, show_traceback: bool) -> Iterator[Say]:
+    """Code of the user's runs in the block: what it prints is no part of the results."""
+    with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {spec}") as say:
+        yield say
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -8,23 +8,18 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands.options import DataDir, Devices, Jobs, Scale, Threads
+from hesscond.commands import options
+from hesscond.commands.performing import Place, complain_of, data_of, perform
 from hesscond.commands.printing import AsJson, listing, print_table, sign_of_life, stderr, stdout
-from hesscond.commands.sweep import complain_of, data_of, do, place_of, usual_threads
 from hesscond.data import Dataset, locate
 from hesscond.errors import ConfigError
-from hesscond.report import conditioning_figure, save_figure
-from hesscond.report.page import Page
-from hesscond.report.replication import caption, replication_columns, replication_figure, replication_frame
-from hesscond.report.tables import TextTable, text_table, write_table
+from hesscond.report.replication import write_replication
 from hesscond.runs import StoredRun, open_run
+from hesscond.sheets import TextTable
 from hesscond.study import RunPlan
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import Replication, estimate, plan_replication, replication, replications
 from hesscond.study.sweep import data_key, prepare
-
-#: Width of the figure in inches: that of a page.
-WIDTH = 6.9
 
 
 def replicate(
@@ -32,16 +27,16 @@ def replicate(
         str | None,
         typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL."),
     ] = None,
-    scale: Scale = None,
+    scale: options.Scale = None,
     seeds: Annotated[int, typer.Option(help="Number of runs of every method, with the seeds 0, 1, …")] = 5,
     iterations: Annotated[
         int | None, typer.Option(help="Optimizer steps of every run, in place of the paper's.")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training set, in place of the paper's.")] = None,
-    jobs: Jobs = None,
-    threads: Threads = None,
-    device: Devices = "auto",
-    data_dir: DataDir = None,
+    jobs: options.Jobs = None,
+    threads: options.Threads = None,
+    device: options.Devices = "auto",
+    data_dir: options.DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME, or runs/NAME-small.")
     ] = None,
@@ -70,16 +65,16 @@ def replicate(
     overrides = Overrides(iterations, epochs, None, None, probing)
     small = found.panels[0].study.scale == "small"
     where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
-    place = place_of(jobs, device, None)
+    place = Place.of(jobs, device)
     plans = plan_replication(found, seeds, where, place.devices[0], overrides)
     data = data_of(plans, data_dir)
     if estimate_:
         print_estimates(found, [(plan, data[data_key(plan)]) for plan in plans if plan.seed == 0], seeds)
         return
     prepared = prepare(plans, data, where)
-    own_threads = threads if threads is not None else usual_threads(where, place)
+    own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
-    outcomes = do(plans, prepared, data, place, own_threads, data_dir, again)
+    outcomes = perform(plans, prepared, data, place, own_threads, data_dir, again)
     show(found, plans, where)
     complain_of(outcomes)
 
@@ -90,25 +85,12 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():
             runs[plan.study.panel].append(open_run(plan.folder))
-    frame = replication_frame(found, runs)
-    columns, words = replication_columns(frame), caption(found, frame)
-    print_table(text_table(frame, columns, words))
-    stem = found.name.replace("/", "-")
-    (where / f"{stem}.md").write_text(write_table(frame, columns, words, "md"), encoding="utf-8")
-    frame.to_csv(where / f"{stem}.csv", index=False, lineterminator="\n")
-    drawn = [(stem, replication_figure(found, runs, page=Page(WIDTH)))]
-    if found.cost.figure == "conditioning":
-        drawn += [
-            ("-".join(filter(None, (stem, panel, "conditioning"))), conditioning_figure(own, page=Page(WIDTH)))
-            for panel, own in runs.items()
-        ]
-    for file, figure in drawn:
-        for suffix in (".pdf", ".png"):
-            save_figure(figure, where / f"{file}{suffix}")
+    table, written, drawn = write_replication(found, runs, where)
+    print_table(table)
     stdout.print(f"runs:   {where}", soft_wrap=True)
-    stdout.print(f"table:  {where / stem}.md (and .csv)", soft_wrap=True)
-    for file, _ in drawn:
-        stdout.print(f"figure: {where / file}.png (and .pdf)", soft_wrap=True)
+    stdout.print(f"table:  {written}.md (and .csv)", soft_wrap=True)
+    for path in drawn:
+        stdout.print(f"figure: {path}.png (and .pdf)", soft_wrap=True)
 
 
 def print_estimates(found: Replication, runs: list[tuple[RunPlan, Dataset]], seeds: int) -> None:
@@ -120,9 +102,9 @@ def print_estimates(found: Replication, runs: list[tuple[RunPlan, Dataset]], see
     with sign_of_life("starting") as say:
         for plan, data in runs:
             say(f"{plan.study.panel} {plan.label}")
-            took = estimate(plan, data.to(plan.device))
-            total += took.seconds
-            table.add_row(plan.study.panel, plan.label, f"{1000 * took.each:.3g}", f"{took.seconds / 3600:.2g}")
+            each, seconds = estimate(plan, data.to(plan.device))
+            total += seconds
+            table.add_row(plan.study.panel, plan.label, f"{1000 * each:.3g}", f"{seconds / 3600:.2g}")
     table.caption = f"all with {seeds} seeds: {total * seeds / 3600:.2g} hours; from at most 100 iterations of each"
     print_table(table)
 

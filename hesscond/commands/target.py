@@ -84,19 +84,7 @@ class Target:
 
 
 def load_target(spec: str, *, seed: int | None = None) -> Target:
-    """Target that FUNCTION() of ``"FILE.py:FUNCTION"`` returns; with a ``seed``, all random generators are seeded.
-
-    FUNCTION takes no arguments and returns ``(model, loss_fn, data)``: a module, a callable of (output, target), and a
-    pair (inputs, targets), a mapping with ``"labels"``, or an iterable of these; a fourth thing is the ``weight`` of
-    `hesscond.probe`. Modules in the folder of the file can be imported, absolutely or relatively.
-
-    Examples
-    --------
-    >>> load_target("nowhere.py:make")
-    Traceback (most recent call last):
-        ...
-    hesscond.errors.ConfigError: there is no file nowhere.py
-    """
+    """Target that FUNCTION() of ``"FILE.py:FUNCTION"`` returns; with a ``seed``, all random generators are seeded."""
     file, colon, name = spec.rpartition(":")
     if not colon or not file or not name.isidentifier():
         given = f": which function of {spec}?" if not colon and spec.endswith(".py") else ""

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from hesscond.commands import options
 from hesscond.commands.exits import UNMET
 from hesscond.commands.junit import Case, write_junit
-from hesscond.commands.options import Junit, check_file, check_seed
 from hesscond.commands.printing import (
     AsJson,
     listing,
@@ -42,7 +42,7 @@ def verify_statements(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
     as_json: AsJson = False,
-    junit: Junit = None,
+    junit: options.Junit = None,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -58,11 +58,11 @@ def verify_statements(
     """
     if bool(ids) == all_of_them:
         raise ConfigError("name the statements, or give --all (hesscond statements lists them)")
-    check_seed(seed)
+    options.check_seed(seed)
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {trials}")
-    check_file("--junit", junit, None)
-    check_file("--figure", figure, METADATA)
+    options.check_file("--junit", junit, None)
+    options.check_file("--figure", figure, METADATA)
     # one that is named by several of its ids is checked once
     chosen = list(statements()) if all_of_them else list({s.id: s for s in map(statement, ids or ())}.values())
     if figure is not None and len(chosen) != 1:
@@ -154,9 +154,7 @@ def described(one: Statement) -> dict[str, Any]:
         "source": one.source,
         "text": one.text,
         "hypotheses": list(one.hypotheses),
-        "claims": [
-            {"name": c.name, "text": c.text, "known_to_hold": c.true, "published": c.published} for c in one.claims
-        ],
+        "claims": [claim_dict(claim) for claim in one.claims],
     }
 
 
@@ -174,11 +172,8 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         "worst": number(verdict.worst),
         "seconds": verdict.seconds,
         "claims": [
-            {
-                "name": tally.claim.name,
-                "text": tally.claim.text,
-                "known_to_hold": tally.claim.true,
-                "published": tally.claim.published,
+            claim_dict(tally.claim)
+            | {
                 "status": verdict.status_of(tally),
                 "holds": tally.holds,
                 "violated": tally.violated,
@@ -192,6 +187,11 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         ],
         "counterexamples": [asdict(one) for one in verdict.counterexamples],
     }
+
+
+def claim_dict(claim: Claim) -> dict[str, Any]:
+    """JSON object of a claim."""
+    return {"name": claim.name, "text": claim.text, "known_to_hold": claim.true, "published": claim.published}
 
 
 def number(value: float) -> float | None:

@@ -103,11 +103,7 @@ def available(table: pd.DataFrame, condition: Condition) -> str:
 
 
 def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues]:
-    """Both operands in the same rows: those that agree in all columns that both have.
-
-    A single value goes with every row. Values of fewer columns (the training loss has no layer, a last κ no
-    iteration) go with every row that agrees in these.
-    """
+    """Both operands in the same rows: those that agree in all columns that both have."""
     if a.rows is None or b.rows is None:
         rows = a.rows if b.rows is None else b.rows
         count = () if rows is None else (len(rows),)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hesscond.runs import FROM_THE_START, TABLES, open_run, place_name
+from hesscond.runs import FROM_THE_START, PLACE, TABLES, open_run, place_name
 
 if TYPE_CHECKING:
     from hesscond.runs import StoredRun
 
-#: The columns that say where a row was measured, and columns that are the same at every iteration.
-PLACE, CONSTANT = ("iteration", "epoch", "data", "layer", "unit"), ("samples", "n_params", "known")
+#: Columns that are the same at every iteration.
+CONSTANT = ("samples", "n_params", "known")
 #: Seconds between two looks at the logs of runs that are still written.
 INTERVAL = 1.0
 
@@ -75,7 +75,7 @@ def times_of(clock: Mapping[str, list[Any]], iterations: Sequence[int]) -> np.nd
 
 def scalars(table: str, columns: Mapping[str, list[Any]], times: np.ndarray) -> Iterator[Scalar]:
     """Points in rows of a table; a missing number gives none."""
-    quantities = [c for c, kind in TABLES[table].items() if kind != "TEXT" and c not in PLACE + CONSTANT]
+    quantities = [c for c, kind in TABLES[table].items() if kind != "TEXT" and c not in (*PLACE, *CONSTANT)]
     for k, iteration in enumerate(columns["iteration"]):
         row = {column: values[k] for column, values in columns.items()}
         for quantity in quantities:

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.probing.tables import layer_frame, layer_table, network_table, notes, unit_table
-    from hesscond.report.axes import method_legend
     from hesscond.report.curves import (
         accuracy_axes,
         conditioning_figure,
         eigenvalue_figure,
-        gain_axes,
-        gain_figure,
         loss_axes,
         training_figure,
     )
@@ -26,11 +22,19 @@ if TYPE_CHECKING:
     from hesscond.report.equal_loss import equal_loss_figure
     from hesscond.report.html_report import write_report
     from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
-    from hesscond.report.margins import margin_figure, rate_figure, rate_trials, stored_margin_figure
+    from hesscond.report.margins import (
+        gain_axes,
+        gain_figure,
+        margin_figure,
+        rate_figure,
+        rate_trials,
+        stored_margin_figure,
+    )
     from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
     from hesscond.report.palette import method_colors, method_looks
+    from hesscond.report.plotting import method_legend
     from hesscond.report.probed import probe_figure
-    from hesscond.report.registry import FIGURES, TABLES
+    from hesscond.report.registry import FIGURES, TABLES, FigureKind, TableKind
     from hesscond.report.series import rounding_note
     from hesscond.report.statements import statement_frame, statement_table
     from hesscond.report.summary import summary_frame, summary_table
@@ -42,7 +46,9 @@ __all__ = [
     "COLUMN",
     "FIGURES",
     "TABLES",
+    "FigureKind",
     "Page",
+    "TableKind",
     "accuracy_axes",
     "bands_figure",
     "block_frame",
@@ -54,15 +60,11 @@ __all__ = [
     "gain_figure",
     "heatmap_figure",
     "layer_axes",
-    "layer_frame",
-    "layer_table",
     "loss_axes",
     "margin_figure",
     "method_colors",
     "method_legend",
     "method_looks",
-    "network_table",
-    "notes",
     "probe_figure",
     "rate_figure",
     "rate_trials",
@@ -74,7 +76,6 @@ __all__ = [
     "summary_frame",
     "summary_table",
     "training_figure",
-    "unit_table",
     "venue_page",
     "venues",
     "verdict_frame",

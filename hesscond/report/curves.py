@@ -1,69 +1,26 @@
-"""Curves along training: loss and accuracy, condition numbers of a unit, both ends of its spectrum; gain against κ(D)².
+"""Curves along training: loss and accuracy, condition numbers of a unit, both ends of its spectrum.
 
 Mini-batches are lines, the whole training set markers; colours tell methods apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import (
-    NEUTRAL,
-    SAMPLES,
-    Look,
-    add_heading,
-    add_legend,
-    along,
-    along_iterations,
-    draw_band,
-    draw_curve,
-    draw_points,
-    draw_unresolved,
-    drawn_values,
-    heading_height,
-    keep_in_view,
-    label_figure,
-    logarithmic,
-    method_handle,
-    out_of_view,
-    panels,
-    say_empty,
-)
+from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.palette import DASHED, MethodLook, method_colors
+from hesscond.report.palette import DASHED, MethodLook
 from hesscond.report.registry import PROBED, STUDY, UNIT, FigureKind
-from hesscond.report.selection import (
-    Group,
-    Selection,
-    first_start,
-    groups_of,
-    looks_of,
-    probed_groups,
-    select,
-    title_of,
-)
-from hesscond.report.series import (
-    RESOLVED,
-    expected,
-    finite,
-    gain,
-    loss_of,
-    lower_bounds,
-    mean_over_seeds,
-    means_of_stretches,
-    resolved_values,
-    thinned,
-    window_of,
-)
+from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
+from hesscond.report.series import RESOLVED, finite, loss_of, lower_bounds, means_of_stretches, values_of, window_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Most points of a curve of mini-batch losses: means over stretches of iterations.
 STRETCHES = 50
-#: Up to this number of evaluations are drawn as points: a line would suggest values between them.
-FEW = 3
 LOSSES = {"train": DASHED, "test": "-"}
 
 
@@ -91,22 +46,20 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     width = stretch(groups)
     looks = looks_of(groups)
     with page.styled():
-        columns = 2 if measured and page.wide else 1
         labels = [*map(with_diverged, groups), *LOSSES, "diverged"]
-        figure = page.figure(0.5 + 1.6 * (1 + measured) / columns + heading_height(labels, page))
-        axes = panels(figure, 1 + measured, columns)
+        figure, axes = plotting.few_panels(page, 1 + measured, 1.6, labels)
         draw_loss(axes[0], groups, width)
         if measured:
             draw_accuracy(axes[1], groups)
-        handles = [method_handle(with_diverged(group), looks[group.label]) for group in groups]
-        handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in LOSSES.items()]
+        handles = [plotting.method_handle(with_diverged(group), looks[group.label]) for group in groups]
+        handles += plotting.dash_handles(LOSSES)
         if any(group.diverged for group in groups):
-            handles.append(Line2D([], [], color=NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
-        add_heading(figure, page, title_of(groups), handles)
+            handles.append(Line2D([], [], color=plotting.NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
+        plotting.add_heading(figure, page, title_of(groups), handles)
         remark = f"train: mini-batches, means of {width} iterations" if width > 1 else "train: mini-batches"
         most = max(len(group.runs) - group.diverged for group in groups)
         seeds = [f"lines: mean over up to {most} seeds; bands: lowest to highest"] if most > 1 else []
-        label_figure(figure, page, None, "; ".join([remark, *seeds, *out_of_view(axes[:1])]))
+        plotting.label_figure(figure, page, None, "; ".join([remark, *seeds, *plotting.out_of_view(axes[:1])]))
     return figure
 
 
@@ -146,40 +99,21 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
     for group in groups:
         train = [means_of_stretches(loss_of(run), width) for run in group.runs]
         test = [finite(run.table("evaluation").set_index("iteration")["test_loss"]) for run in group.runs]
-        draw_seeds(ax, group, train, looks[group.label], DASHED, f"{group.label}-train-loss")
-        draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
-    keep_in_view(ax, drawn_values(ax))
-    logarithmic(ax)
+        plotting.draw_seeds(ax, group, train, looks[group.label], DASHED, f"{group.label}-train-loss")
+        plotting.draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
+    plotting.fit_logarithmic(ax)
     ax.set_ylabel("loss")
-    along_iterations(ax)
+    plotting.along_iterations(ax)
 
 
 def draw_accuracy(ax: Axes, groups: Sequence[Group]) -> None:
     """Draw test accuracy in percent."""
     looks = looks_of(groups)
     for group in groups:
-        draw_seeds(ax, group, accuracies_of(group), looks[group.label], "-", f"{group.label}-accuracy")
+        plotting.draw_seeds(ax, group, accuracies_of(group), looks[group.label], "-", f"{group.label}-accuracy")
     ax.set_ylabel("test accuracy (%)")
     ax.yaxis.set_major_locator(MaxNLocator(5))
-    along_iterations(ax)
-
-
-def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str) -> None:
-    """Draw mean and band of runs that did not diverge (``NAME-mean``, ``NAME-band``), and each diverged one."""
-    there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
-    whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))
-    if whole:
-        together = mean_over_seeds(whole)
-        if len(whole) > 1:
-            draw_band(ax, together, look.color, name)
-        mean = thinned(together["mean"])
-        style = along(look.marker, len(mean)) | {"ls": dash if len(mean) > FEW else "none", "lw": 1.0}
-        ax.plot(mean.index, mean, color=look.color, zorder=3, gid=f"{name}-mean", **style)
-    for number, curve in enumerate(broken):
-        drawn = thinned(curve.dropna())
-        ax.plot(drawn.index, drawn, color=look.color, ls=dash, lw=0.5, zorder=3, gid=f"{name}-diverged-{number}")
-        end: dict[str, Any] = {"marker": "x", "ms": 4, "ls": "none", "zorder": 4}
-        ax.plot(drawn.index[-1:], drawn.iloc[-1:], color=look.color, gid=f"{name}-end-{number}", **end)
+    plotting.along_iterations(ax)
 
 
 def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
@@ -200,35 +134,21 @@ def accuracy_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
 # --- condition numbers of a unit --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A quantity of the probe table: its look, and its values in the rows of a run."""
-
-    look: Look
-    values: Callable[[pd.DataFrame], pd.Series]
-
-
 #: Quantities of the figure of conditioning; those whose κ may be unresolved are keys of `RESOLVED`.
 CURVES = {
-    "kappa": Curve(Look(r"$\kappa(H)$"), lambda probe: resolved_values(probe, "kappa")),
-    "kappa_preconditioned": Curve(
-        Look(r"$\kappa(P^{\top}HP)$", dash=(0, (3.2, 1.4)), marker="s", barred=True),
-        lambda probe: resolved_values(probe, "kappa_preconditioned"),
-    ),
-    "expected": Curve(
-        Look(r"$\kappa(H)/\kappa(D)^2$", dash=(0, (0.8, 1.2)), marker="x", width=0.9, raw=False), expected
-    ),
-    "kappa_D": Curve(Look(r"$\kappa(D)$"), lambda probe: finite(probe["kappa_D"])),
-    "kappa_D_running_eps": Curve(
-        Look(r"$\kappa(D)$ of running averages, with $\varepsilon$", dash=(0, (5, 1.2, 1, 1.2)), raw=False),
-        lambda probe: finite(probe["kappa_D_running_eps"]),
+    "kappa": plotting.Look(r"$\kappa(H)$"),
+    "kappa_preconditioned": plotting.Look(r"$\kappa(P^{\top}HP)$", dash=(0, (3.2, 1.4)), marker="s", barred=True),
+    "expected": plotting.Look(r"$\kappa(H)/\kappa(D)^2$", dash=(0, (0.8, 1.2)), marker="x", width=0.9, raw=False),
+    "kappa_D": plotting.Look(r"$\kappa(D)$"),
+    "kappa_D_running_eps": plotting.Look(
+        r"$\kappa(D)$ of running averages, with $\varepsilon$", dash=(0, (5, 1.2, 1, 1.2)), raw=False
     ),
 }
 TOGETHER = ("kappa", "kappa_preconditioned", "expected")
 SCALING = ("kappa_D", "kappa_D_running_eps")
 #: Explanation of the dotted lines.
 CLAIM = r"dotted: what BNP expects of $\kappa(P^{\top}HP)$"
-LOSS, ACCURACY = Look("training loss"), Look("test accuracy", marker="D")
+LOSS, ACCURACY = plotting.Look("training loss"), plotting.Look("test accuracy", marker="D")
 #: Largest spread, in points, of the markers of all methods at one iteration; rows of methods in a column of the legend.
 DODGE, ROWS = 12.0, 4
 
@@ -256,20 +176,20 @@ def conditioning_figure(
         figure, axes = stacked(page, 1 + len(shown))
         draw_training(axes[0], groups, window)
         drawn = [draw_quantities(ax, selection, groups, window, s) for ax, s in zip(axes[1:], shown, strict=True)]
-        axes[1].set_ylabel(CURVES["kappa"].look.label if apart else "condition number")
+        axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
-            axes[2].set_ylabel(CURVES["kappa_preconditioned"].look.label)
+            axes[2].set_ylabel(CURVES["kappa_preconditioned"].label)
             axes[1].sharey(axes[2])
-        axes[-1].set_ylabel(CURVES["kappa_D"].look.label)
+        axes[-1].set_ylabel(CURVES["kappa_D"].label)
         for letter, ax in zip("abcd", axes, strict=False):
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
-            along_iterations(ax, 6)
+            plotting.along_iterations(ax, 6)
             place = ax.get_subplotspec()
             assert place is not None
             ax.set_xlabel("iteration" if place.is_last_row() else "")
             ax.tick_params(labelbottom=place.is_last_row())
-        parts = [remark(groups, window), CLAIM if "expected" in drawn[0] else "", *out_of_view(axes)]
-        label_figure(figure, page, selection.title, "; ".join(filter(None, parts)))
+        parts = [remark(groups, window), CLAIM if "expected" in drawn[0] else "", *plotting.out_of_view(axes)]
+        plotting.label_figure(figure, page, selection.title, "; ".join(filter(None, parts)))
         figure.align_ylabels(axes)
     return figure
 
@@ -320,26 +240,27 @@ def draw_training(ax: Axes, groups: Sequence[Group], window: int) -> None:
     names: list[Line2D | None] = [Line2D([], [], color=colors[label], lw=2.4, label=label) for label in colors]
     kinds: list[Line2D] = []
     losses = {group.label: list(map(loss_of, group.runs)) for group in groups}
-    drawn = [draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()]
+    drawn = [
+        plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()
+    ]
     if any(drawn):
-        keep_in_view(ax, drawn_values(ax))
-        logarithmic(ax)
+        plotting.fit_logarithmic(ax)
         kinds.append(LOSS.line_handle())
     else:
-        say_empty(ax, "not trained")
+        plotting.say_empty(ax, "not trained")
     # there is no accuracy where values are predicted
     if any(len(curve) for group in groups for curve in accuracies_of(group)):
         right = ax.twinx()
         right.set_ylabel("test accuracy (%)")
         for place, group in enumerate(groups):
             color, name = colors[group.label], f"{group.label}-accuracy"
-            draw_points(right, accuracies_of(group), ACCURACY, color, name, dodge(place, groups))
+            plotting.draw_points(right, accuracies_of(group), ACCURACY, color, name, dodge(place, groups))
         right.margins(x=0.035, y=0.08)
         right.yaxis.set_major_locator(MaxNLocator(5))
         kinds.append(ACCURACY.marker_handle())
     columns = [names[start : start + ROWS] for start in range(0, len(names), ROWS)]
     few = len(columns) < 3
-    add_legend(ax, [*columns, kinds] if few else columns, [] if few else kinds)
+    plotting.add_legend(ax, [*columns, kinds] if few else columns, [] if few else kinds)
 
 
 def draw_quantities(
@@ -351,111 +272,62 @@ def draw_quantities(
     lines: dict[str, Line2D] = {}
     markers: dict[str, Line2D] = {}
     triangles: dict[str, Line2D] = {}
-    for data in ("batch", "train"):
-        for place, group in enumerate(groups):
-            shift = dodge(place, groups) if data == "train" else 0.0
-            probes = [selection.probe(run, data) for run in group.runs]
-            for quantity in shown:
-                look, name = CURVES[quantity].look, f"{group.label}-{quantity}-{data}"
-                color = looks[group.label].color
-                curves = list(map(CURVES[quantity].values, probes))
-                if data == "batch" and draw_curve(ax, curves, look, color, window, name):
-                    lines[quantity] = look.line_handle("" if quantity == SCALING[1] else data)
-                # running averages are not those of the training set
-                if data == "train" and quantity != SCALING[1] and draw_points(ax, curves, look, color, name, shift):
-                    markers[quantity] = look.marker_handle(data)
-                if quantity in RESOLVED:
-                    bounds = [lower_bounds(probe, quantity) for probe in probes]
-                    if draw_unresolved(ax, bounds, look, data, color, name, shift):
-                        triangles[quantity + data] = look.unresolved_handle(data)
+    for data, (place, group) in product(("batch", "train"), enumerate(groups)):
+        shift = dodge(place, groups) if data == "train" else 0.0
+        probes = [selection.probe(run, data) for run in group.runs]
+        for quantity in shown:
+            look, name = CURVES[quantity], f"{group.label}-{quantity}-{data}"
+            drawn = draw_quantity(ax, quantity, data, probes, window, looks[group.label].color, name, shift)
+            if "line" in drawn:
+                lines[quantity] = look.line_handle("" if quantity == SCALING[1] else data)
+            if "points" in drawn:
+                markers[quantity] = look.marker_handle(data)
+            if "unresolved" in drawn:
+                triangles[quantity + data] = look.unresolved_handle(data)
     # entries of batches and training set side by side, longer ones below
     below = [lines[SCALING[1]]] if SCALING[1] in lines else []
     rows = [(lines.get(q), markers.get(q)) for q in shown if q in {*lines, *markers} and q != SCALING[1]]
     columns = [column for side in (0, 1) if any(column := [row[side] for row in rows])]
     if rows or below or triangles:
-        keep_in_view(ax, drawn_values(ax))
-        logarithmic(ax)
-        add_legend(ax, columns, [*below, *triangles.values()])
+        plotting.fit_logarithmic(ax)
+        plotting.add_legend(ax, columns, [*below, *triangles.values()])
     else:
-        say_empty(ax, "not probed")
+        plotting.say_empty(ax, "not probed")
     return lines
 
 
-# --- gain -------------------------------------------------------------------------------------------------------------
-
-#: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
-POINTS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
-
-
-def gain_figure(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
-) -> Figure:
-    """κ(H)/κ(PᵀHP) against κ(D)² at every probe, with P and D from the raw statistics of the same samples.
-
-    On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
-    A probe with an unresolved κ has no gain and is left out; the number of these is stated in the corner.
-    """
-    selection = select(runs, layer, unit)
-    ordered = sorted(selection.runs, key=lambda run: (first_start([run]), run.method != "vanilla"))
-    colors = method_colors(run.method for run in ordered)
-    with page.styled():
-        figure = page.figure(2.84)
-        ax = figure.add_subplot()
-        left_out = draw_gain(ax, selection)
-        methods = dict.fromkeys(run.method for run in ordered)
-        handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
-        handles += [
-            Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=SAMPLES[data])
-            for data, (marker, size, _) in POINTS.items()
-        ]
-        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
-        add_heading(figure, page, selection.title, handles)
-        if left_out:
-            ax.text(0.98, 0.02, f"{left_out} unresolved", transform=ax.transAxes, ha="right", color="0.3")
-    return figure
-
-
-def draw_gain(ax: Axes, selection: Selection) -> int:
-    """Draw all points and the diagonal; return the number of probes without a gain."""
-    colors = method_colors(run.method for run in selection.runs)
-    left_out, drawn = 0, 0
-    for run in selection.runs:
-        for data, (marker, size, alpha) in POINTS.items():
-            probe = selection.probe(run, data)
-            squared, found = finite(probe["kappa_D"]) ** 2, gain(probe)
-            there = squared.notna() & found.notna()
-            left_out, drawn = left_out + int((~there).sum()), drawn + int(there.sum())
-            style: dict[str, Any] = {"ls": "", "marker": marker, "ms": size, "alpha": alpha, "mew": 0}
-            ax.plot(squared[there], found[there], color=colors[run.method], **style)
-    ax.set_xlabel(r"$\kappa(D)^2$")
-    ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
-    if not drawn:
-        say_empty(ax, "no probe with a resolved κ")
-        return left_out
-    ax.set(xscale="log", yscale="log")
-    ends = np.array([min(ax.get_xlim()[0], ax.get_ylim()[0]), max(ax.get_xlim()[1], ax.get_ylim()[1])])
-    ax.set_autoscale_on(False)
-    ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(numticks=6))
-        axis.set_major_formatter(LogFormatterMathtext())
-        axis.set_minor_formatter(NullFormatter())
-    return left_out
-
-
-def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
-    """Draw the gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` does."""
-    draw_gain(ax, select(runs, layer, unit))
-    return ax
+def draw_quantity(
+    ax: Axes,
+    quantity: str,
+    data: str,
+    probes: Sequence[pd.DataFrame],
+    window: int,
+    color: str,
+    name: str,
+    shift: float,
+) -> set[str]:
+    """Draw a quantity of one group of runs; return what there was to draw."""
+    look, drawn = CURVES[quantity], set()
+    curves = [values_of(probe, quantity) for probe in probes]
+    if data == "batch" and plotting.draw_curve(ax, curves, look, color, window, name):
+        drawn.add("line")
+    # running averages are not those of the training set
+    if data == "train" and quantity != SCALING[1] and plotting.draw_points(ax, curves, look, color, name, shift):
+        drawn.add("points")
+    if quantity in RESOLVED:
+        bounds = [lower_bounds(probe, quantity) for probe in probes]
+        if plotting.draw_unresolved(ax, bounds, look, data, color, name, shift):
+            drawn.add("unresolved")
+    return drawn
 
 
 # --- spectrum ---------------------------------------------------------------------------------------------------------
 
 ENDS = {
-    "lambda_max": Look(r"$\lambda_{\max}$", width=1.0, raw=False),
-    "lambda_min": Look(r"$\lambda_{\min}$, where resolved", dash=DASHED, width=1.0, raw=False),
+    "lambda_max": plotting.Look(r"$\lambda_{\max}$", width=1.0, raw=False),
+    "lambda_min": plotting.Look(r"$\lambda_{\min}$, where resolved", dash=DASHED, width=1.0, raw=False),
 }
-RANK = Look("rank", width=1.0, raw=False)
+RANK = plotting.Look("rank", width=1.0, raw=False)
 
 
 def eigenvalue_figure(
@@ -469,42 +341,52 @@ def eigenvalue_figure(
     the figure, in place of a panel.
     """
     selection = eigenvalues_logged(runs, layer=layer, unit=unit)
-    groups = [group for group in probed_groups(runs) if any(len(selection.rows_of(run)) for run in group.runs)]
+    groups = groups_with_rows(selection)
     looks = looks_of(groups)
     data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
     window = window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
     probes = {group.label: [selection.probe(run, data) for run in group.runs] for group in groups}
     ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
-    changing = len(ranks) > 1
     with page.styled():
-        columns = 2 if changing and page.wide else 1
         labels = [*probes, *(look.label for look in ENDS.values())]
-        figure = page.figure(0.5 + 1.5 * (1 + changing) / columns + heading_height(labels, page))
-        axes = panels(figure, 1 + changing, columns)
+        figure, axes = plotting.few_panels(page, 1 + (len(ranks) > 1), 1.5, labels)
         axes[0].set_yscale("log", nonpositive="mask")
-        for label, own in probes.items():
-            method = looks[label]
-            for column, look in ENDS.items():
-                curves = [end_of(probe, column) for probe in own]
-                draw_curve(axes[0], curves, look, method.color, window, f"{label}-{column}", method.marker)
-            if changing:
-                curves = [probe["rank"].astype(float) for probe in own]
-                draw_curve(axes[1], curves, RANK, method.color, 1, f"{label}-rank", method.marker)
-        keep_in_view(axes[0], drawn_values(axes[0]))
-        logarithmic(axes[0])
+        draw_columns(axes[0], probes, ENDS, looks, window)
+        plotting.fit_logarithmic(axes[0])
         axes[0].set_ylabel(r"$|\lambda|$ of $\nabla^2 L$")
-        if changing:
-            axes[1].set_ylabel("rank")
-            axes[1].yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for ax in axes[1:]:
+            draw_columns(ax, probes, {"rank": RANK}, looks, 1)
+            ax.set_ylabel("rank")
+            ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         for ax in axes:
-            along_iterations(ax)
-        handles = [method_handle(label, looks[label]) for label in probes]
-        add_heading(figure, page, selection.title, [*handles, *(look.line_handle() for look in ENDS.values())])
-        parts = [{"batch": "mini-batches", "train": "training set"}[data]]
-        parts += [f"rank {next(iter(ranks)):.0f} throughout"] if len(ranks) == 1 else []
-        parts += [f"running median of {window}"] if window > 1 else []
-        label_figure(figure, page, None, "; ".join([*parts, *out_of_view(axes[:1])]))
+            plotting.along_iterations(ax)
+        handles = [plotting.method_handle(label, looks[label]) for label in probes]
+        plotting.add_heading(figure, page, selection.title, [*handles, *(look.line_handle() for look in ENDS.values())])
+        parts = ["mini-batches" if data == "batch" else "training set"]
+        parts += [f"rank {rank:.0f} throughout" for rank in ranks if len(ranks) == 1]
+        parts += [f"running median of {window}"] * (window > 1)
+        plotting.label_figure(figure, page, None, "; ".join([*parts, *plotting.out_of_view(axes[:1])]))
     return figure
+
+
+def groups_with_rows(selection: Selection) -> list[Group]:
+    """Groups of runs that have probed the unit."""
+    groups = probed_groups(selection.runs)
+    return [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
+
+
+def draw_columns(
+    ax: Axes,
+    probes: Mapping[str, Sequence[pd.DataFrame]],
+    shown: Mapping[str, plotting.Look],
+    looks: Mapping[str, MethodLook],
+    window: int,
+) -> None:
+    """Draw columns of the probe table for each group of runs."""
+    for label, own in probes.items():
+        for column, look in shown.items():
+            curves = [known_values(probe, column) for probe in own]
+            plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
 
 
 def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
@@ -515,14 +397,15 @@ def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, u
     return selection
 
 
-def end_of(probe: pd.DataFrame, column: str) -> pd.Series:
-    """|λ| at one end, NaN where it is not known."""
-    values = finite(probe[column]).abs()
-    return values if column == "lambda_max" else values.where(probe["resolved"].fillna(False).astype(bool))
+def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
+    """Absolute values of a column, NaN where they are not known."""
+    values = finite(probe[column].astype(float)).abs()
+    return values.where(probe["resolved"].fillna(False).astype(bool)) if column == "lambda_min" else values
 
 
 TRAINING_FIGURE = FigureKind(
     "training",
+    30,
     "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
     STUDY,
     training_figure,
@@ -531,6 +414,7 @@ TRAINING_FIGURE = FigureKind(
 
 CONDITIONING_FIGURE = FigureKind(
     "conditioning",
+    20,
     "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
     STUDY,
     conditioning_figure,
@@ -538,17 +422,9 @@ CONDITIONING_FIGURE = FigureKind(
     UNIT,
 )
 
-GAIN_FIGURE = FigureKind(
-    "gain",
-    "the gain κ(H)/κ(PᵀHP) of preconditioning against κ(D)², which it is expected to be about",
-    PROBED,
-    gain_figure,
-    select,
-    UNIT,
-)
-
 EIGENVALUES_FIGURE = FigureKind(
     "spectra",
+    90,
     "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
     PROBED,
     eigenvalue_figure,

@@ -12,9 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from hesscond.report.axes import add_legend, label_figure, logarithmic
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
+from hesscond.report.plotting import add_legend, label_figure, logarithmic
 
 if TYPE_CHECKING:
     from hesscond.spectra.density import Curve, Density

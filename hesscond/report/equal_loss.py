@@ -11,20 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from hesscond.report.axes import (
-    NEUTRAL,
-    Look,
-    OneFormat,
-    add_heading,
-    draw_curve,
-    drawn_values,
-    keep_in_view,
-    label_figure,
-    logarithmic,
-    method_handle,
-    out_of_view,
-    say_empty,
-)
+from hesscond.report import plotting
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, UNIT, FigureKind
@@ -46,7 +33,7 @@ if TYPE_CHECKING:
 TWO_PANELS = Page(5.35)
 #: More methods than this are drawn without κ(H), which would hide their lines.
 TOGETHER = 2
-LOSS = Look("training loss")
+LOSS = plotting.Look("training loss")
 OWN, PLAIN = r"$\kappa$ in own coordinates", r"$\kappa(H)$ of the same run"
 
 
@@ -69,10 +56,10 @@ def equal_loss_figure(
         for group, members in groups:
             color = looks[group.label].color
             curves = [loss_of(run) for run in members]
-            draw_curve(left, curves, LOSS, color, window_of(max(map(len, curves))), f"{group.label}-loss")
+            plotting.draw_curve(left, curves, LOSS, color, window_of(max(map(len, curves))), f"{group.label}-loss")
         left.set(yscale="log", xlabel="iteration", ylabel="training loss")
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
-        logarithmic(left)
+        plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
         probes = {group.label: Probes.of(selection, members) for group, members in groups}
         losses = np.concatenate([one.loss[one.loss > 0] for one in probes.values()] or [np.zeros(0)])
@@ -89,17 +76,17 @@ def equal_loss_figure(
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(axis="y", color="0.92", lw=0.4)
             ax.set_axisbelow(True)
-        handles = [method_handle(group.label, looks[group.label]) for group, _ in groups]
+        handles = [plotting.method_handle(group.label, looks[group.label]) for group, _ in groups]
         if "kappa" in drawn:
-            styles = (("-", OWN), (":", PLAIN))
-            handles += [Line2D([], [], color=NEUTRAL, lw=1.1, ls=ls, label=label) for ls, label in styles]
-        add_heading(figure, page, selection.title, handles)
+            styles = ((OWN, "-"), (PLAIN, ":"))
+            handles += [Line2D([], [], color=plotting.NEUTRAL, lw=1.1, ls=ls, label=label) for label, ls in styles]
+        plotting.add_heading(figure, page, selection.title, handles)
         said = (
             verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
             if len(groups) <= TOGETHER
             else ()
         )
-        label_figure(figure, page, None, " ".join([*said, *out_of_view([left, right])]))
+        plotting.label_figure(figure, page, None, " ".join([*said, *plotting.out_of_view([left, right])]))
     return figure
 
 
@@ -132,20 +119,20 @@ def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook,
 def finish(ax: Axes, drawn: bool) -> None:
     """Set both axes of the right panel to logarithmic, or add the remark that nothing was probed."""
     if not drawn:
-        say_empty(ax, "not probed")
+        plotting.say_empty(ax, "not probed")
         return
     ax.set(xscale="log", yscale="log")
-    keep_in_view(ax, drawn_values(ax))
-    logarithmic(ax)
+    plotting.fit_logarithmic(ax)
     low, high = ax.get_xlim()
     ax.invert_xaxis()
     ax.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 30 else (1, 2, 5), numticks=7))
-    ax.xaxis.set_major_formatter(OneFormat())
+    ax.xaxis.set_major_formatter(plotting.OneFormat())
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 EQUAL_LOSS_FIGURE = FigureKind(
     "equal-loss",
+    10,
     "training loss, and κ of each method against the training loss at which it was measured",
     PROBED,
     equal_loss_figure,

@@ -17,7 +17,8 @@ import tomli_w
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hesscond.errors import ConfigError
-from hesscond.report.registry import FIGURES, TABLES
+from hesscond.lazy import load_installed
+from hesscond.report.registry import FIGURES, GROUP, TABLES
 from hesscond.report.selection import in_order, select
 from hesscond.report.tables import duration, shown_cells
 from hesscond.report.verdict import verdict_sentences
@@ -104,6 +105,7 @@ def render_report(
 def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Name, summary, data URL and size in CSS pixels of every figure that can be drawn from these runs."""
     found = []
+    load_installed(GROUP)
     for kind in FIGURES.values():
         # matplotlib raises a ValueError for a name in which dollar signs enclose no formula
         with suppress(ConfigError, ValueError), warnings.catch_warnings():

@@ -24,25 +24,12 @@ from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
 from hesscond.hessians.roles import KINDS, role_of
-from hesscond.report.axes import (
-    COLORS,
-    NEUTRAL,
-    add_heading,
-    along_iterations,
-    heading_height,
-    keep_in_view,
-    label_figure,
-    logarithmic,
-    method_handle,
-    out_of_view,
-    panels,
-    shortened,
-)
+from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, QUANTITIES, FigureKind, TableKind
 from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
-from hesscond.report.series import finite, intervals, located, quantile
+from hesscond.report.series import finite, intervals, located, quantile, quantiles
 from hesscond.report.tables import Column, between, interval, number, words
 
 if TYPE_CHECKING:
@@ -160,29 +147,13 @@ def quantity_of(name: str) -> Quantity:
 def block_probes(
     runs: Sequence[StoredRun], by: By, quantity: str, layer: str | None = None
 ) -> tuple[dict[str, pd.DataFrame], list[Row]]:
-    """The probe rows of each group of runs by its label, and the rows of a figure that show them.
-
-    The quantity lies between columns ``lower`` and ``upper``; ``row`` is the place among the rows of the figure. The
-    data are mini-batches, or the training set where only that was probed.
-    """
+    """The probe rows of each group of runs by its label, and the rows of a figure that show them."""
     import pandas as pd
 
-    chosen, found = quantity_of(quantity), {}
-    for group in probed_groups(runs):
-        rows = pd.concat([of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True)
-        batches = rows[rows["data"] == "batch"]
-        distinct = ["seed", "iteration", "data", "layer", "unit"]
-        rows = (batches if len(batches) else rows).drop_duplicates(distinct, keep="last", ignore_index=True)
-        if len(rows):
-            lower, upper = chosen.ends(rows)
-            found[group.label] = rows.assign(lower=lower, upper=upper)
-    if not found:
-        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
-    if len(found) > PANELS:
-        raise ConfigError(f"{len(found)} methods are too many for one figure of blocks: give runs of at most {PANELS}")
+    found = rows_of_groups(runs, quantity_of(quantity))
     everything = pd.concat([rows[["layer", "unit", "lower"]] for rows in found.values()], ignore_index=True)
     if everything["lower"].isna().all():
-        raise ConfigError(f"the logs of the runs have no {chosen.title} of any block")
+        raise ConfigError(f"the logs of the runs have no {quantity_of(quantity).title} of any block")
     layers = list(everything["layer"].unique())
     if layer is not None and layer not in layers:
         raise ConfigError(f"layer {layer!r} was not probed: choose from {', '.join(layers)}")
@@ -198,6 +169,26 @@ def block_probes(
         rows = rows.assign(row=[order.index(places[key]) for key in keys])
         found[label] = rows if layer is None else rows[rows["layer"] == layer]
     return found, order
+
+
+def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, pd.DataFrame]:
+    """Probe rows of each group of runs by its label, with the bounds of a quantity."""
+    import pandas as pd
+
+    found = {}
+    for group in probed_groups(runs):
+        rows = pd.concat([of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True)
+        batches = rows[rows["data"] == "batch"]
+        distinct = ["seed", "iteration", "data", "layer", "unit"]
+        rows = (batches if len(batches) else rows).drop_duplicates(distinct, keep="last", ignore_index=True)
+        if len(rows):
+            lower, upper = quantity.ends(rows)
+            found[group.label] = rows.assign(lower=lower, upper=upper)
+    if not found:
+        raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
+    if len(found) > PANELS:
+        raise ConfigError(f"{len(found)} methods are too many for one figure of blocks: give runs of at most {PANELS}")
+    return found
 
 
 #: Stands for the unit of a block that is a whole layer, among keys.
@@ -307,7 +298,7 @@ def heatmap_figure(
         columns = wide if page.wide else 1 if len(cells) <= 2 else 2
         height = max(0.6, float(row_edges(rows)[-1]))
         figure = page.figure(1.0 + -(-len(cells) // columns) * (0.5 + height))
-        axes = panels(figure, len(cells), columns, sharey=True)
+        axes = plotting.panels(figure, len(cells), columns, sharey=True)
         for ax, (label, one) in zip(axes, cells.items(), strict=True):
             draw_cells(ax, colors[label], one.open, medians[label] < 0, row_edges(rows), scale, label)
             for place in range(1, len(rows)):
@@ -316,18 +307,18 @@ def heatmap_figure(
             ax.set_yticks(*row_labels(rows))
             step = max(1, -(-len(starts) // 5))
             ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
-            ax.set_title(page.wrapped(label) if columns == 1 else shortened(label), loc="left", pad=2.0)
-        bar = figure.colorbar(ScalarMappable(scale, COLORS), ax=axes, location="right", aspect=30, pad=0.02)
+            ax.set_title(page.wrapped(label) if columns == 1 else plotting.shortened(label), loc="left", pad=2.0)
+        bar = figure.colorbar(ScalarMappable(scale, plotting.COLORS), ax=axes, location="right", aspect=30, pad=0.02)
         bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
         bar.outline.set_linewidth(0.5)
         handles: list[Artist] = []
         if any(one.open.any() for one in cells.values()):
             label = f"unresolved: {chosen.known} bound of the median"
-            handles.append(Patch(facecolor="0.75", edgecolor=NEUTRAL, hatch=HATCH, lw=0.4, label=label))
+            handles.append(Patch(facecolor="0.75", edgecolor=plotting.NEUTRAL, hatch=HATCH, lw=0.4, label=label))
         if any((values < 0).any() for values in medians.values()):
-            handles.append(Line2D([], [], color=NEUTRAL, **MINUS, label="negative: its absolute value"))
+            handles.append(Line2D([], [], color=plotting.NEUTRAL, **MINUS, label="negative: its absolute value"))
         what = " · blocks by type and depth" if by == "kind" else ""
-        add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
+        plotting.add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
     return figure
 
 
@@ -352,11 +343,11 @@ def draw_cells(
 ) -> None:
     """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``) and signs (``NAME-negative``)."""
     columns = values.shape[1]
-    mesh = ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=COLORS, norm=scale, rasterized=True)
+    mesh = ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=plotting.COLORS, norm=scale, rasterized=True)
     mesh.set_gid(f"{name}-cells")
     # dark hatches on light cells, light ones on dark
     light = np.nan_to_num(scale(values)) > 0.55
-    for tone, where in ((NEUTRAL, light), ("0.85", ~light)):
+    for tone, where in ((plotting.NEUTRAL, light), ("0.85", ~light)):
         places = zip(*np.nonzero(hatched & where), strict=True)
         cells = [Rectangle((x - 0.5, edges[y]), 1, edges[y + 1] - edges[y]) for y, x in places]
         if cells:
@@ -391,7 +382,7 @@ def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
     edges = row_edges(rows)
     heights, labels = [], []
     for places in places_of_names(rows):
-        name, numbers = shortened(rows[places[0]][0]), [rows[place][1] for place in places]
+        name, numbers = plotting.shortened(rows[places[0]][0]), [rows[place][1] for place in places]
         known = [number for number in numbers if number is not None]
         if len(rows) > LABELLED:
             heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
@@ -409,11 +400,7 @@ def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
 
 
 def bands_of(runs: Sequence[StoredRun], *, by: By, quantity: str, layer: str | None = None) -> dict[str, pd.DataFrame]:
-    """The median and the quartiles of each type of block or layer along training, by the label of the group.
-
-    Columns: name, iteration, and ``median``, ``q25`` and ``q75`` with the ends ``_lower`` and ``_upper``;
-    ``attrs["width"]``: number of probed iterations in each row.
-    """
+    """The median and the quartiles of each type of block or layer along training, by the label of the group."""
     import pandas as pd
 
     probes, rows = block_probes(runs, by, quantity, layer)
@@ -473,18 +460,18 @@ def bands_figure(
     with page.styled():
         columns = min(4 if page.wide else 2, len(names)) if page.wide or len(names) > 3 else 1
         height = 0.95 if columns > 1 else 1.25
-        figure = page.figure(0.5 + height * -(-len(names) // columns) + heading_height([*bands, bound], page))
-        axes = panels(figure, len(names), columns, sharey=True)
+        figure = page.figure(0.5 + height * -(-len(names) // columns) + plotting.heading_height([*bands, bound], page))
+        axes = plotting.panels(figure, len(names), columns, sharey=True)
         set_heights(axes[0], bands, chosen)
         for ax, name in zip(axes, names, strict=True):
             draw_bands(ax, bands, name, chosen, looks)
-            ax.set_title(shortened(name, 26), loc="left", pad=2.0)
+            ax.set_title(plotting.shortened(name, 26), loc="left", pad=2.0)
         figure.supylabel(chosen.label, fontsize=page.style["axes.labelsize"])
-        handles = [method_handle(label, looks[label]) for label in bands]
+        handles = [plotting.method_handle(label, looks[label]) for label in bands]
         if is_open:
-            style: dict[str, Any] = {"mfc": "none", "mew": 0.7, "ms": 3.5, "ls": "none", "color": NEUTRAL}
+            style: dict[str, Any] = {"mfc": "none", "mew": 0.7, "ms": 3.5, "ls": "none", "color": plotting.NEUTRAL}
             handles.append(Line2D([], [], marker=triangle(chosen), label=bound, **style))
-        add_heading(figure, page, title_of(probed_groups(runs)), handles)
+        plotting.add_heading(figure, page, title_of(probed_groups(runs)), handles)
         noun = "layer" if by == "layer" else "type"
         remark = f"median and quartiles over the blocks of a {noun}, their units and the seeds"
         if (width := next(iter(bands.values())).attrs["width"]) > 1:
@@ -494,7 +481,7 @@ def bands_figure(
             for table in bands.values()
         ):
             remark += "; a band that reaches the end of the axis: unresolved"
-        label_figure(figure, page, None, "; ".join([remark, *out_of_view(axes[:1])]))
+        plotting.label_figure(figure, page, None, "; ".join([remark, *plotting.out_of_view(axes[:1])]))
     return figure
 
 
@@ -513,8 +500,8 @@ def set_heights(ax: Axes, bands: Mapping[str, pd.DataFrame], chosen: Quantity) -
         if len(drawn):
             room = max((drawn.max() / drawn.min()) ** 0.06, 1.05)
             ax.set_ylim(drawn.min() / room, drawn.max() * room)
-            keep_in_view(ax, drawn)
-        logarithmic(ax)
+            plotting.keep_in_view(ax, drawn)
+        plotting.logarithmic(ax)
     else:
         room = 0.06 * max(float(np.ptp(drawn)), 0.02)
         ax.set_ylim(max(0.0, drawn.min() - room) - 0.3 * room, min(1.0, drawn.max() + room) + 0.3 * room)
@@ -542,7 +529,7 @@ def draw_bands(
         bounds = chosen.bound(table["median_lower"].to_numpy(), table["median_upper"].to_numpy())[is_open]
         mark: dict[str, Any] = {"marker": triangle(chosen), "ms": 2.6, "mfc": "none", "mew": 0.5, "ls": "none"}
         ax.plot(at[is_open], bounds, color=look.color, zorder=4, gid=f"{gid}-unresolved", **mark)
-    along_iterations(ax, 4)
+    plotting.along_iterations(ax, 4)
     ax.set_ylim(bottom, top)
 
 
@@ -634,15 +621,10 @@ LAYERS_CAPTION = (
     "κ in the method's own coordinates over all probed units, seeds and iterations; 10 %, median, 90 %: quantiles that "
     "take unresolved κ into account, ≥: a lower bound of it; unres.: how many of them are"
 )
-QUANTILES = {"kappa_q10": 0.1, "kappa_median": 0.5, "kappa_q90": 0.9}
 
 
 def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Quantiles of the condition numbers of each layer, a row per group of runs and layer.
-
-    Columns: method, layer, data, units, measured (number of κ), unresolved, and kappa_q10, kappa_median, kappa_q90:
-    quantiles, NaN where unresolved values leave them open, with the bounds ``_lower`` and ``_upper``.
-    """
+    """Quantiles of the condition numbers of each layer, a row per group of runs and layer."""
     import pandas as pd
 
     lines = []
@@ -653,9 +635,7 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
             # a block that was measured as a whole counts as one
             line["units"] = max(1, rows["unit"].nunique())
             line |= {"measured": int(np.sum(~np.isnan(lower))), "unresolved": int(np.isinf(upper).sum())}
-            for name, q in QUANTILES.items():
-                line |= located(name, quantile(lower, upper, q))
-            lines.append(line)
+            lines.append(line | quantiles("kappa", (lower, upper)))
     return pd.DataFrame(lines)
 
 
@@ -677,6 +657,7 @@ SEVERAL = f"{PROBED} at several layers"
 
 HEATMAP_FIGURE = FigureKind(
     "heatmap",
+    50,
     "κ in each method's coordinates, or another quantity, of every probed unit at every iteration, a panel a method",
     f"{PROBED} at several units",
     heatmap_figure,
@@ -686,6 +667,7 @@ HEATMAP_FIGURE = FigureKind(
 
 BLOCKS_FIGURE = FigureKind(
     "blocks",
+    60,
     "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
     SEVERAL,
     partial(heatmap_figure, by="kind", quantity="kappa"),
@@ -695,6 +677,7 @@ BLOCKS_FIGURE = FigureKind(
 
 LAYERS_FIGURE = FigureKind(
     "layers",
+    40,
     "the median and quartiles of κ over the units of each layer, in each method's coordinates, along training",
     PROBED,
     partial(bands_figure, by="layer", quantity="kappa_own"),
@@ -704,6 +687,7 @@ LAYERS_FIGURE = FigureKind(
 
 BANDS_FIGURE = FigureKind(
     "block-bands",
+    70,
     "the median and quartiles of κ, or of another quantity, along training, a panel for each type of block",
     SEVERAL,
     bands_figure,
@@ -713,6 +697,7 @@ BANDS_FIGURE = FigureKind(
 
 BLOCKS_TABLE = TableKind(
     "blocks",
+    50,
     "a row for each type of block and moment of the training: κ, both ends of the spectrum, rank and inertia",
     SEVERAL,
     block_frame,
@@ -722,6 +707,7 @@ BLOCKS_TABLE = TableKind(
 
 LAYERS_TABLE = TableKind(
     "layers",
+    40,
     "a row for each method and layer: quantiles of κ in the method's coordinates",
     PROBED,
     layer_kappa_frame,

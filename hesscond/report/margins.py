@@ -1,4 +1,4 @@
-"""Figures of checked claims: share of the allowed amount that was used, and measured against predicted rates."""
+"""Figures of claims: share of the allowed amount that was used, rates as predicted, gain against κ(D)²."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import add_heading, label_figure, logarithmic_x
+from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.palette import METHOD_COLORS
-from hesscond.report.registry import RATED, FigureKind
+from hesscond.report.palette import METHOD_COLORS, method_colors
+from hesscond.report.registry import PROBED, RATED, UNIT, FigureKind
+from hesscond.report.selection import Selection, first_start, select
+from hesscond.report.series import values_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +88,7 @@ def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
         for ax, tally in zip(axes, tallies, strict=True):
             draw(ax, tally, edges)
         axes[-1].set_xlabel("used of what the claim allows (violated right of the line)")
-        logarithmic_x(axes[-1])
+        plotting.logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
         size = float(page.style["font.size"])
         figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
@@ -219,25 +221,105 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
         ends = np.array([smallest / 3, 2 * max(found["predicted"].max(), found["measured"].max())])
         ax.set_xlim(*ends)
         ax.set_ylim(*ends)
-        ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
+        draw_diagonal(ax, ends)
         handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"rate $=(\kappa-1)/(\kappa+1)$"))
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(LogLocator(numticks=6))
-            axis.set_major_formatter(LogFormatterMathtext())
-            axis.set_minor_formatter(NullFormatter())
         ax.set_xlabel(r"predicted decay $-\ln\,\frac{\kappa-1}{\kappa+1}$ an iteration")
         ax.set_ylabel("measured decay an iteration")
         ax.set_axisbelow(True)
         ax.grid(color="0.93", lw=0.4)
-        add_heading(figure, page, title, handles)
-        label_figure(figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size")
+        plotting.add_heading(figure, page, title, handles)
+        plotting.label_figure(
+            figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size"
+        )
     return figure
+
+
+def draw_diagonal(ax: Axes, ends: np.ndarray) -> None:
+    """Draw the diagonal of two logarithmic axes, with ticks at powers of ten only."""
+    ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(numticks=6))
+        axis.set_major_formatter(LogFormatterMathtext())
+        axis.set_minor_formatter(NullFormatter())
+
+
+#: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
+POINTS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
+
+
+def gain_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
+) -> Figure:
+    """κ(H)/κ(PᵀHP) against κ(D)² at every probe, with P and D from the raw statistics of the same samples.
+
+    On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
+    A probe with an unresolved κ has no gain and is left out; the number of these is stated in the corner.
+    """
+    selection = select(runs, layer, unit)
+    ordered = sorted(selection.runs, key=lambda run: (first_start([run]), run.method != "vanilla"))
+    colors = method_colors(run.method for run in ordered)
+    with page.styled():
+        figure = page.figure(2.84)
+        ax = figure.add_subplot()
+        left_out = draw_gain(ax, selection)
+        methods = dict.fromkeys(run.method for run in ordered)
+        handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
+        handles += [
+            Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=plotting.SAMPLES[data])
+            for data, (marker, size, _) in POINTS.items()
+        ]
+        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
+        plotting.add_heading(figure, page, selection.title, handles)
+        if left_out:
+            ax.text(0.98, 0.02, f"{left_out} unresolved", transform=ax.transAxes, ha="right", color="0.3")
+    return figure
+
+
+def draw_gain(ax: Axes, selection: Selection) -> int:
+    """Draw all points and the diagonal; return the number of probes without a gain."""
+    colors = method_colors(run.method for run in selection.runs)
+    left_out, drawn = 0, 0
+    for run in selection.runs:
+        for data, (marker, size, alpha) in POINTS.items():
+            probe = selection.probe(run, data)
+            squared, found = values_of(probe, "kappa_D") ** 2, values_of(probe, "gain")
+            there = squared.notna() & found.notna()
+            left_out, drawn = left_out + int((~there).sum()), drawn + int(there.sum())
+            style: dict[str, Any] = {"ls": "", "marker": marker, "ms": size, "alpha": alpha, "mew": 0}
+            ax.plot(squared[there], found[there], color=colors[run.method], **style)
+    ax.set_xlabel(r"$\kappa(D)^2$")
+    ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
+    if not drawn:
+        plotting.say_empty(ax, "no probe with a resolved κ")
+        return left_out
+    ax.set(xscale="log", yscale="log")
+    ends = np.array([min(ax.get_xlim()[0], ax.get_ylim()[0]), max(ax.get_xlim()[1], ax.get_ylim()[1])])
+    ax.set_autoscale_on(False)
+    draw_diagonal(ax, ends)
+    return left_out
+
+
+def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
+    """Draw the gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` does."""
+    draw_gain(ax, select(runs, layer, unit))
+    return ax
 
 
 MARGINS_FIGURE = FigureKind(
     "margins",
+    100,
     "how much of what each claim of the checked statements allows was used along the runs",
     "runs with --statement",
     stored_margin_figure,
     stored_tallies,
+)
+
+GAIN_FIGURE = FigureKind(
+    "gain",
+    80,
+    "the gain κ(H)/κ(PᵀHP) of preconditioning against κ(D)², which it is expected to be about",
+    PROBED,
+    gain_figure,
+    select,
+    UNIT,
 )

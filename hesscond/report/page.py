@@ -181,3 +181,9 @@ def save_figure(figure: Figure, path: Path | str) -> None:
             figure.savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
     except OSError as error:
         raise ConfigError(f"the figure {path} cannot be written: {error.strerror or error}") from None
+
+
+def save_both(figure: Figure, path: Path) -> None:
+    """Write a figure as PDF and as PNG; the path has no ending."""
+    for suffix in (".pdf", ".png"):
+        save_figure(figure, path.with_name(path.name + suffix))

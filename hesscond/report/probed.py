@@ -1,8 +1,7 @@
-"""Results of a probe: the file of its rows, and the figure of κ per layer."""
+"""Figure of κ per layer, from the results of a probe."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from hesscond.errors import ConfigError
 from hesscond.probing.tables import is_zero, layer_frame, span
-from hesscond.report.axes import add_heading, logarithmic_x, say_empty, shortened
+from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
 
@@ -21,44 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.probing.results import ProbeResult
-
-#: Columns that the figure of a probe needs, and their types.
-COLUMNS = {
-    "layer": str,
-    "rank": int,
-    "nullity": int,
-    "negative": "Int64",
-    "n_params": int,
-    "solver": str,
-    "resolved": bool,
-    "kappa": float,
-    "kappa_lower": float,
-    "kappa_upper": float,
-    "unit": float,
-}
-
-
-def read_rows(path: Path | str) -> pd.DataFrame:
-    """Rows from a .json or .csv file of ``hesscond probe -o FILE``, as in `ProbeResult.to_frame`."""
-    import pandas as pd
-
-    path = Path(path)
-    wrong = f"{path} is not what hesscond probe writes with -o rows.json or -o rows.csv"
-    if path.suffix.lower() not in (".json", ".csv"):
-        raise ConfigError(wrong)
-    try:
-        frame = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_json(path, orient="records")
-        missing = [name for name in COLUMNS if name not in frame]
-        if missing or frame.empty:
-            raise ConfigError(f"{wrong}: it has no {', '.join(missing) or 'rows'}")
-        # JSON has no infinity: an unresolved κ is null in it
-        frame = frame.fillna({"kappa": float("inf"), "kappa_upper": float("inf")})
-        return frame.astype(COLUMNS)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{wrong}: {' '.join(str(error).split())}") from None
-
 
 #: Positive semidefinite blocks, and blocks with negative eigenvalues.
 PLAIN, INDEFINITE, MEDIAN = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1"
@@ -106,15 +66,15 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
         ax = figure.add_subplot()
         ax.set_xscale("log", nonpositive="mask")
         ax.set_ylim(count - 0.5, -0.5)
-        ax.set_yticks(range(count), [shortened(name) for name in layers["layer"]])
+        ax.set_yticks(range(count), [plotting.shortened(name) for name in layers["layer"]])
         for row in range(1, count, 2):
             ax.axhspan(row - 0.5, row + 0.5, color="0.95", lw=0, zorder=0)
         handles = draw_blocks(ax, frame, layers, whole)
         if handles:
-            logarithmic_x(ax)
+            plotting.logarithmic_x(ax)
         else:
             say_empty_row(ax, count)
-        add_heading(figure, page, title, handles)
+        plotting.add_heading(figure, page, title, handles)
         ax.set_xlabel(r"$\kappa$ of the whole layer" if whole else r"$\kappa$ of the output units")
         label_ranks(ax, layers)
         ax.tick_params(axis="y", length=0)
@@ -205,7 +165,7 @@ def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
 def say_empty_row(ax: Axes, count: int) -> None:
     """Say that there is nothing to draw, and keep the names of the layers."""
     ticks, labels = ax.get_yticks(), ax.get_yticklabels()
-    say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
+    plotting.say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
     ax.set_yticks(ticks, [label.get_text() for label in labels])
     ax.xaxis.set_major_locator(NullLocator())
     ax.xaxis.set_minor_locator(NullLocator())

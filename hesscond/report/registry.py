@@ -1,19 +1,25 @@
-"""The figures and tables of stored runs, by name: the only list that the commands and the report use.
+"""Figures and tables of stored runs by name: the only list that the commands and the HTML report use.
 
-A new figure is a module with a `FigureKind`, whose ``draw(runs, page=…)`` returns a matplotlib figure, and a line in
-`FIGURES` below that says where it is; a table likewise. It may use these modules: `selection` picks runs and rows,
-`series` makes curves of them, `axes` draws, `palette` gives a method its colour, and `tables` writes columns in every
-format. A module is imported when its figure is drawn.
+A new one is a module in this package that defines a `FigureKind` or a `TableKind` at its top level; one from elsewhere
+is given to ``FIGURES.register`` or ``TABLES.register``, by a module that its package names as an entry point of the
+group ``hesscond.figures``. It may use these modules: `selection` picks runs and rows, `series` makes curves of them,
+`plotting` draws, `palette` gives a method its colour, and `tables` writes columns in every format. A module is imported
+when its figure is drawn.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import load_installed
+from hesscond.report.page import save_both
 from hesscond.report.tables import Column, Format, TextTable, text_table, write_table
 
 if TYPE_CHECKING:
@@ -44,11 +50,13 @@ def reason_against(check: Callable[..., object], runs: Sequence[StoredRun], opti
 class FigureKind:
     """A figure of stored runs: its name on the command line, one line on what it shows, and what the runs must have.
 
+    ``order``: place in lists and reports, the lowest first.
     ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence, as ``check`` with
     the same arguments except the page does without drawing. ``options``: those of layer, unit and quantity it takes.
     """
 
     name: str
+    order: int
     summary: str
     needs: str
     draw: Callable[..., Figure]
@@ -64,11 +72,13 @@ class FigureKind:
 class TableKind:
     """A table of stored runs: its name on the command line, one line on its rows, and what the runs must have.
 
+    ``order``: place in lists and reports, the lowest first.
     ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence;
     ``columns(frame)`` says what is shown of it; ``terminal(runs, **options)`` is a separate layout for the terminal.
     """
 
     name: str
+    order: int
     summary: str
     needs: str
     frame: Callable[..., pd.DataFrame]
@@ -98,52 +108,59 @@ class TableKind:
         return reason_against(self.frame, runs, options)
 
 
-Kind = TypeVar("Kind")
+Kind = TypeVar("Kind", bound=FigureKind | TableKind)
 
 
 class Kinds(Mapping[str, Kind], Generic[Kind]):
-    """Mapping of names to kinds, each imported when it is used from the place that ``MODULE:NAME`` names."""
+    """Mapping of names to figures or tables: those that modules of this package define, then those registered."""
 
-    def __init__(self, places: Mapping[str, str]) -> None:
-        self._places = dict(places)
+    def __init__(self, kind: type[Kind]) -> None:
+        self._kind = kind
+        self._registered: dict[str, Kind] = {}
+
+    def register(self, kind: Kind) -> None:
+        """Make a figure or a table known by its name."""
+        if kind.name in self:
+            raise ConfigError(f"a {self._kind.__name__} named {kind.name!r} is registered already")
+        self._registered[kind.name] = kind
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, str]]:
+        """Module and attribute by name, read from the text of the modules: importing them takes matplotlib along."""
+        definition = re.compile(rf'^(\w+) = {self._kind.__name__}\(\s*"([\w-]+)",\s*(\d+),', re.MULTILINE)
+        found = [
+            (int(order), name, path.stem, attribute)
+            for path in Path(__file__).parent.glob("*.py")
+            for attribute, name, order in definition.findall(path.read_text(encoding="utf-8"))
+        ]
+        return {name: (module, attribute) for _, name, module, attribute in sorted(found)}
 
     def __getitem__(self, name: str) -> Kind:
-        module, _, attribute = self._places[name].partition(":")
-        found: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
-        return found
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
+        if name in self._places:
+            module, attribute = self._places[name]
+            found: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
+            return found
+        if name not in self._registered:
+            load_installed(GROUP)
+        return self._registered[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter([*self._places, *sorted(self._registered, key=lambda name: self._registered[name].order)])
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places) + len(self._registered)
 
 
-FIGURES: Kinds[FigureKind] = Kinds(
-    {
-        "equal-loss": "equal_loss:EQUAL_LOSS_FIGURE",
-        "conditioning": "curves:CONDITIONING_FIGURE",
-        "training": "curves:TRAINING_FIGURE",
-        "layers": "layers:LAYERS_FIGURE",
-        "heatmap": "layers:HEATMAP_FIGURE",
-        "blocks": "layers:BLOCKS_FIGURE",
-        "block-bands": "layers:BANDS_FIGURE",
-        "gain": "curves:GAIN_FIGURE",
-        "spectra": "curves:EIGENVALUES_FIGURE",
-        "margins": "margins:MARGINS_FIGURE",
-    }
-)
+#: Packages that bring figures or tables name modules that register them here.
+GROUP = "hesscond.figures"
+FIGURES: Kinds[FigureKind] = Kinds(FigureKind)
+TABLES: Kinds[TableKind] = Kinds(TableKind)
 
-TABLES: Kinds[TableKind] = Kinds(
-    {
-        "summary": "summary:SUMMARY_TABLE",
-        "verdict": "verdict:VERDICT_TABLE",
-        "seeds": "summary:SEEDS_TABLE",
-        "layers": "layers:LAYERS_TABLE",
-        "blocks": "layers:BLOCKS_TABLE",
-        "statements": "statements:STATEMENTS_TABLE",
-    }
-)
+
+def draw_first(names: Sequence[str], runs: Sequence[StoredRun], folder: Path) -> Path | None:
+    """Draw the first of some figures that the runs have, as PDF and PNG; its path without ending, if there is one."""
+    for kind in map(FIGURES.__getitem__, names):
+        if kind.fits(runs) is None:
+            save_both(kind.draw(runs), folder / kind.name)
+            return folder / kind.name
+    return None

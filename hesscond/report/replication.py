@@ -5,32 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from hesscond.errors import ConfigError
-from hesscond.report.axes import (
-    NEUTRAL,
-    add_heading,
-    along_iterations,
-    drawn_values,
-    heading_height,
-    keep_in_view,
-    label_figure,
-    logarithmic,
-    method_handle,
-)
-from hesscond.report.curves import accuracies_of, draw_seeds, stretch
-from hesscond.report.page import COLUMN, Page
+from hesscond.report import plotting
+from hesscond.report.curves import accuracies_of, conditioning_figure, stretch
+from hesscond.report.page import COLUMN, Page, save_both
 from hesscond.report.palette import DASHED
 from hesscond.report.selection import Group, at_place, first_place, groups_of, looks_of
-from hesscond.report.series import gain, loss_of, means_of_stretches, resolved_values
-from hesscond.report.tables import Column, words
+from hesscond.report.series import loss_of, means_of_stretches, values_of
+from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +33,8 @@ if TYPE_CHECKING:
 REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"
 #: Confidence of the intervals that decide.
 CONFIDENCE = 0.95
-#: Panels in a row of the figure.
-COLUMNS = 4
+#: Panels in a row of the figure, and its width in inches: that of a page.
+COLUMNS, WIDTH = 4, 6.9
 
 
 @dataclass(frozen=True)
@@ -97,7 +88,7 @@ def seconds(run: StoredRun) -> pd.Series:
     return pd.Series(found, index=epochs)
 
 
-def probed(value: Callable[[pd.DataFrame], pd.Series]) -> Callable[[StoredRun], pd.Series]:
+def probed(name: str) -> Callable[[StoredRun], pd.Series]:
     """The median over the mini-batch probes of the first probed unit, at the last epoch."""
 
     def values(run: StoredRun) -> pd.Series:
@@ -105,7 +96,7 @@ def probed(value: Callable[[pd.DataFrame], pd.Series]) -> Callable[[StoredRun], 
 
         probe = run.table("probe")
         layer, unit = first_place(run, probe)
-        found = value(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)]).dropna()
+        found = values_of(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)], name).dropna()
         return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
 
     return values
@@ -122,13 +113,11 @@ QUANTITIES = {
     "train_loss": Quantity("training loss", training_loss, -1),
     "seconds": Quantity("training time (s)", seconds, -1),
     "seconds_per_epoch": Quantity("seconds per epoch", seconds_per_epoch, -1),
-    "kappa": Quantity("median κ(H)", probed(lambda rows: resolved_values(rows, "kappa")), -1),
-    "kappa_own": Quantity("median κ in own coordinates", probed(lambda rows: resolved_values(rows, "kappa_own")), -1),
-    "kappa_D": Quantity("median κ(D)", probed(lambda rows: rows["kappa_D"]), -1),
-    "gain": Quantity("median κ(H)/κ(PᵀHP)", probed(gain)),
-    "relative_gain": Quantity(
-        "median of κ(H)/κ(PᵀHP) over κ(D)²", probed(lambda rows: gain(rows) / rows["kappa_D"] ** 2)
-    ),
+    "kappa": Quantity("median κ(H)", probed("kappa"), -1),
+    "kappa_own": Quantity("median κ in own coordinates", probed("kappa_own"), -1),
+    "kappa_D": Quantity("median κ(D)", probed("kappa_D"), -1),
+    "gain": Quantity("median κ(H)/κ(PᵀHP)", probed("gain")),
+    "relative_gain": Quantity("median of κ(H)/κ(PᵀHP) over κ(D)²", probed("relative_gain")),
 }
 
 
@@ -324,39 +313,52 @@ def caption(found: Replication, frame: pd.DataFrame) -> str:
     )
 
 
-def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
-    """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds.
+def write_replication(
+    found: Replication, runs: Mapping[str, Sequence[StoredRun]], folder: Path
+) -> tuple[TextTable, Path, list[Path]]:
+    """The table for the terminal, and the paths without endings of the table and the figures written to a folder."""
+    frame = replication_frame(found, runs)
+    columns, words = replication_columns(frame), caption(found, frame)
+    stem = folder / found.name.replace("/", "-")
+    stem.with_name(f"{stem.name}.md").write_text(write_table(frame, columns, words, "md"), encoding="utf-8")
+    frame.to_csv(stem.with_name(f"{stem.name}.csv"), index=False, lineterminator="\n")
+    drawn = {stem: replication_figure(found, runs, page=Page(WIDTH))}
+    if found.cost.figure == "conditioning":
+        for panel, own in runs.items():
+            name = "-".join(filter(None, (stem.name, panel, "conditioning")))
+            drawn[folder / name] = conditioning_figure(own, page=Page(WIDTH))
+    for path, figure in drawn.items():
+        save_both(figure, path)
+    return text_table(frame, columns, words), stem, list(drawn)
 
-    A figure of kind ``"timing"`` has the seconds that the runs worked in place of the accuracy.
-    """
+
+def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
+    """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds."""
     drawn = [(panel, groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
     if not drawn:
         raise ConfigError(f"no run of {found.name} has trained yet")
-    names = dict.fromkeys(group.method for _, groups in drawn for group in groups)
-    looks = looks_of([group for _, groups in drawn for group in groups if group.method in names])
+    every = [group for _, groups in drawn for group in groups]
+    looks = looks_of(every)
+    names = dict.fromkeys(group.method for group in every)
     timing = found.cost.figure == "timing"
     kinds = {"training loss": DASHED, "training time" if timing else "test": "-"}
-    labels = [*names, *kinds]
     columns = min(COLUMNS if page.wide else 2, len(drawn))
     bands = -(-len(drawn) // columns)
     with page.styled():
-        figure = page.figure(0.4 + 2.6 * bands + heading_height(labels, page))
+        figure = page.figure(0.4 + 2.6 * bands + plotting.heading_height([*names, *kinds], page))
         axes = figure.subplots(2 * bands, columns, squeeze=False)
         pairs = [(axes[2 * row][k], axes[2 * row + 1][k]) for row in range(bands) for k in range(columns)]
         for place, (pair, (panel, groups)) in enumerate(zip(pairs, drawn, strict=False)):
             draw_panel(pair, panel, groups, looks, "seconds" if timing else shown_of(groups))
-            if place % columns:
-                for ax in pair:
-                    ax.set_ylabel("")
-        for above, below in pairs[len(drawn) :]:
-            above.set_visible(False)
-            below.set_visible(False)
-        handles = [method_handle(name, looks[name]) for name in names if name in looks]
-        handles += [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in kinds.items()]
-        add_heading(figure, page, found.name, handles)
-        most = max(len(group.runs) for _, groups in drawn for group in groups)
+            for ax in pair if place % columns else ():
+                ax.set_ylabel("")
+        for ax in chain.from_iterable(pairs[len(drawn) :]):
+            ax.set_visible(False)
+        handles = [plotting.method_handle(name, looks[name]) for name in names if name in looks]
+        plotting.add_heading(figure, page, found.name, [*handles, *plotting.dash_handles(kinds)])
+        most = max(len(group.runs) for group in every)
         remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
-        label_figure(figure, page, None, remark)
+        plotting.label_figure(figure, page, None, remark)
     return figure
 
 
@@ -378,22 +380,21 @@ def draw_panel(
         look = looks[group.label]
         # before the first epoch all are at chance, and the axis would show little else
         tests = [curve[curve.index >= min(1, curve.index.max())] for curve in map(quantity(what).of, group.runs)]
-        draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
+        plotting.draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run in group.runs:
             smooth = means_of_stretches(loss_of(run), width)
             smooth.index = smooth.index / iterations_per_epoch(run)
             trained.append(smooth)
-        draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")
+        plotting.draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")
     above.set_title(panel.title.replace(", ", ",\n"), loc="left", pad=2.0)
     above.set_ylabel(quantity(what).words)
     below.set_yscale("log", nonpositive="mask")
-    keep_in_view(below, drawn_values(below))
-    logarithmic(below)
+    plotting.fit_logarithmic(below)
     below.set_ylabel("training loss")
     below.set_xlabel("epoch")
     for ax in (above, below):
-        along_iterations(ax)
+        plotting.along_iterations(ax)
 
 
 def iterations_per_epoch(run: StoredRun) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from hesscond.columns import COORDINATES, in_coordinates
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -13,11 +15,11 @@ if TYPE_CHECKING:
     from hesscond.runs import StoredRun
 
 #: Column that says whether a κ is resolved.
-RESOLVED = {"kappa": "resolved", "kappa_preconditioned": "resolved_preconditioned", "kappa_own": "resolved_own"}
+RESOLVED = {in_coordinates("kappa", own): in_coordinates("resolved", own) for own in ("", *COORDINATES)}
 #: Column with the rank of the matrix: at rank 0, as for a unit that is never active, there is no κ.
-RANK = {"kappa": "rank", "kappa_preconditioned": "rank_preconditioned", "kappa_own": "rank_own"}
+RANK = {in_coordinates("kappa", own): in_coordinates("rank", own) for own in ("", *COORDINATES)}
 #: Symbol of κ in the plain coordinates, in those of P from the raw statistics, and in the method's own.
-SHOWN = {"kappa": "κ(H)", "kappa_preconditioned": "κ(PᵀHP)", "kappa_own": "κ own"}
+SHOWN = dict(zip(RESOLVED, ("κ(H)", "κ(PᵀHP)", "κ own"), strict=True))
 
 #: Stretches in each of which a curve is thinned to the smallest and largest value: more than print shows.
 STRETCHES = 400
@@ -31,6 +33,13 @@ def finite(values: pd.Series) -> pd.Series:
 def resolved_values(probe: pd.DataFrame, quantity: str) -> pd.Series:
     """κ where it is resolved, NaN elsewhere; ``quantity`` is a key of `RESOLVED`."""
     return finite(probe[quantity]).where(probe[RESOLVED[quantity]].fillna(False).astype(bool))
+
+
+def values_of(probe: pd.DataFrame, quantity: str) -> pd.Series:
+    """Values of a quantity in each row: of a column, κ where it is resolved, or one of `DERIVED`."""
+    if quantity in DERIVED:
+        return DERIVED[quantity](probe)
+    return resolved_values(probe, quantity) if quantity in RESOLVED else finite(probe[quantity])
 
 
 def is_unresolved(probe: pd.DataFrame, quantity: str) -> pd.Series:
@@ -53,6 +62,14 @@ def expected(probe: pd.DataFrame) -> pd.Series:
 def gain(probe: pd.DataFrame) -> pd.Series:
     """κ(H) / κ(PᵀHP) where both are resolved, NaN elsewhere."""
     return resolved_values(probe, "kappa") / resolved_values(probe, "kappa_preconditioned")
+
+
+#: Quantities of several columns, by name.
+DERIVED: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
+    "expected": expected,
+    "gain": gain,
+    "relative_gain": lambda probe: gain(probe) / probe["kappa_D"] ** 2,
+}
 
 
 def loss_of(run: StoredRun) -> pd.Series:
@@ -80,10 +97,7 @@ def window_of(iterations: int) -> int:
 
 
 def running_median(values: pd.Series, window: int) -> pd.Series:
-    """Centred running median over ``window`` iterations; NaN where less than half of a window's rows have a value.
-
-    A table that skips iterations has proportionally fewer rows in each window.
-    """
+    """Centred running median over ``window`` iterations; NaN where less than half of a window's rows have a value."""
     if len(values) < 3:
         return values
     spacing = max(1.0, float(np.median(np.diff(values.index))))
@@ -149,10 +163,7 @@ def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
 
 
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved.
-
-    Both are NaN where nothing was measured, or the matrix is zero.
-    """
+    """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved."""
     value = resolved_values(probe, quantity).to_numpy(dtype=float)
     open_ended = is_unresolved(probe, quantity).to_numpy(dtype=bool)
     least = finite(probe[f"{quantity}_lower"]).fillna(1.0).to_numpy(dtype=float)
@@ -187,6 +198,19 @@ def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
     """Columns of a quantity with two bounds: its value, NaN unless they are equal, ``_lower`` and ``_upper``."""
     low, high = ends
     return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
+
+
+#: Quantiles that tables show.
+QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
+
+
+def quantiles(name: str, ends: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
+    """Columns of the `QUANTILES` of values that are known by their bounds, such as NAME_q10 (see `located`)."""
+    return {
+        column: value
+        for which, q in QUANTILES.items()
+        for column, value in located(f"{name}_{which}", quantile(*ends, q)).items()
+    }
 
 
 #: κ(PᵀHP) from which the smallest singular value of the normalized features is of the size of their own rounding: u⁻²

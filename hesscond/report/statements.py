@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError
 from hesscond.report.registry import TableKind
@@ -38,7 +38,6 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     for run in runs:
         for key, group in run.table("statements").groupby(keys, sort=False):
             counts = group["status"].value_counts()
-            violated = group.loc[group["status"] == "violated", "iteration"]
             rows.append(
                 {
                     "run": run.label,
@@ -47,13 +46,19 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
                     "applicable": len(group) - int(counts.get("not-applicable", 0)),
                     "held": int(counts.get("holds", 0)),
                     "violated": int(counts.get("violated", 0)),
-                    "unresolved": int(counts.get("unresolved", 0)),
-                    "worst": float(group["used"].max()),
-                    "first_violation": int(violated.min()) if len(violated) else None,
+                    **measure_of(group),
                 }
             )
     columns = ["run", *keys, "checked", "applicable", "held", "violated", "unresolved", "worst", "first_violation"]
     return pd.DataFrame(rows, columns=columns).astype({"first_violation": "Int64", "known": bool})
+
+
+def measure_of(checks: pd.DataFrame) -> dict[str, Any]:
+    """Number of unresolved checks, largest ratio of value to bound, and first violation (NaN: none)."""
+    violated = checks.loc[checks["status"] == "violated", "iteration"]
+    first = float(violated.min()) if len(violated) else math.nan
+    unresolved = int((checks["status"] == "unresolved").sum())
+    return {"unresolved": unresolved, "worst": float(checks["used"].max()), "first_violation": first}
 
 
 CAPTION = (
@@ -88,33 +93,21 @@ def checked_statements(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 
 def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """One row for each claim of each statement, over all runs, layers and units.
-
-    Columns: statement, claim, known, worst and first_violation as in `statement_frame`; batch and train (held,
-    applicable); unresolved; reason (the most frequent one if no check was decided, else empty).
-    """
+    """One row for each claim of each statement, over all runs, layers and units."""
     import pandas as pd
 
     rows = []
     tables = [table for run in runs if len(table := run.table("statements"))]
     together = pd.concat(tables) if tables else pd.DataFrame(columns=["statement", "claim", "known"])
     for (statement, claim, known), group in together.groupby(["statement", "claim", "known"], sort=False):
-        status, violated = group["status"], group.loc[group["status"] == "violated", "iteration"]
+        status = group["status"]
         row = {"statement": statement, "claim": claim, "known": bool(known)}
         for data in ("batch", "train"):
             own = status[group["data"] == data]
             row[data] = int((own == "holds").sum()), int((own != "not-applicable").sum())
         decided = status.isin(["holds", "violated"]).any()
         reasons = group.loc[group["reason"] != "", "reason"]
-        rows.append(
-            row
-            | {
-                "unresolved": int((status == "unresolved").sum()),
-                "worst": float(group["used"].max()),
-                "first_violation": float(violated.min()) if len(violated) else math.nan,
-                "reason": "" if decided or reasons.empty else str(reasons.mode()[0]),
-            }
-        )
+        rows.append(row | measure_of(group) | {"reason": "" if decided or reasons.empty else str(reasons.mode()[0])})
     return pd.DataFrame(rows)
 
 
@@ -149,6 +142,7 @@ def statement_table(runs: Sequence[StoredRun]) -> TextTable:
 
 STATEMENTS_TABLE = TableKind(
     "statements",
+    60,
     "a row for each claim that was checked along a run: how often it held, by what margin",
     "runs with --statement",
     checked_statements,

@@ -11,6 +11,7 @@ import numpy as np
 from hesscond.report.registry import STUDY, UNIT, TableKind
 from hesscond.report.selection import groups_of, in_order, select
 from hesscond.report.series import (
+    QUANTILES,
     RESOLVED,
     finite,
     gain,
@@ -18,9 +19,9 @@ from hesscond.report.series import (
     is_collapsed,
     is_unresolved,
     kappa_ends,
-    located,
     lower_bounds,
     quantile,
+    quantiles,
     resolved_values,
 )
 from hesscond.report.tables import DASH, Column, TextTable, bounded, interval, number, numbers, text_table, words
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.runs import StoredRun
-
-#: Quantiles of κ in the method's own coordinates.
-QUANTILES = {"kappa_own_q10": 0.1, "kappa_own_median": 0.5, "kappa_own_q90": 0.9}
 
 
 def summary_caption(frame: pd.DataFrame) -> str:
@@ -66,7 +64,7 @@ def summary_columns(frame: pd.DataFrame) -> list[Column]:
     if frame["batch_probes"].any():
         columns.append(bounded("κ(H)", "batch_kappa"))
         columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned"))
-        columns += [interval(f"κ own {100 * q:.0f} %", f"batch_{name}") for name, q in QUANTILES.items()]
+        columns += [interval(f"κ own {100 * q:.0f} %", f"batch_kappa_own_{name}") for name, q in QUANTILES.items()]
     columns.append(numbers("time (s)", "seconds", ".3g"))
     if frame["statements_applicable"].any():
         columns.append(Column("held", lambda row: f"{row['statements_held']} / {row['statements_applicable']}"))
@@ -152,9 +150,7 @@ def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
         summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
     summary["gain"] = median(gain(probe))
     summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
-    ends = intervals(probe, "kappa_own")
-    for name, q in QUANTILES.items():
-        summary |= located(name, quantile(*ends, q))
+    summary |= quantiles("kappa_own", intervals(probe, "kappa_own"))
     summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
     return summary
 
@@ -202,11 +198,7 @@ QUANTITIES = {"loss": "training_loss_tail_mean", "accuracy": "test_accuracy"}
 
 
 def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
-    """Results over the seeds, a row for each method, learning rate and batch size.
-
-    unfinished: number of seeds that go on, or were interrupted; loss, accuracy and kappa_own are of those that
-    finished; kappa_own_open: the median of a seed is unresolved, so that mean, smallest and largest are lower bounds.
-    """
+    """Results over the seeds, a row for each method, learning rate and batch size."""
     import pandas as pd
 
     selection, rows = select(runs, layer, unit), []
@@ -251,6 +243,7 @@ def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lo
 
 SUMMARY_TABLE = TableKind(
     "summary",
+    10,
     "a row for each run: loss, accuracy, κ, time, statements held",
     STUDY,
     summary_frame,
@@ -262,6 +255,7 @@ SUMMARY_TABLE = TableKind(
 
 SEEDS_TABLE = TableKind(
     "seeds",
+    30,
     "a row for each method: mean and range over its seeds",
     STUDY,
     seed_frame,

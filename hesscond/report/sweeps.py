@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hesscond.columns import ends, in_coordinates
 from hesscond.hessians.roles import NETWORK
 from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import summary_frame, training_summary
 from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, text_table, words
+from hesscond.runs import OPTIMA
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,16 +125,10 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextT
 
 #: Levels of Hessians, as in `hesscond.study.config.Level`, in the column ``level`` of `cells_frame`.
 LEVELS = ("unit", "layer", "network")
-#: Kinds of scaling of which the best is bounded, as the columns of the probe table name them.
-OPTIMA = ("diagonal", "kronecker")
 
 
 def cells_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """Every κ that was measured: a row for each method, seed, probed iteration, block and unit, with columns `CELLS`.
-
-    κ is infinite if unresolved. lr: that of the iteration; sharpness: lr · lambda_max_own / 2; share_diagonal and
-    share_kronecker: see `possible`.
-    """
+    """Every κ that was measured: a row for each method, seed, iteration, block and unit, with the columns `CELLS`."""
     import pandas as pd
 
     tables = []
@@ -158,8 +154,7 @@ def cells_frame(compared: Sequence[Compared]) -> pd.DataFrame:
 #: The columns of `cells_frame`.
 CELLS = [
     *("method", "learning_rate", "seed", "iteration", "data", "level", "layer", "unit", "n_params"),
-    *("kappa", "kappa_lower", "kappa_upper", "resolved", "rank"),
-    *("kappa_own", "kappa_own_lower", "kappa_own_upper", "resolved_own", "rank_own"),
+    *(in_coordinates(name, own) for own in ("", "own") for name in (*ends("kappa"), "resolved", "rank")),
     *("lambda_max", "lambda_max_own", "lr", "sharpness"),
     *(f"share_{kind}_{end}" for kind in OPTIMA for end in ("lower", "upper")),
     *("coordinates", "solver"),
@@ -167,11 +162,7 @@ CELLS = [
 
 
 def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
-    """Bounds of the share of the possible gain, (log κ(H) − log κ own)/(log κ(H) − log κ_opt).
-
-    Both are NaN where one of the κ is not resolved, or they count different ranks; the second is infinite where no gain
-    may be possible.
-    """
+    """Bounds of the share of the possible gain, (log κ(H) − log κ own)/(log κ(H) − log κ_opt)."""
     ends = [row[f"kappa_{kind}_{end}"] for end in ("lower", "upper")]
     known = all(math.isfinite(value) for value in (row["kappa"], row["kappa_own"], *ends))
     # an eigenvalue that is zero in only one of them is no gain
@@ -186,14 +177,7 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """Results of each method, a row for each in the order given.
-
-    learning_rate is NaN if none worked, refusal says why the other columns are then empty. loss and test_accuracy are
-    medians over the seeds that finished, collapsed counts those of them with constant outputs at the end; time: of an
-    iteration, relative to vanilla. LEVEL_kappa and LEVEL_kappa_own are medians over blocks, units, moments and seeds,
-    NaN where unresolved values leave them open, with ``_lower`` and ``_upper``; LEVEL_cells: number of κ in both
-    coordinates, LEVEL_resolved: number of resolved ones. shares: number of layers whose share_… is known.
-    """
+    """Results of each method, a row for each in the order given."""
     import pandas as pd
 
     cells, rows = cells_frame(compared), []

@@ -74,13 +74,7 @@ def intervals_per_decade(low: float, high: float) -> float:
 
 
 def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> dict[str, Any]:
-    """Ratio κ of ``base`` over κ of ``other`` at equal training loss.
-
-    In each interval of loss in which both were probed every probe of one is compared with every probe of the other;
-    all intervals have the same weight. Keys: loss_low, loss_high, the range of loss that both reach (NaN: none); probes
-    and base_probes in it, unresolved and base_unresolved; ratio, ratio_q25, ratio_q75: (low, high), equal unless
-    unresolved values leave them open.
-    """
+    """Ratio κ of ``base`` over κ of ``other`` at equal training loss: of all pairs of probes in intervals of it."""
     found: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
     found |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
     every = [one.loss[one.measured(quantity)] for one in (base, other)]
@@ -126,10 +120,7 @@ def at_same_weights(probes: Probes, quantity: str) -> tuple[float, float, float]
 
 
 def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[Group, list[StoredRun]]], list[str]]:
-    """Groups of runs with those of them that can be compared, the baseline first, and a sentence for each left out.
-
-    The baseline is vanilla, or the first method if it is not there.
-    """
+    """Groups of runs with those of them that can be compared, the baseline first, and a sentence for each left out."""
     kept, sentences = [], []
     for group in probed_groups(runs):
         faults = list(map(fault_of, group.runs))
@@ -321,6 +312,7 @@ def verdict_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 
 VERDICT_TABLE = TableKind(
     "verdict",
+    20,
     "a row for each method: κ at equal training loss, and at the same weights",
     PROBED,
     verdict_frame,

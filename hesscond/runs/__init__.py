@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from hesscond.runs.checkpoint import BusyError, Checkpoints
     from hesscond.runs.following import UnitCurves, WatchedRun
     from hesscond.runs.log import RunLog, can_be_resumed, check_free, check_no_run
-    from hesscond.runs.schema import TABLES
+    from hesscond.runs.schema import OPTIMA, PLACE, TABLES
     from hesscond.runs.store import (
         FROM_THE_START,
         LOG,
@@ -30,7 +30,9 @@ else:
 __all__ = [
     "FROM_THE_START",
     "LOG",
+    "OPTIMA",
     "OVER",
+    "PLACE",
     "TABLES",
     "BusyError",
     "Checkpoints",

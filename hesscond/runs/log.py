@@ -6,7 +6,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -209,16 +209,11 @@ def check_no_run(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file: give a folder for the run")
 
 
-def can_be_resumed(
-    folder: Path, config: Mapping[str, Any], completed: Callable[[dict[str, Any]], dict[str, Any]] = dict
-) -> Literal["no", "same", "longer"]:
-    """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run.
-
-    ``completed`` returns a configuration with the defaults of the keys that an earlier version did not write.
-    """
+def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
+    """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run."""
     if not os.path.lexists(folder / LOG):
         return "no"
-    there, wanted = completed(open_run(folder).config), completed({**config})
+    there, wanted = open_run(folder).config, {**config}
     # other versions go on too: they are not part of what is run
     for one in (there, wanted):
         one["run"] = {key: value for key, value in one["run"].items() if key not in ("versions", "data_source")}

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sqlite3
 
+from hesscond.columns import COORDINATES, ends, in_coordinates, in_sqlite
 from hesscond.errors import RunError
 
 #: Version of all tables below; it goes up when they change.
 SCHEMA_VERSION = 9
 #: "HESS", in the header of the file.
 APPLICATION_ID = 0x48455353
+
+#: Condition numbers of a block, and kinds of scaling of which the best is bounded.
+KAPPAS = ("kappa", *(in_coordinates("kappa", own) for own in COORDINATES))
+OPTIMA = ("diagonal", "kronecker")
+
+#: Columns that say where something was measured.
+PLACE = {"iteration": "INTEGER", "epoch": "INTEGER", "data": "TEXT", "layer": "TEXT", "unit": "INTEGER"}
 
 #: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
 TABLES: dict[str, dict[str, str]] = {
@@ -25,52 +33,25 @@ TABLES: dict[str, dict[str, str]] = {
         "test_bits_per_character": "REAL",
     },
     "probe": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
+        **PLACE,
         "samples": "INTEGER",
         "n_params": "INTEGER",
-        "kappa": "REAL",
-        "kappa_lower": "REAL",
-        "kappa_upper": "REAL",
-        "kappa_preconditioned": "REAL",
-        "kappa_preconditioned_lower": "REAL",
-        "kappa_preconditioned_upper": "REAL",
-        "kappa_own": "REAL",
-        "kappa_own_lower": "REAL",
-        "kappa_own_upper": "REAL",
+        **dict.fromkeys((name for kappa in KAPPAS for name in ends(kappa)), "REAL"),
         "kappa_D": "REAL",
         "kappa_D_eps": "REAL",
         "kappa_D_running": "REAL",
         "kappa_D_running_eps": "REAL",
         "dead": "INTEGER",
-        "rank": "INTEGER",
-        "nullity": "INTEGER",
-        "negative": "INTEGER",
-        "resolved": "INTEGER",
-        "lambda_max": "REAL",
-        "lambda_min": "REAL",
+        **in_sqlite("rank", "nullity", "negative", "resolved", "lambda_max", "lambda_min"),
         "trace": "REAL",
-        "rank_preconditioned": "INTEGER",
-        "resolved_preconditioned": "INTEGER",
-        "rank_own": "INTEGER",
-        "resolved_own": "INTEGER",
+        **{in_coordinates(name, own): "INTEGER" for own in COORDINATES for name in ("rank", "resolved")},
         "lambda_max_own": "REAL",
-        "kappa_diagonal_lower": "REAL",
-        "kappa_diagonal_upper": "REAL",
-        "kappa_kronecker_lower": "REAL",
-        "kappa_kronecker_upper": "REAL",
+        **dict.fromkeys((f"kappa_{kind}_{end}" for kind in OPTIMA for end in ("lower", "upper")), "REAL"),
         "coordinates": "TEXT",
         "solver": "TEXT",
     },
     "statements": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
+        **PLACE,
         "statement": "TEXT",
         "claim": "TEXT",
         "known": "INTEGER",
@@ -79,20 +60,9 @@ TABLES: dict[str, dict[str, str]] = {
         "reason": "TEXT",
     },
     "readings": {
-        "iteration": "INTEGER",
-        "epoch": "INTEGER",
-        "data": "TEXT",
-        "layer": "TEXT",
-        "unit": "INTEGER",
+        **PLACE,
         "coordinates": "TEXT",
-        "kappa": "REAL",
-        "kappa_lower": "REAL",
-        "kappa_upper": "REAL",
-        "rank": "INTEGER",
-        "nullity": "INTEGER",
-        "negative": "INTEGER",
-        "resolved": "INTEGER",
-        "solver": "TEXT",
+        **in_sqlite(*ends("kappa"), "rank", "nullity", "negative", "resolved", "solver"),
     },
 }
 

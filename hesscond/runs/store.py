@@ -63,10 +63,7 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def check_regular(folder: Path) -> None:
-    """Refuse a run whose files are not files in its own folder: what a link leads to is not this run's.
-
-    The folder itself may be reached through links.
-    """
+    """Refuse a run whose files are not files in its own folder: what a link leads to is not this run's."""
     for name in (LOG, "config.toml", *(LOG + end for end in COMPANIONS)):
         path = folder / name
         if path.is_symlink():

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, ZERO, Cause
+from hesscond.columns import CONDITION, ends, in_coordinates
 
 #: Values are called zero only if the next larger one exceeds their error bound by this factor …
 GAP = 1e3
@@ -138,24 +139,13 @@ class ConditionNumber:
     @property
     def columns(self) -> dict[str, Any]:
         """Columns of κ in tables and logs, by name; negative is None if only a lower bound is known."""
-        return {
-            "rank": self.rank,
-            "nullity": self.nullity,
-            "negative": self.counted_negative,
-            "lambda_max": self.lambda_max,
-            "lambda_min": self.lambda_min,
-            "kappa": self.value,
-            "kappa_lower": self.lower,
-            "kappa_upper": self.upper,
-            "resolved": int(self.resolved),
-            "solver": self.solver,
-        }
+        found = {name: getattr(self, attribute) for name, (attribute, _) in CONDITION.items()}
+        return found | {"resolved": int(self.resolved)}
 
     def columns_in(self, coordinates: str) -> dict[str, Any]:
         """Columns of κ in other coordinates next to those of the plain one, such as kappa_own and rank_own."""
-        name = f"kappa_{coordinates}"
-        ends = {name: self.value, f"{name}_lower": self.lower, f"{name}_upper": self.upper}
-        return ends | {f"rank_{coordinates}": self.rank, f"resolved_{coordinates}": int(self.resolved)}
+        plain, names = self.columns, (*ends("kappa"), "rank", "resolved")
+        return {in_coordinates(name, coordinates): plain[name] for name in names}
 
     def widened(self, error: float, cause: Cause = SUMMED) -> ConditionNumber:
         """Return the result if, for a cause, the matrix is known only up to an error of this 2-norm.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +16,9 @@ import torch
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
 from hesscond.methods import parse
-from hesscond.runs import RunLog, StoredRun, open_run
+from hesscond.runs import StoredRun, open_run
 from hesscond.study.config import StudyConfig
-from hesscond.study.runner import RunPlan, Training, check_plan
+from hesscond.study.runner import RunPlan, Training, check_plan, rehearsal
 from hesscond.study.sweep import Outcome
 
 #: The learning rates that are tried unless others are given.
@@ -166,17 +165,14 @@ class Comparison:
         return None if math.isinf(losses[rate]) else rate
 
     def cost(self, method: str, rate: float) -> float:
-        """Time of an iteration divided by that of the vanilla method, read from `TIMES` or measured now.
-
-        It is measured at the smallest rates of their grids: an iteration takes as long at any rate, and moves the
-        weights least at these.
-        """
+        """Time of an iteration divided by that of the vanilla method, read from `TIMES` or measured now."""
         path = self.out / TIMES
         times: dict[str, float] = {}
         with suppress(OSError, ValueError):
             times = json.loads(path.read_text(encoding="utf-8"))
         name = f"{method} {rate:g}"
         if name not in times:
+            # as long as at any other rate, and the weights move least
             lowest = self.grid(method)[0]
             times[name] = relative_cost(self.tried(method, lowest), self.tried("vanilla", lowest), self.data)
             path.write_text(json.dumps(times, indent=1), encoding="utf-8")
@@ -195,28 +191,16 @@ def final_loss(folder: Path) -> float:
 
 
 def relative_cost(plan: RunPlan, vanilla: RunPlan, data: Dataset) -> float:
-    """Time of an iteration over that of the vanilla method, from blocks of iterations of both in turn.
-
-    All blocks but the first are added up, so that work that a method does only every few steps has its share; NaN if
-    one of the two diverges.
-    """
+    """Time of an iteration over that of the vanilla method, from blocks of iterations of both in turn."""
     total = [0.0, 0.0]
-    with tempfile.TemporaryDirectory() as folder:
-        trainings = [
-            Training(p, data, RunLog(Path(folder) / name, p.config(data)), None)
-            for name, p in (("vanilla", vanilla), ("own", plan))
-        ]
-        try:
-            for number in range(ROUNDS):
-                times = [block_time(training, number * BLOCK) for training in trainings]
-                if number:
-                    total = [sum(pair) for pair in zip(total, times, strict=True)]
-        except DivergedError:
-            return math.nan
-        finally:
-            for training in trainings:
-                training.log.close("finished")
-    return total[1] / total[0]
+    with suppress(DivergedError), rehearsal(vanilla, data) as base, rehearsal(plan, data) as own:
+        for number in range(ROUNDS):
+            times = [block_time(training, number * BLOCK) for training in (base, own)]
+            # the first is slow; what a method does only every few steps has its share
+            if number:
+                total = [sum(pair) for pair in zip(total, times, strict=True)]
+        return total[1] / total[0]
+    return math.nan
 
 
 def block_time(training: Training, first: int) -> float:

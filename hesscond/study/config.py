@@ -325,14 +325,6 @@ class StudyConfig(Section):
         )
 
 
-def completed(config: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a run's ``config.toml``, with defaults for the keys that an earlier version did not write."""
-    try:
-        return StudyConfig.model_validate(config).model_dump(mode="json", exclude_none=True)
-    except ValidationError:
-        return config
-
-
 def resolve_device(name: str) -> torch.device:
     """The torch device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
 

@@ -63,10 +63,7 @@ def check_data(config: DataConfig, data: Dataset) -> None:
 
 
 class Augmentation:
-    """Random changes of the images or points of a mini-batch, by names in `hesscond.data.AUGMENTATIONS`.
-
-    They are drawn from a generator that the run's seed begins; batches may have flattened inputs.
-    """
+    """Random changes of the images or points of a mini-batch, by names in `hesscond.data.AUGMENTATIONS`."""
 
     def __init__(self, names: Collection[str], form: Form, seed: int) -> None:
         self.changes = [change for name, change in AUGMENTATIONS[form.kind].items() if name in names]

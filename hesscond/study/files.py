@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hesscond.errors import ConfigError, did_you_mean
 from hesscond.study.config import StudyConfig, merged
 from hesscond.study.layout import FileTable
 from hesscond.study.listing import aliases, studies_folder
-from hesscond.study.sections import sentence
+from hesscond.study.sections import read_toml, sentence
 from hesscond.study.structure import check_structure
 
 SCALES = ("paper", "small")
@@ -102,14 +101,7 @@ class StudyFile:
     @classmethod
     def read(cls, path: Path) -> StudyFile:
         """The file at a path."""
-        try:
-            return cls(path, tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"no study file {path}") from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        return cls(path, read_toml(path, f"no study file {path}"))
 
     @cached_property
     def layout(self) -> FileTable:

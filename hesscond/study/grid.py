@@ -20,11 +20,11 @@ import torch
 from pydantic import Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError
-from hesscond.methods import parse
+from hesscond.methods import parse, registered
 from hesscond.runs import check_free, check_no_run
 from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.runner import RunPlan
-from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, sentence
+from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, read_toml, sentence
 
 #: Name of the file that describes a sweep, in its folder.
 FILE = "sweep.toml"
@@ -81,6 +81,31 @@ class Overrides:
             raise ConfigError(sentence(error)) from None
 
 
+def asked(
+    study: StudyConfig,
+    file: Path,
+    method: list[str] | None,
+    lr: float | None,
+    seed: str | None,
+    out: Path | None,
+    resume: bool,
+) -> tuple[list[str], float | None, str, Path | None]:
+    """Methods, rate, seeds and folder as they were given, else as the ``config.toml`` of a run has them."""
+    if resume and out is None:
+        if study.run is None:
+            raise ConfigError("--resume needs the folder of the runs: give it as --out")
+        out = file.parent
+    if study.run is not None:
+        if not method:
+            method, lr = [study.run.label or study.run.method], lr or study.run.learning_rate
+        seed = str(study.run.seed) if seed is None else seed
+    if not method:
+        own = "".join(f"{entry.name}, " for entry in study.methods)
+        names = ", ".join(one.name for one in registered())
+        raise ConfigError(f"name at least one method with --method: {own}{names}")
+    return method, lr, "0" if seed is None else seed, out
+
+
 def plan_runs(
     study: StudyConfig,
     methods: Sequence[str],
@@ -91,10 +116,7 @@ def plan_runs(
     *,
     resume: bool = False,
 ) -> list[RunPlan]:
-    """Plan one run for every method and seed, in folders that are free, or that may exist if ``resume``.
-
-    A single run goes to ``out`` itself, several to ``out/METHOD-seedS``.
-    """
+    """Plan one run for every method and seed, in folders that are free, or that may exist if ``resume``."""
     if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
         raise ConfigError("a method or seed is given twice")
     single = len(methods) * len(seeds) == 1
@@ -160,10 +182,7 @@ def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
 
 
 def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[RunPlan]:
-    """Plan one run for every point of the grid, all methods and rates of the first seed before those of the next.
-
-    The run folders in ``out`` are named ``METHOD-bSIZE-lrRATE[-KEYVALUE…]-seedS``.
-    """
+    """Plan one run for every point of the grid, all methods and rates of the first seed before those of the next."""
     places = []
     for values in itertools.product(*config.settings.values()):
         settings = dict(zip(config.settings, values, strict=True))
@@ -258,15 +277,7 @@ def plain(value: Any) -> str:
 def read_sweep(folder: Path) -> SweepConfig:
     """The sweep of a folder."""
     path = folder / FILE
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{folder} is not the folder of a sweep: it has no {FILE}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return check_config(content, f"{path}: ")
+    return check_config(read_toml(path, f"{folder} is not the folder of a sweep: it has no {FILE}"), f"{path}: ")
 
 
 def write_sweep(config: SweepConfig, folder: Path) -> None:

@@ -19,10 +19,7 @@ TOP_CLASSES, TOP = 10, 5
 
 
 def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Whether samples are classified correctly by outputs (n, classes): by the largest, and by one of the five largest.
-
-    The second column of the (n, 2) truths is the first where there are fewer than ten classes.
-    """
+    """Whether samples are classified correctly by outputs (n, classes): by the first, and by one of the five first."""
     first = output.argmax(1) == targets
     if output.shape[1] < TOP_CLASSES:
         return torch.stack([first, first], 1)
@@ -30,12 +27,7 @@ def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def of_classes(right: torch.Tensor, targets: torch.Tensor, classes: int) -> dict[str, float | None]:
-    """The `METRICS` of a classification with the `hits` of all samples.
-
-    test_accuracy: share of the samples that are right; test_top5: that have their class among the five largest
-    outputs, None with fewer than ten classes; test_class_accuracy: mean over the classes in the test set of the share
-    of theirs that is right.
-    """
+    """The `METRICS` of a classification with the `hits` of all samples."""
     right, targets = right.cpu(), targets.cpu()
     first, five = right.sum(0).tolist()
     numbers = torch.bincount(targets, minlength=classes)
@@ -49,10 +41,7 @@ def of_classes(right: torch.Tensor, targets: torch.Tensor, classes: int) -> dict
 
 
 def of_values(mean_squared_error: float, targets: torch.Tensor) -> dict[str, float | None]:
-    """The `METRICS` of a regression: test_psnr = −10 log₁₀ MSE in dB for values in [0, 1], None for others.
-
-    The ratio is that of the mean over all samples, not a mean over pictures.
-    """
+    """The `METRICS` of a regression: test_psnr = −10 log₁₀ MSE in dB for values in [0, 1], None for others."""
     metrics: dict[str, float | None] = dict.fromkeys(METRICS)
     if bool(((targets >= 0) & (targets <= 1)).all()):
         metrics["test_psnr"] = -10 * math.log10(mean_squared_error) if mean_squared_error else math.inf

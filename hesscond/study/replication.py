@@ -6,19 +6,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from hesscond.data import Dataset, part
 from hesscond.errors import ConfigError
-from hesscond.runs import RunLog
 from hesscond.study.config import StudyConfig
 from hesscond.study.files import StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
 from hesscond.study.layout import Claim, Cost, Published
 from hesscond.study.listing import contents
-from hesscond.study.runner import RunPlan, Training
+from hesscond.study.runner import RunPlan, rehearsal
 
 #: The time of a run is estimated from this number of iterations, or those done in this number of seconds, and from an
 #: evaluation of this number of test samples.
@@ -109,23 +107,11 @@ def plan_replication(
     ]
 
 
-@dataclass(frozen=True)
-class Estimate:
+def estimate(plan: RunPlan, data: Dataset) -> tuple[float, float]:
     """Estimated seconds for an iteration of a run, and for the whole run with its evaluations."""
-
-    plan: RunPlan
-    each: float
-    seconds: float
-
-
-def estimate(plan: RunPlan, data: Dataset) -> Estimate:
-    """Estimate of the time of a run, from its first iterations and an evaluation of some test samples."""
     tests = len(data.test_targets)
     few = min(tests, SAMPLES)
-    with TemporaryDirectory() as folder:
-        data = part(data, test=few)
-        log = RunLog(Path(folder) / "run", plan.config(data))
-        training = Training(plan, data, log, None)
+    with rehearsal(plan, part(data, test=few)) as training:
         started = time.perf_counter()
         training.evaluate()
         evaluation = (time.perf_counter() - started) * tests / few
@@ -144,9 +130,8 @@ def estimate(plan: RunPlan, data: Dataset) -> Estimate:
             done += 1
         training.settle()
         each = (time.perf_counter() - started) / done
-        log.close("finished")
     epochs = training.iterations // max(1, training.per_epoch) + 1
-    return Estimate(plan, each, each * training.iterations + evaluation * epochs)
+    return each, each * training.iterations + evaluation * epochs
 
 
 def replications() -> Iterator[Replication]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy
@@ -27,11 +28,10 @@ from hesscond.problem.randomness import RandomState, gpus_of
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
 from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics
-from hesscond.study.config import StudyConfig, completed
+from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.metrics import multiplications
 from hesscond.study.probing import Probe, Prober, ProbeRow, placed
-from hesscond.study.schedule import scheduler
 from hesscond.study.sections import ModelConfig
 from hesscond.study.structure import check_structure, probed_blocks, probed_layers
 from hesscond.theorems import LayerStatement, statement
@@ -73,10 +73,7 @@ class SquaredError(nn.Module):
     """Mean of the squares, also of classes and of several predictions of the same values."""
 
     def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """Loss of outputs (N, d) and values (N, d), or classes (N,): 1 for the class, 0 for the others.
-
-        For several predictions (N, p, d), it is the sum of their losses.
-        """
+        """Loss of outputs (N, d) and values (N, d), or classes (N,): 1 for the class, 0 for the others."""
         if not target.is_floating_point():
             target = functional.one_hot(target, output.shape[-1]).to(output)
         if output.ndim == target.ndim:
@@ -261,11 +258,8 @@ def run(
 
 
 def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
-    """State of the run of a plan in its folder; without ``resume`` it can only be "new".
-
-    "longer": it is over, or broken off, with fewer iterations than the plan has.
-    """
-    there = can_be_resumed(plan.folder, config, completed) if resume else "no"
+    """State of the run of a plan in its folder; without ``resume`` it can only be "new"."""
+    there = can_be_resumed(plan.folder, config) if resume else "no"
     if there == "longer":
         # what diverged cannot go on
         return "over" if open_run(plan.folder).status == "diverged" else "longer"
@@ -314,6 +308,17 @@ def diverged(quantity: str, value: float, iteration: int, lr: float) -> Diverged
     )
 
 
+@contextmanager
+def rehearsal(plan: RunPlan, data: Dataset) -> Iterator[Training]:
+    """The state of a run whose log is thrown away, to measure what it takes."""
+    with TemporaryDirectory() as folder:
+        training = Training(plan, data, RunLog(Path(folder) / "run", plan.config(data)), None)
+        try:
+            yield training
+        finally:
+            training.log.close("finished")
+
+
 class Training:
     """The state of a run while it is trained."""
 
@@ -341,7 +346,7 @@ class Training:
         if isinstance(self.inputs, torch.Tensor):
             self.method.fit(self.inputs)
         self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
-        self.schedule = scheduler(self.optimizer, study.schedule, per_epoch=self.per_epoch, iterations=self.iterations)
+        self.schedule = study.schedule.scheduler(self.optimizer, per_epoch=self.per_epoch, iterations=self.iterations)
         blocks = probed_blocks(study)
         self.prober = Prober(
             self.model,
@@ -486,9 +491,7 @@ class Training:
         if self.schedule is not None:
             self.schedule.load_state_dict(state["schedule"])
         self.order.set_state(state["order"].cpu())
-        # a checkpoint of an earlier version has no augmentation
-        if "augmentation" in state:
-            self.augment.generator.set_state(state["augmentation"].cpu())
+        self.augment.generator.set_state(state["augmentation"].cpu())
         torch.set_rng_state(state["random"].cpu())
         if state["random_gpu"] is not None:
             torch.cuda.set_rng_state(state["random_gpu"].cpu(), self.plan.device)

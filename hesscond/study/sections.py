@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from hesscond.data import AUGMENTATIONS, Form
 from hesscond.data import form as data_form
@@ -263,6 +268,52 @@ class ScheduleConfig(Section):
         if self.warmup == "constant" and self.warmup_start is None:
             raise misfit(["warmup"], "a constant warm-up needs warmup_start")
         return self
+
+    def scheduler(self, optimizer: Optimizer, *, per_epoch: int, iterations: int) -> LambdaLR | None:
+        """Scheduler that sets the rates of ``optimizer`` once after every step; None if they are constant."""
+        if self == ScheduleConfig():
+            return None
+        return LambdaLR(optimizer, self.factors(per_epoch=per_epoch, iterations=iterations))
+
+    def factors(self, *, per_epoch: int, iterations: int) -> Callable[[int], float]:
+        """Factor of the learning rate as a function of the iteration (0, 1, …).
+
+        ``per_epoch``, ``iterations``: number of iterations in an epoch, and in the whole run.
+        """
+        warmup = self.warmup_iterations or round((self.warmup_epochs or 0) * per_epoch)
+        left = max(1, iterations - warmup)
+
+        def factor(iteration: int) -> float:
+            if iteration < warmup:
+                if self.warmup_start is None:
+                    return (iteration + 1) / warmup
+                grown = iteration / warmup if self.warmup == "linear" else 0.0
+                return self.warmup_start + (1 - self.warmup_start) * grown
+            epoch, done = iteration / per_epoch, min(1.0, (iteration - warmup) / left)
+            if self.kind == "steps":
+                passed = sum(epoch >= milestone for milestone in self.milestones or ())
+                return (self.factor or 1.0) ** passed
+            if self.kind == "exponential":
+                return (self.factor or 1.0) ** epoch
+            if self.kind == "cosine":
+                return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
+            if self.kind == "linear":
+                return self.end + (1 - self.end) * (1 - done)
+            return 1.0
+
+        return factor
+
+
+def read_toml(path: Path, missing: str) -> dict[str, Any]:
+    """Contents of a TOML file; ``missing``: the sentence if there is none."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(missing) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 #: What pydantic's kinds of errors mean.

@@ -113,10 +113,7 @@ def sweep(
     files: Mapping[DataKey, Path] | None = None,
     data_dir: Path | None = None,
 ) -> dict[str, Outcome]:
-    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names.
-
-    ``files`` are those of `shared_files`; without them, each worker loads the data itself, from ``data_dir``.
-    """
+    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names."""
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
     flying: dict[Future[Outcome], RunPlan] = {}

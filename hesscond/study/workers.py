@@ -116,10 +116,7 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
 
 @contextmanager
 def dask_workers(address: str) -> Iterator[Executor]:
-    """Executor of the workers of a Dask scheduler, with an address as ``tcp://host:8786``.
-
-    The workers see the sweep's folder under the same path. The scheduler begins a call whose worker is lost again.
-    """
+    """Executor of the workers of a Dask scheduler, with an address as ``tcp://host:8786``."""
     try:
         from distributed import Client
     except ImportError:

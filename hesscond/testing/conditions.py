@@ -16,6 +16,7 @@ from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
 from hesscond.probing.entry import probe
 from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.runs import place_name
 from hesscond.spectra import ConditionNumber
 from hesscond.testing.assertions import Assertion, Finding, conclude, policy_of, refuse_share
 
@@ -104,7 +105,15 @@ def assert_condition_number(
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
         text = format_kappa(kappa)
         cells = {**cells_of(place), "κ": text, **evidence(kappa)}
-        findings.append(Finding(decided(truths, kappa.rank), margin, cells, format_place(place), f"κ = {text}"))
+        findings.append(
+            Finding(
+                decided(truths, kappa.rank),
+                margin,
+                cells,
+                where(place),
+                f"κ = {text}",
+            )
+        )
     claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, name_of(method))), policy)
 
@@ -192,7 +201,7 @@ def assert_preconditioner_improves(
         }
         holds = decided([truth], min(kappa.rank, other.rank))
         said = f"κ {format_kappa(kappa)} → {format_kappa(other)}, by {gain}"
-        findings.append(Finding(holds, float(ratio.lower) / factor, cells, format_place(place), said))
+        findings.append(Finding(holds, float(ratio.lower) / factor, cells, where(place), said))
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
@@ -265,16 +274,9 @@ def width(known: Interval) -> str:
     return f"{1.05 * float((known.upper - known.lower) / known.upper):.1e}" if np.isfinite(known.upper) else ""
 
 
-def format_place(place: Place) -> str:
-    """A place in words.
-
-    Examples
-    --------
-    >>> format_place(("fc3", 3)), format_place(("fc3", None))
-    ('layer fc3, unit 3', 'layer fc3')
-    """
-    layer, unit = place
-    return f"layer {layer}" if unit is None else f"layer {layer}, unit {unit}"
+def where(place: Place) -> str:
+    """A place in words."""
+    return place_name(f"layer {place[0]}", place[1], ", unit ")
 
 
 def evidence(kappa: ConditionNumber) -> dict[str, str]:

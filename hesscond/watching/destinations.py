@@ -1,4 +1,8 @@
-"""Destinations of the rows of a watch: functions, TensorBoard, Weights & Biases, MLflow, and run folders."""
+"""Destinations of the rows of a watch: functions, TensorBoard, Weights & Biases, MLflow, and run folders.
+
+A new one is a subclass of `Destination` with a name, in a module of this package or anywhere else: ``log="NAME"`` or
+``log="NAME:PLACE"`` opens it once its module is imported, as entry points of the group ``hesscond.destinations`` are.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,31 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import imported, load_installed
 from hesscond.runs import RunLog, can_be_resumed, check_free
 
 Metrics = dict[str, Any]
 
 
 class Destination:
-    """Receiver of the results of a watch; what a kind of receiver has no use for does nothing."""
+    """Receiver of the results of a watch; what a kind of receiver has no use for does nothing.
+
+    ``name``: what ``log`` opens it by (none: by an object of another kind); ``takes_place``: whether a text follows it
+    behind a colon, which the class is then called with.
+    """
+
+    name: ClassVar[str] = ""
+    takes_place: ClassVar[bool] = False
+    named: ClassVar[dict[str, type[Destination]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if cls.name:
+            Destination.named[cls.name] = cls
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a probe: its numbers by name, and a row for each block."""
@@ -51,6 +68,8 @@ class ToFunction(Destination):
 class ToTensorBoard(Destination):
     """Destination that writes event files into a folder, in double precision."""
 
+    name, takes_place = "tensorboard", True
+
     def __init__(self, folder: str) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -75,10 +94,9 @@ class ToTensorBoard(Destination):
 
 
 class ToWandb(Destination):
-    """Destination that adds to the open run of Weights & Biases, keeping its steps as they are, or opens one.
+    """Destination that adds to the open run of Weights & Biases, keeping its steps as they are, or opens one."""
 
-    An open run logs the numbers with its next row, over the axis ``hesscond/step``.
-    """
+    name = "wandb"
 
     def __init__(self) -> None:
         try:
@@ -100,6 +118,8 @@ class ToWandb(Destination):
 
 class ToMLflow(Destination):
     """Destination that adds to MLflow's active run, or starts one; infinite values (unresolved κ) are left out."""
+
+    name = "mlflow"
 
     def __init__(self) -> None:
         try:
@@ -124,10 +144,7 @@ class ToMLflow(Destination):
 
 
 class ToRunFolder(Destination):
-    """Destination that writes a run folder, for ``figure``, ``table``, ``report`` and ``check``.
-
-    The folder of an earlier training is continued only after `Watch.load_state_dict` has restored its state.
-    """
+    """Destination that writes a run folder, for ``figure``, ``table``, ``report`` and ``check``."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -174,21 +191,31 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
         return [one for part in log for one in destinations(part, config)]
     if callable(log):
         return [ToFunction(log)]
-    if log == "wandb":
-        return [ToWandb()]
-    if log == "mlflow":
-        return [ToMLflow()]
-    if isinstance(log, str) and log.startswith("tensorboard"):
-        return [ToTensorBoard(log.removeprefix("tensorboard").removeprefix(":"))]
-    if isinstance(log, str) and (scheme := re.match(r"(\w\w+):", log)):
-        raise ConfigError(
-            f"log={log!r}: {scheme[1]!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
-        )
+    if isinstance(log, str) and (opened := opened_by_name(log)) is not None:
+        return [opened]
     if isinstance(log, (str, os.PathLike)) and str(log):
         return [ToRunFolder(Path(log), config())]
     raise ConfigError(
         f"log must be a function, 'tensorboard:DIR', 'wandb', 'mlflow', a folder, or a list of these, not {log!r}"
     )
+
+
+def opened_by_name(log: str) -> Destination | None:
+    """Destination that a text opens by its name; None if it is the path of a folder."""
+    name, colon, place = log.partition(":")
+    if name not in Destination.named:
+        imported(__package__)
+        load_installed("hesscond.destinations")
+    found: Any = Destination.named.get(name)
+    if found is not None and (found.takes_place or not colon):
+        one: Destination = found(place) if found.takes_place else found()
+        return one
+    # one letter is a drive
+    if re.match(r"\w\w+:", log):
+        raise ConfigError(
+            f"log={log!r}: {name!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
+        )
+    return None
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hesscond.columns import CONDITION
 from hesscond.errors import ConfigError, HesscondError, one_line
 from hesscond.methods.optimizers import held
 from hesscond.probing.processes import check_group
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("hesscond")
 
 #: Columns of a block that are reported under its name.
-SHOWN = ("kappa", "kappa_lower", "kappa_upper", "rank", "negative", "lambda_max", "lambda_min", "kappa_own")
+SHOWN = (*(name for name in CONDITION if name not in ("nullity", "resolved", "solver")), "kappa_own")
 #: Share of the time that measuring may take if neither ``every`` nor a budget is given.
 DEFAULT_BUDGET = 0.05
 #: Largest multiple of ``every`` to which a budget lengthens it before blocks are left out.

@@ -10,12 +10,12 @@ import pytest
 from hesscond.errors import ConfigError
 from hesscond.report import html_report, write_report
 from hesscond.report.html_report import render_report
-from tests.report_page import Page, logged, probe, study
+from tests.report_page import Page, logged, probe
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return study(tmp_path_factory.mktemp("runs"))
+def runs(four_runs):
+    return four_runs
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
@@ -16,13 +17,26 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import imported
 from hesscond.methods import registered
-from hesscond.report import COLUMN, FIGURES, method_colors, save_figure, venue_page, venues
+from hesscond.report import (
+    COLUMN,
+    FIGURES,
+    TABLES,
+    FigureKind,
+    TableKind,
+    method_colors,
+    save_figure,
+    venue_page,
+    venues,
+)
 from hesscond.report.curves import training_figure
+from hesscond.report.html_report import render_report
 from hesscond.report.layers import heat_cells
 from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
+from hesscond.report.tables import numbers, words
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
@@ -66,6 +80,43 @@ def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun],
 
 def tick_labels(ax):
     return [*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both")]
+
+
+def test_every_kind_of_the_package_is_found_without_importing_it() -> None:
+    modules = imported("hesscond.report")
+    for kind, registry in ((FigureKind, FIGURES), (TableKind, TABLES)):
+        there = {one for module in modules for one in vars(module).values() if isinstance(one, kind)}
+        assert set(registry.values()) == there
+        orders = [one.order for one in registry.values()]
+        assert orders == sorted(set(orders))
+
+
+def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_report(
+    runs: list[StoredRun], tmp_path: Path, call_cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(runs, *, page=COLUMN):
+        figure = page.figure(1.0)
+        figure.add_subplot().plot([run.last_loss for run in runs])
+        return figure
+
+    with pytest.raises(ConfigError, match="'gain' is registered already"):
+        FIGURES.register(FIGURES["gain"])
+    for registry in (FIGURES, TABLES):
+        # none of the package's own, which take long to draw
+        monkeypatch.setattr(registry, "_places", {})
+        monkeypatch.setattr(registry, "_registered", {})
+    FIGURES.register(FigureKind("losses", 5, "the last losses", "runs", draw, lambda runs: None))
+    columns = [words("run", "run"), numbers("loss", "loss")]
+    TABLES.register(TableKind("losses", 5, "the last losses", "runs", loss_frame, lambda frame: columns, "last losses"))
+    folders = [str(run.folder) for run in runs]
+    assert call_cli("figure", "losses", *folders, "-o", tmp_path / "losses.png").code == 0
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert f"| {runs[0].label} |" in call_cli("table", "losses", *folders, "--format", "md").out
+    assert "the last losses" in render_report(runs)
+
+
+def loss_frame(runs: list[StoredRun]) -> pd.DataFrame:
+    return pd.DataFrame({"run": [run.label for run in runs], "loss": [run.last_loss for run in runs]})
 
 
 @pytest.mark.share(4)

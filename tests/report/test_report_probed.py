@@ -19,10 +19,8 @@ from rich.table import Table
 from torch import nn
 
 import hesscond
-from hesscond.probing.tables import compact
-from hesscond.report import layer_frame, layer_table, notes, probe_figure, save_figure, unit_table
-from hesscond.report.axes import LONGEST, shortened
-from hesscond.report.probed import spread
+from hesscond.probing.tables import compact, layer_frame, layer_table, notes, unit_table
+from hesscond.report import probe_figure, save_figure
 
 
 def made_up(
@@ -255,20 +253,3 @@ def test_a_result_is_as_good_as_its_frame(tmp_path: Any) -> None:
     for name, found in (("a.svg", result), ("b.svg", result.to_frame())):
         save_figure(probe_figure(found), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_spread_stays_in_the_row_and_is_even() -> None:
-    frame = made_up(NAMES["three"], 200)
-    moved = spread(frame)
-    assert np.array_equal(moved, spread(frame))
-    assert np.abs(moved).max() < 0.4
-    assert np.diff(np.sort(moved[:200])).max() < 0.02
-    assert (spread(made_up(["a"], 1)) == 0).all()
-
-
-def test_long_names_keep_both_ends() -> None:
-    assert shortened("fc1") == "fc1"
-    long = shortened("encoder.layers.11.self_attn.out_proj")
-    assert len(long) == LONGEST
-    assert long.startswith("encode")
-    assert long.endswith("out_proj")

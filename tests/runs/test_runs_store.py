@@ -120,21 +120,6 @@ def test_somebody_reads_while_the_run_ends(log):
     assert (open_run(log.folder).status, open_run(log.folder).iterations) == ("finished", 2)
 
 
-def test_a_disk_that_is_full(log):
-    pages = log._connection.execute("PRAGMA page_count").fetchone()[0]
-    log._connection.execute(f"PRAGMA max_page_count = {pages}")
-
-    def fill():
-        for iteration in range(1000):
-            log.training(iteration, 0, 1.0)
-            log.commit(probe=[row(iteration, solver=1000 * "x")])
-
-    with pytest.raises(RunError, match=r"run\.sqlite cannot be written: .*full"):
-        fill()
-    stored = open_run(log.folder)
-    assert stored.iterations == len(stored.table("probe")) > 0
-
-
 def test_a_run_in_progress_and_a_killed_one(log):
     assert open_run(log.folder).status == "running"
     gone = subprocess.Popen([sys.executable, "-c", ""])

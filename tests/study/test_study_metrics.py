@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from hesscond.study.metrics import METRICS, hits, of_characters, of_classes, of_values
 
 
+@settings(deadline=None)
 @given(st.integers(2, 30), st.integers(1, 40), st.integers(0, 10**6))
 def test_of_classes_as_scikit_learn_has_them(classes, samples, seed):
     """On classes that are not all in the test set, and not as often as each other."""
@@ -43,6 +44,7 @@ def test_of_values():
     assert of_values(0.01, targets - 0.1)["test_psnr"] is None
 
 
+@settings(deadline=None)
 @given(st.integers(2, 20), st.integers(1, 30), st.integers(0, 10**6))
 def test_bits_per_character(vocabulary, characters, seed):
     """−log₂ of the probability that each character was given, from the softmax in numpy."""

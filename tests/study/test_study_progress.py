@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from hesscond.commands.progress import progress_bar
+from hesscond.commands.live_view import progress_bar
 from hesscond.study import Progress
 
 ROW = {

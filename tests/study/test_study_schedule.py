@@ -13,7 +13,6 @@ from hesscond.errors import ConfigError
 from hesscond.runs import RunLog
 from hesscond.study import RunPlan, load_study, open_run, run
 from hesscond.study.runner import Training, check_plan
-from hesscond.study.schedule import factors
 from hesscond.study.sections import ScheduleConfig, sentence
 
 PER_EPOCH, ITERATIONS = 10, 60
@@ -32,7 +31,7 @@ def by_torch(make):
 
 
 def by_ours(**keys):
-    factor = factors(ScheduleConfig(**keys), per_epoch=PER_EPOCH, iterations=ITERATIONS)
+    factor = ScheduleConfig(**keys).factors(per_epoch=PER_EPOCH, iterations=ITERATIONS)
     return [factor(k) for k in range(ITERATIONS)]
 
 

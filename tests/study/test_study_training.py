@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, top_k_accuracy_score
 from torch import nn
 
 import hesscond
-from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, RunError
+from hesscond.errors import CaptureError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
 from hesscond.methods import BNP, registered
 from hesscond.runs import Checkpoints, RunLog
@@ -381,15 +381,6 @@ def test_when_evaluations_and_train_probes_happen(tmp_path, digits):
     assert stored.status == "finished"
 
 
-def test_whole_epochs_end_with_one_evaluation(tmp_path, digits):
-    plan = plan_for(tmp_path / "run", training={"epochs": 2, "iterations": None}, hidden=[8, 8], probe={"every": 0})
-    run(plan, digits)
-    stored = open_run(plan.folder)
-    assert stored.iterations == 2 * PER_EPOCH
-    assert stored.table("evaluation")["iteration"].tolist() == [0, PER_EPOCH, 2 * PER_EPOCH]
-    assert stored.table("probe")["iteration"].tolist() == [0, 2 * PER_EPOCH]
-
-
 def test_a_batch_of_one_sample(tmp_path, digits):
     plan = plan_for(tmp_path / "run", iterations=3, training={"batch_size": 1}, probe={"train_every_epochs": 0})
     run(plan, digits)
@@ -591,15 +582,6 @@ def test_config_toml_repeats_the_run(tmp_path, digits):
     run(RunPlan(study, told.method, told.seed, told.learning_rate, tmp_path / "second", device), digits)
     same_logs(tmp_path / "first", tmp_path / "second")
     assert open_run(tmp_path / "first").config == open_run(tmp_path / "second").config
-
-
-def test_a_taken_folder_is_refused_and_left_alone(tmp_path, digits):
-    plan = plan_for(tmp_path / "run", iterations=1)
-    run(plan, digits)
-    before = {path: path.read_bytes() for path in files_in(tmp_path / "run")}
-    with pytest.raises(ConfigError, match="holds a run: add --resume"):
-        run(plan, digits)
-    assert {path: path.read_bytes() for path in files_in(tmp_path / "run")} == before
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
 from hesscond.watching.alarms import EVENTS, rule_of
+from hesscond.watching.destinations import Destination
 from hesscond.watching.schedules import linear, logarithmic, per_epoch
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
@@ -438,6 +439,28 @@ def test_a_function_and_the_frame_have_the_row():
     assert found == [row for row in rows for _ in range(2)]
     frame = own.to_frame()
     assert list(frame.query("layer == '2'")["kappa"]) == [row["hesscond/2/kappa"] for row in rows]
+
+
+def test_a_destination_from_elsewhere_is_opened_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(Destination, "named", dict(Destination.named))
+
+    class ToLines(Destination):
+        name, takes_place = "lines", True
+
+        def __init__(self, place):
+            self.file = open(place, "w")  # noqa: SIM115
+
+        def write(self, step, metrics, rows):
+            self.file.write(f"{step} {metrics['hesscond/0/kappa']!r}\n")
+
+        def close(self, status, message):
+            self.file.close()
+
+    model, optimizer, own = watched(log=f"lines:{tmp_path / 'kappa.txt'}")
+    with own:
+        rows = [row for row in train(model, optimizer, own, 4) if row]
+    lines = [f"{row['hesscond/step']} {row['hesscond/0/kappa']!r}" for row in rows]
+    assert (tmp_path / "kappa.txt").read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.selection import groups_of, looks_of
-from hesscond.report.series import across_seeds, running_median, thinned, thinned_band
+from hesscond.report.selection import Group, groups_of, looks_of
+from hesscond.report.series import across_seeds, mean_over_seeds, running_median, thinned, thinned_band
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,6 +35,8 @@ NEUTRAL = "0.25"
 COLORS = "cividis"
 #: Markers along a curve.
 MARKS = 7
+#: Up to this number of evaluations are drawn as points: a line would suggest values between them.
+FEW = 3
 
 
 def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> None:
@@ -57,6 +59,13 @@ def panels(figure: Figure, count: int, columns: int, *, sharey: bool = False) ->
         ax.set_xlabel("iteration")
         ax.tick_params(labelbottom=True)
     return axes[:count]
+
+
+def few_panels(page: Page, count: int, height: float, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """Figure with one or two `panels` below a heading with these labels, side by side on a wide page."""
+    columns = count if page.wide else 1
+    figure = page.figure(0.5 + height * count / columns + heading_height(labels, page))
+    return figure, panels(figure, count, columns)
 
 
 def along_iterations(ax: Axes, ticks: int = 5) -> None:
@@ -82,10 +91,7 @@ def drawn_values(ax: Axes) -> np.ndarray:
 
 
 def keep_in_view(ax: Axes, values: np.ndarray) -> None:
-    """Set limits of a logarithmic y axis that a diverging run does not stretch (see `out_of_view`).
-
-    They hold all values, unless some lie farther from the middle 98 % than its span plus three decades.
-    """
+    """Set limits of a logarithmic y axis that a diverging run does not stretch (see `out_of_view`)."""
     logs = np.log10(values[np.isfinite(values) & (values > 0)])
     if not len(logs):
         return
@@ -94,6 +100,7 @@ def keep_in_view(ax: Axes, values: np.ndarray) -> None:
         ax.autoscale(enable=False, axis="y")
         ax.set_ylim(10 ** (logs.min() - 1), 10 ** (logs.max() + 1))
         return
+    # beyond the middle 98 % by more than its span and three decades
     low, high = np.quantile(logs, (0.01, 0.99))
     room = (high - low) + 3
     if low - room <= logs.min() and logs.max() <= high + room:
@@ -161,6 +168,12 @@ def logarithmic(ax: Axes) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def fit_logarithmic(ax: Axes) -> None:
+    """Set limits and ticks of a logarithmic y axis to what is drawn."""
+    keep_in_view(ax, drawn_values(ax))
+    logarithmic(ax)
+
+
 def logarithmic_x(ax: Axes) -> None:
     """Set limits and ticks of the κ axis, two decades wide at least: round-off must not look like a difference."""
     low, high = np.log10(ax.dataLim.intervalx)
@@ -221,6 +234,11 @@ def method_handle(label: str, look: MethodLook, *, line: bool = True) -> Line2D:
         "ls": "-" if line else "none",
     }
     return Line2D([], [], color=look.color, label=label, **style)
+
+
+def dash_handles(kinds: Mapping[str, Any]) -> list[Line2D]:
+    """Legend entries of kinds of lines by their dashes."""
+    return [Line2D([], [], color=NEUTRAL, ls=dash, label=name) for name, dash in kinds.items()]
 
 
 def add_heading(figure: Figure, page: Page, title: str, handles: Sequence[Any]) -> None:
@@ -330,11 +348,7 @@ def marker_style(look: Look) -> dict[str, Any]:
 def draw_curve(
     ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str, marker: str = ""
 ) -> bool:
-    """Draw a noisy quantity: the running median of one run over its faint values, or of several seeds with a band.
-
-    The lines are ``NAME-raw``, ``NAME-median`` and ``NAME-band`` in the figure and in SVG files; a few markers along
-    the median tell methods apart. Return whether there was anything to draw.
-    """
+    """Draw a noisy quantity: the running median of one run over its faint values, or of several seeds with a band."""
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
         return False
@@ -357,16 +371,31 @@ def draw_band(ax: Axes, together: pd.DataFrame, color: str, name: str) -> None:
     shade.set_gid(f"{name}-band")
 
 
+def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str) -> None:
+    """Draw mean and band of runs that did not diverge (``NAME-mean``, ``NAME-band``), and each diverged one."""
+    there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
+    whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))
+    if whole:
+        together = mean_over_seeds(whole)
+        if len(whole) > 1:
+            draw_band(ax, together, look.color, name)
+        mean = thinned(together["mean"])
+        style = along(look.marker, len(mean)) | {"ls": dash if len(mean) > FEW else "none", "lw": 1.0}
+        ax.plot(mean.index, mean, color=look.color, zorder=3, gid=f"{name}-mean", **style)
+    for number, curve in enumerate(broken):
+        drawn = thinned(curve.dropna())
+        ax.plot(drawn.index, drawn, color=look.color, ls=dash, lw=0.5, zorder=3, gid=f"{name}-diverged-{number}")
+        end: dict[str, Any] = {"marker": "x", "ms": 4, "ls": "none", "zorder": 4}
+        ax.plot(drawn.index[-1:], drawn.iloc[-1:], color=look.color, gid=f"{name}-end-{number}", **end)
+
+
 def along(marker: str, points: int) -> dict[str, Any]:
     """Style of a few markers along a line of ``points`` points."""
     return {"marker": marker, "markevery": max(1, points // MARKS), "ms": 3.0, "mew": 0.4, "mec": "white"}
 
 
 def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, name: str, shift: float = 0.0) -> bool:
-    """Draw a quantity measured a few times: markers (``NAME-points``) at the median of the seeds, with their range.
-
-    ``shift`` is an offset to the right in points on paper. Return whether there was anything to draw.
-    """
+    """Draw a quantity measured a few times: markers (``NAME-points``) at the median of the seeds, with their range."""
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
         return False

@@ -1,0 +1,182 @@
+"""Runs performed where the options say, one by one or several at a time, and shown meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import typer
+
+from hesscond.commands.exits import DIVERGED, INTERRUPTED
+from hesscond.commands.live_view import progress_bar, sweep_view
+from hesscond.commands.printing import complain, sign_of_life, stderr
+from hesscond.data import Dataset
+from hesscond.errors import ConfigError, DivergedError
+from hesscond.study import RunPlan, load_data, resolve_device, run
+from hesscond.study.grid import FILE, read_sweep
+from hesscond.study.sections import DataConfig
+from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, shared_files, sweep
+from hesscond.study.workers import WorkerProcesses, dask_workers, sigterm_interrupts
+
+#: Exit code after SIGTERM, as a shell has it.
+TERMINATED = 128 + signal.SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """Interrupt by SIGTERM."""
+
+
+def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
+    """Run plans one after another, each with a progress bar; returns the sentences of those that diverged."""
+    sentences = []
+    for plan in plans:
+        try:
+            with interruptible(plan.folder), progress_bar(stderr, plan.name) as on_progress:
+                run(plan, data, on_progress, resume=resume)
+        except DivergedError as error:
+            sentences.append(f"{plan.study.name} {plan.name}: {error}")
+    return sentences
+
+
+@contextmanager
+def interruptible(where: Path) -> Iterator[None]:
+    """After a Ctrl-C, say where the logs are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print(f"interrupted: the log up to here is in {where}; --resume continues", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of computation: devices of this machine with ``jobs`` runs at a time, or a Dask cluster."""
+
+    jobs: int
+    devices: tuple[torch.device, ...]
+    dask: str | None = None
+
+    @classmethod
+    def of(cls, jobs: int | None, device: str, dask: str | None = None) -> Place:
+        """Place of computation that the options mean."""
+        if jobs is not None and jobs < 1:
+            raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+        names = [part.strip() for part in device.split(",")]
+        if dask is not None:
+            if jobs is not None:
+                raise ConfigError("--jobs: the number of Dask's workers says how many runs go at a time, leave it out")
+            if names not in (["auto"], ["cpu"], ["cuda"]):
+                raise ConfigError(f"--device {device}: on a cluster it is cpu or cuda, the cluster says which GPU")
+            kind = resolve_device("auto").type if names == ["auto"] else names[0]
+            return cls(0, (torch.device(kind),), dask)
+        devices = [resolve_device(part) for part in names]
+        if names == ["auto"] and devices[0].type == "cuda":
+            devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+        if len({one.type for one in devices}) > 1:
+            raise ConfigError(f"--device {device}: either the CPU or GPUs, their last digits differ")
+        return cls(jobs or (len(devices) if devices[0].type == "cuda" else cores()), tuple(devices))
+
+    def threads(self, where: Path) -> int:
+        """Threads of the sweep in this folder, so that it resumes to the same digits; else a share of the cores."""
+        if (where / FILE).exists():
+            return read_sweep(where).threads
+        return 1 if self.dask is not None else max(1, torch.get_num_threads() // self.jobs)
+
+    def described(self, threads: int, runs: int) -> str:
+        """Words for the place of computation."""
+        if not runs:
+            return "nothing to do"
+        each = f"{threads} thread{'s' if threads > 1 else ''} each"
+        if self.dask is not None:
+            return f"Dask at {self.dask}, on {self.devices[0].type}, {each}"
+        return f"{min(self.jobs, runs)} at a time on {', '.join(map(str, self.devices))}, {each}"
+
+    @contextmanager
+    def workers(
+        self, data: Mapping[DataKey, Dataset], runs: int
+    ) -> Iterator[tuple[Executor, Mapping[DataKey, Path] | None]]:
+        """The executor for a number of runs, and files with their data; a cluster has none."""
+        if self.dask is not None:
+            with dask_workers(self.dask) as executor:
+                yield executor, None
+            return
+        with shared_files(data) as (folder, files):
+            del data
+            jobs = min(self.jobs, runs)
+            yield WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder), files
+
+
+def cores() -> int:
+    """Number of cores that this process may use."""
+    from joblib import cpu_count
+
+    return int(cpu_count())
+
+
+def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
+    """The data of a study, with a sign of life while they are loaded."""
+    label = f"loading {config.name}"
+    with sign_of_life(label) as say:
+        return load_data(
+            config, data_dir, lambda done, total: say(f"{label}, {done} of {total} pictures", done / total)
+        )
+
+
+def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[DataKey, Dataset]:
+    """The data sets of many runs, each loaded once."""
+    wanted = {data_key(plan): plan.study.data for plan in plans}
+    return {key: loaded(one, data_dir) for key, one in wanted.items()}
+
+
+def tell_default_rates(plans: Sequence[RunPlan]) -> None:
+    """Name the methods that train at their default learning rate, because the study has none for them."""
+    for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
+        if plan.study.known_rate(plan.label or method, size) is None:
+            said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
+            stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
+
+
+def perform(
+    plans: Sequence[RunPlan],
+    prepared: Prepared,
+    data: dict[DataKey, Dataset],
+    place: Place,
+    threads: int,
+    data_dir: Path | None,
+    again: str,
+) -> dict[str, Outcome]:
+    """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
+    left = prepared.left
+    runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
+    runs += f", {len(prepared.done)} of them over before" if prepared.done else ""
+    stderr.print(f"{runs}; {place.described(threads, len(left))}", soft_wrap=True)
+    outcomes = dict(prepared.done)
+    if left:
+        # a path that means the same to every process
+        folder = None if data_dir is None else data_dir.expanduser().resolve()
+        try:
+            with (
+                sigterm_interrupts(Terminated),
+                place.workers(data, len(left)) as (executor, files),
+                sweep_view(stderr, [plan.folder for plan in left], len(plans)) as shown,
+            ):
+                data.clear()
+                outcomes |= sweep(left, executor, shown, threads=threads, files=files, data_dir=folder)
+        except KeyboardInterrupt as interrupt:
+            stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+    return outcomes
+
+
+def complain_of(outcomes: Mapping[str, Outcome]) -> None:
+    """Name the runs that went wrong; exit code 1 if some did."""
+    bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
+    for outcome in bad:
+        complain(f"{outcome.name} {outcome.status}: {outcome.message}")
+    if bad:
+        raise typer.Exit(DIVERGED)
