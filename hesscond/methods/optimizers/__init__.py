@@ -4,8 +4,10 @@ A reader is a function of a `Look` at one parameter; `reads` registers it under 
 that no library is imported here.
 """
 
-from hesscond.methods.optimizers import heavyball, pytorch_optimizer, torch_optim
+from hesscond.lazy import imported
 from hesscond.methods.optimizers.at_work import AtWork
 from hesscond.methods.optimizers.reading import Look, held, known_optimizers, reads
 
-__all__ = ["AtWork", "Look", "heavyball", "held", "known_optimizers", "pytorch_optimizer", "reads", "torch_optim"]
+__all__ = ["AtWork", "Look", "held", "known_optimizers", "reads"]
+
+imported(__name__)
