@@ -29,7 +29,6 @@ from hesscond.models import build
 from hesscond.report import Page, save_figure
 from hesscond.study import StudyConfig, load_data, load_study
 from hesscond.study.runner import LOSSES
-from hesscond.study.schedule import scheduler
 
 #: Shares of the training at which the network is measured.
 MOMENTS = {"start": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
@@ -75,7 +74,7 @@ def trained(study: StudyConfig, spec: str, rate: float, seed: int) -> Iterator[t
     optimizer = method.optimizer(rate, **study.training.optimizer_options)
     size, iterations = study.training.batch_size, study.training.iterations or 0
     per_epoch = len(targets) // size
-    schedule = scheduler(optimizer, study.schedule, per_epoch=per_epoch, iterations=iterations)
+    schedule = study.schedule.scheduler(optimizer, per_epoch=per_epoch, iterations=iterations)
     order, loss_fn, loss = torch.Generator().manual_seed(seed + 1), LOSSES[study.training.loss](), float("nan")
     for iteration in range(iterations + 1):
         yield iteration, model, loss
