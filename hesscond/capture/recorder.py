@@ -15,7 +15,7 @@ from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.curved import normalized
 from hesscond.capture.kinds import Layer
-from hesscond.capture.stacking import stacked
+from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.problem.evaluation import LossFunction, is_finite
 

@@ -14,7 +14,7 @@ import torch
 
 from hesscond.causes import NOTHING, Cause, saturated
 from hesscond.problem.graph import backward, dimension, is_linear_node
-from hesscond.problem.masks import HIDDEN, MASKED, SHIFTED
+from hesscond.problem.precision import HIDDEN, MASKED, SHIFTED
 
 
 def saved(node: Any, name: str) -> torch.Tensor:

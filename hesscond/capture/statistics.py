@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 
@@ -10,7 +10,6 @@ import torch
 
 from hesscond.capture.captured import KEPT, LayerInputs
 from hesscond.capture.kinds import Geometry, Layer
-from hesscond.capture.stacking import by_shape, stacked
 from hesscond.errors import CaptureError
 
 
@@ -158,3 +157,26 @@ def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:
     last = (x.to(torch.float64).movedim(-1 - geometry.dims, -1) for x, _ in inputs.calls)
     rows = (h.reshape(-1, geometry.channels) for h in last)
     return reduce(FeatureStatistics.merged, map(FeatureStatistics.of, rows)).repeated(geometry.per_channel)
+
+
+#: Largest number of entries stacked at a time: 32 MB.
+TOGETHER = 2**22
+
+
+def by_shape(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
+    """Groups of positions of tensors of one shape and kind, in order, with at most `TOGETHER` numbers or one tensor."""
+    found: list[list[int]] = []
+    last: dict[Hashable, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        key = tensor.shape, kinds and kinds[position]
+        members = last.get(key)
+        if members is None or (len(members) + 1) * tensor.numel() > TOGETHER:
+            last[key] = members = []
+            found.append(members)
+        members.append(position)
+    return found
+
+
+def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack (k, …) of k tensors of one shape; a single tensor is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hesscond.capture import EntryBounds
-from hesscond.capture.stacking import by_shape, stacked
+from hesscond.capture.statistics import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
 from hesscond.spectra import ConditionNumber

@@ -34,7 +34,7 @@ from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch
-from hesscond.problem.randomness import gpus_of, untouched_randomness
+from hesscond.problem.untouched import gpus_of, untouched_randomness
 from hesscond.problem.weighting import Weights
 
 #: Error for a layer whose Hessian over all data differs from the model's.

@@ -29,8 +29,8 @@ from hesscond.probing.differences import Culprit, Difference, Differences, funct
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Operations, Perturbed, Precision
-from hesscond.problem.randomness import RandomState
 from hesscond.problem.snapshot import Snapshot
+from hesscond.problem.untouched import RandomState
 from hesscond.spectra.forms import SolverLimits
 
 #: Reason for an operator whose products are not those of the model.

@@ -19,8 +19,7 @@ from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import capture
 from hesscond.capture.kinds import kind_of
 from hesscond.capture.recorder import Recorded, Recorder
-from hesscond.capture.stacking import by_shape
-from hesscond.capture.statistics import channel_statistics_of_each
+from hesscond.capture.statistics import by_shape, channel_statistics_of_each
 from hesscond.errors import CaptureError
 from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates, ParameterMap
 from hesscond.hessians.build import unit_hessian

@@ -11,7 +11,7 @@ import torch
 
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.problem.evaluation import Batch, kind, tensors_of
-from hesscond.problem.randomness import RandomState, generators_of, untouched_randomness
+from hesscond.problem.untouched import RandomState, generators_of, untouched_randomness
 
 
 def is_batch(data: Any) -> TypeGuard[Batch]:

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from hesscond.problem.graph import is_transformed
-from hesscond.problem.masks import MASKED, SHIFTED, Masks
-from hesscond.problem.precision import WIDER, Operations, lifted, named, operations
+from hesscond.problem.precision import MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 

@@ -27,7 +27,7 @@ from hesscond.problem.evaluation import (
 )
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
-from hesscond.problem.randomness import gpus_of
+from hesscond.problem.untouched import gpus_of
 
 
 class Hooks(Protocol):

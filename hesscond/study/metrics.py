@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hesscond.capture.kinds import is_layer, kind_of
-from hesscond.problem.randomness import gpus_of, untouched_randomness
+from hesscond.problem.untouched import gpus_of, untouched_randomness
 
 #: The columns of the evaluation table other than iteration, epoch and loss.
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")

@@ -15,7 +15,7 @@ from torch import nn
 
 from hesscond.capture import FeatureStatistics, LayerCapture, eligible_layers
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.stacking import by_shape, stacked
+from hesscond.capture.statistics import by_shape, stacked
 from hesscond.data import Samples, SampleStream
 from hesscond.errors import ConfigError, MatrixError, RunError
 from hesscond.hessians import CentringScaling

@@ -24,7 +24,7 @@ from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
 from hesscond.models import build
-from hesscond.problem.randomness import RandomState, gpus_of
+from hesscond.problem.untouched import RandomState, gpus_of
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
 from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics

@@ -19,7 +19,7 @@ from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, leading_dimension
-from hesscond.problem.randomness import generators_of, gpus_of, untouched_randomness
+from hesscond.problem.untouched import generators_of, gpus_of, untouched_randomness
 from hesscond.problem.wrappers import check_problem, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
 

@@ -13,8 +13,7 @@ from torch.nn.utils import parametrizations
 
 import hesscond
 from hesscond.errors import CaptureError
-from hesscond.problem.randomness import RandomState
-from hesscond.problem.untouched import untouched
+from hesscond.problem.untouched import RandomState, untouched
 from tests.truth import network_truth
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from hesscond.capture.stacking import stacked
+from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner, Product
 from hesscond.hessians.coordinates.linear import DensePreconditioner
