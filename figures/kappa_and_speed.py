@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,16 +28,18 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.ticker import NullFormatter
-from scipy.stats import rankdata
+from scipy.stats import kendalltau, rankdata
 from torch import nn
+from torch.func import functional_call
 
-from hesscond import ConditionNumber, probe
+from hesscond import ConditionNumber, lanczos, probe
 from hesscond.capture import eligible_layers
 from hesscond.data import Dataset
 from hesscond.errors import HesscondError
-from hesscond.hessians import Reparametrized
+from hesscond.hessians import HessianOperator, Reparametrized
 from hesscond.methods import Method, parse, registered
 from hesscond.models import build
+from hesscond.operators import Congruence, SymmetricOperator, trace
 from hesscond.probing.applied import ProbeMethod
 from hesscond.probing.results import NetworkResult
 from hesscond.problem.untouched import untouched
@@ -56,6 +59,8 @@ MISSED = 3
 POINTS = {"start": 0.0, "quarter": 0.25, "half": 0.5, "target": 1.0}
 #: The units of each layer that are measured.
 UNITS = (0, 1, 2, 3)
+#: Matrices up to this order are formed; of larger ones the largest eigenvalue and the trace are estimated.
+FORMED, PROBES = 3000, 60
 #: Steps of gradient descent in the case with a known answer.
 MOST = 80_000
 LEVELS = ("unit", "layer", "network")
@@ -65,15 +70,26 @@ STATISTICS = {
     "concentration": "λ_max / ‖H‖_*",
     "lambda_max": "λ_max",
     "sharpness": "λ_max · rate",
+    "decrease": "‖Pᵀ∇L‖² / (2 λ_max L)",
+}
+#: Methods of one kind; what is near to each other is no independent evidence.
+FAMILIES = {
+    "no normalization": ("vanilla", "l2", "gradient-regularization"),
+    "inputs": ("standardize", "minmax"),
+    "batch": ("batchnorm", "batchrenorm", "four-things-batchnorm"),
+    "sample": ("layernorm", "groupnorm", "instancenorm"),
+    "preconditioned inputs": ("bnp", "whitening"),
+    "adaptive": ("adagrad", "rmsprop", "adam", "adamw"),
+    "weights": ("weightnorm", "centred-weightnorm", "weightstandardization", "equilibration", "sphere"),
 }
 TABLES = """
 create table if not exists setup (text);
 create table if not exists run (method, seed, rate, status, seconds, primary key (method, seed, rate));
 create table if not exists curve (method, seed, rate, iteration, loss, primary key (method, seed, rate, iteration));
-create table if not exists point (method, seed, point, iteration, loss, rate, seconds,
+create table if not exists point (method, seed, point, iteration, loss, rate, decrease, seconds,
     primary key (method, seed, point));
 create table if not exists measured (method, seed, point, data, level, layer, unit, coordinates, kappa, lower, upper,
-    resolved, lambda_max, nuclear, rank, note);
+    resolved, lambda_max, trace, nuclear, size, rank, negative, note);
 """
 
 
@@ -291,15 +307,44 @@ def best_rates(found: pd.DataFrame, target: int, limit: int) -> dict[str, float]
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def of_spectrum(A: torch.Tensor) -> dict[str, Any]:
-    """κ, the largest |λ| and Σ|λ| of a matrix."""
+class Formed(SymmetricOperator):
+    """A matrix of products, not symmetric to the last bit."""
+
+    def __init__(self, A: torch.Tensor) -> None:
+        super().__init__(len(A), A.dtype, A.device)
+        self.A = A
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        return self.A @ vectors
+
+
+class Part(SymmetricOperator):
+    """The rows and columns of an operator that belong to a layer."""
+
+    def __init__(self, whole: SymmetricOperator, rows: torch.Tensor) -> None:
+        super().__init__(len(rows), whole.dtype, whole.device)
+        self.whole, self.rows, self.operands = whole, rows, (whole,)
+
+    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+        full = vectors.new_zeros(self.whole.shape[0], vectors.shape[1])
+        full[self.rows] = vectors
+        return self.whole.multiply(full)[self.rows]
+
+
+def of_spectrum(H: SymmetricOperator) -> dict[str, Any]:
+    """κ, the largest |λ|, the trace and Σ|λ| of a matrix; of a large one what can be estimated."""
+    size = H.shape[0]
+    if size > FORMED:
+        ends = lanczos(H, 1, "both", tol=1e-3, missed=1.0).eigenvalues
+        return {"lambda_max": float(ends.abs().max()), "trace": trace(H, PROBES).value, "size": size}
+    A = H.to_dense().to(torch.float64)
     # as `hesscond.probe` decides it for a network; rounding shows as asymmetry
     size_of_A = float(torch.linalg.matrix_norm(A))
     error = max(float(torch.linalg.matrix_norm(A - A.T)), NOISE * torch.finfo(A.dtype).eps * size_of_A)
     values = eigenvalue_values(((A + A.T) / 2).numpy(), error, error)
     assert values.negative is not None
     signed = np.where(values.negative, -values.magnitudes, values.magnitudes)
-    return numbers_of_values(torch.from_numpy(signed), conclude(values, order=len(A), limit=len(A), scale=0))
+    return numbers_of_values(torch.from_numpy(signed), conclude(values, order=size, limit=size, scale=0))
 
 
 def numbers_of_values(values: torch.Tensor, kappa: ConditionNumber) -> dict[str, Any]:
@@ -310,9 +355,36 @@ def numbers_of_values(values: torch.Tensor, kappa: ConditionNumber) -> dict[str,
         "upper": kappa.upper if kappa.resolved else None,
         "resolved": int(kappa.resolved),
         "lambda_max": float(values.abs().max()),
+        "trace": float(values.sum()),
         "nuclear": float(values.abs().sum()),
+        "size": len(values),
         "rank": kappa.rank,
+        "negative": kappa.negative,
     }
+
+
+class Plain(NamedTuple):
+    """The Hessian in the parameters themselves, formed once; other coordinates are products with it.
+
+    ``H`` has tensor after tensor, as `parts` says; operators of layers have unit after unit.
+    """
+
+    H: SymmetricOperator
+    names: tuple[str, ...]
+    shapes: dict[str, torch.Size]
+
+    @property
+    def parts(self) -> dict[str, list[slice]]:
+        """The rows of every parameter."""
+        sizes = [self.shapes[name].numel() for name in self.names]
+        return {n: [slice(end - k, end)] for n, k, end in zip(self.names, sizes, accumulate(sizes), strict=True)}
+
+    def like(self, other: HessianOperator) -> SymmetricOperator:
+        """The Hessian in the order of that of some layers."""
+        layout, parts = other.unit_layout, self.parts
+        rows = {name: torch.arange(own[0].start, own[0].stop).view(self.shapes[name]) for name, own in parts.items()}
+        numbered = layout.vector_of([rows[name].to(torch.float64) for name in layout.names])
+        return Part(self.H, numbered.long())
 
 
 def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, Any]]:
@@ -321,20 +393,35 @@ def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, A
     places = {step.method.layer(layer): layer for layer in layers}
     rows = []
     for data, pairs in (("train", (inputs, targets)), ("batch", step.batch)):
+        whole = of_all(step.model, loss_fn, pairs, None, None)
+        H: SymmetricOperator = whole.operator
+        if whole.n_params <= FORMED:
+            H = Formed(H.to_dense())
+        shapes = {name: p.shape for name, p in step.model.named_parameters()}
+        plain = Plain(H, whole.parameters, shapes)
         in_plain: list[dict[str, Any]] = []
-        for coordinates, method in (("plain", None), ("own", step.method)):
+        for coordinates, method in (("plain", None), ("own", step.method), ("raw", "bnp")):
             if coordinates == "own" and is_plain(step.method, layers):
                 rows += [row | {"coordinates": "own"} for row in in_plain]
                 continue
             for level, numbers_of in (("unit", of_units), ("network", of_network)):
                 try:
-                    found = numbers_of(step.model, loss_fn, pairs, places, method)
+                    found = numbers_of(step.model, loss_fn, pairs, places, method, plain)
                 except HesscondError as refusal:
                     found = [{"note": str(refusal)}]
                 found = [{"data": data, "level": level, "coordinates": coordinates} | row for row in found]
                 in_plain += found if coordinates == "plain" else []
                 rows += found
     return rows
+
+
+def of_all(
+    model: nn.Module, loss_fn: nn.Module, pairs: Any, layers: Sequence[str] | None, method: ProbeMethod
+) -> NetworkResult:
+    """The Hessian of all parameters, or of those of some layers together."""
+    found = probe(model, loss_fn, pairs, layers, "network", method, check=False)["network"]
+    assert isinstance(found, NetworkResult)
+    return found
 
 
 def is_plain(method: Method, layers: Sequence[str]) -> bool:
@@ -347,7 +434,7 @@ def is_plain(method: Method, layers: Sequence[str]) -> bool:
 
 
 def of_units(
-    model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod
+    model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod, plain: Plain
 ) -> list[dict[str, Any]]:
     """Some units of every layer; dead ones have no Hessian."""
     found = probe(model, loss_fn, pairs, list(places), method=method, units=UNITS, check=False, rtol=1e-3)
@@ -361,18 +448,45 @@ def of_units(
 
 
 def of_network(
-    model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod
+    model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod, plain: Plain
 ) -> list[dict[str, Any]]:
     """The network, and the blocks of its Hessian that belong to the layers."""
-    whole = probe(model, loss_fn, pairs, level="network", method=method, check=False)["network"]
-    assert isinstance(whole, NetworkResult)
-    A, parts = whole.operator.to_dense().to(torch.float64), whole.parts
-    rows = [{"level": "network"} | of_spectrum(A)]
+    parts: Mapping[str, Sequence[slice]]
+    if method is None:
+        H, parts = plain.H, plain.parts
+    else:
+        # the raw statistics give a P for layers only, which may not be all that the network has
+        only = list(places) if isinstance(method, str) else None
+        whole = of_all(model, loss_fn, pairs, only, method)
+        H, parts = whole.operator, whole.parts
+        if isinstance(H, Congruence) and isinstance(H.A, HessianOperator):
+            H = Congruence(plain.like(H.A), H.P)
+        if H.shape[0] <= FORMED:
+            H = Formed(H.to_dense())
+    rows = [{"level": "network"} | of_spectrum(H)]
     for place, layer in places.items():
         own = [where for name, where in parts.items() if name == place or name.startswith(f"{place}.")]
         index = torch.cat([torch.arange(s.start, s.stop) for slices in own for s in slices])
-        rows.append({"level": "layer", "layer": layer} | of_spectrum(A[index][:, index]))
+        rows.append({"level": "layer", "layer": layer} | of_spectrum(Part(H, index)))
     return rows
+
+
+def decrease(setup: Setup, step: Step, lambda_max: float | None) -> float | None:
+    """‖Pᵀ∇L‖²/(2 λ_max L): the share of the loss that the best short step down the gradient takes, as H has it."""
+    _, _, inputs, targets, loss_fn = task(setup)
+    if not lambda_max:
+        return None
+    # copies: a gradient of the parameters themselves would be one of the training to the method's hooks
+    named = {n: p.detach().clone().requires_grad_() for n, p in step.model.named_parameters() if p.requires_grad}
+    with untouched(step.model):
+        loss = loss_fn(functional_call(step.model, named, (inputs,)), targets)
+        parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    g = {n: torch.zeros_like(p) if own is None else own for (n, p), own in zip(named.items(), parts, strict=True)}
+    try:
+        Mg = step.method.preconditioned(g)
+    except HesscondError:
+        return None
+    return sum(float((g[name] * Mg[name]).sum()) for name in g) / (2 * lambda_max * loss.item())
 
 
 def measure_run(folder: Path, setup: Setup, text: str, seed: int, rate: float, length: int) -> None:
@@ -389,15 +503,22 @@ def measure_run(folder: Path, setup: Setup, text: str, seed: int, rate: float, l
         start, loss = time.monotonic(), full_loss(setup, step.model)
         layers = list(eligible_layers(build_plain(setup)))
         rows = measure(setup, step, layers)
+        top = next((r.get("lambda_max") for r in rows if is_whole(r)), None)
+        promised = decrease(setup, step, top)
         seconds = time.monotonic() - start
         for name in where.pop(step.iteration):
             at = {"method": text, "seed": seed, "point": name}
             store.write(
                 measured=[[(at | row).get(column) for column in columns] for row in rows],
-                point=[(text, seed, name, step.iteration, loss, rate, seconds)],
+                point=[(text, seed, name, step.iteration, loss, rate, promised, seconds)],
             )
         if not where:
             break
+
+
+def is_whole(row: dict[str, Any]) -> bool:
+    """Whether it is the network over the training set in the method's coordinates."""
+    return (row["level"], row["data"], row["coordinates"]) == ("network", "train", "own")
 
 
 def build_plain(setup: Setup) -> nn.Module:
@@ -410,22 +531,24 @@ def build_plain(setup: Setup) -> nn.Module:
 # -- the answer -------------------------------------------------------------------------------------------------------
 
 
-def predictors(store: Store) -> pd.DataFrame:
+def predictors(store: Store, unresolved: str) -> pd.DataFrame:
     """Logarithms of all numbers: one row a method and seed, one column a level, layer, coordinates, ….
 
-    An unresolved κ enters as its lower bound. Units of a layer: their median; layer "all": the mean of the logarithms
-    over the layers.
+    Units of a layer: their median; layer "all": the mean of the logarithms over the layers.
     """
     table = store.read("measured")
     table = table[table["lambda_max"] > 0].copy()
     rates = store.read("point").set_index(["method", "seed", "point"])["rate"]
     at = pd.MultiIndex.from_frame(table[["method", "seed", "point"]])
     table["rate"] = rates.reindex(at).to_numpy()
+    total = table["nuclear"].fillna(table["trace"])
+    rank = table["rank"].fillna(table["size"])
+    kappa = table["kappa"].fillna(table["lower"]) if unresolved == "bound" else table["kappa"]
     values = pd.DataFrame(
         {
-            "kappa": table["kappa"].fillna(table["lower"]),
-            "spread": table["lambda_max"] * table["rank"] / table["nuclear"],
-            "concentration": table["lambda_max"] / table["nuclear"],
+            "kappa": kappa,
+            "spread": table["lambda_max"] * rank / total,
+            "concentration": table["lambda_max"] / total,
             "lambda_max": table["lambda_max"],
             "sharpness": table["lambda_max"] * table["rate"],
         }
@@ -440,6 +563,10 @@ def predictors(store: Store) -> pd.DataFrame:
     together = pd.concat([by_layer, everywhere])
     long = together.melt(["method", "seed", "level", "layer", "coordinates", "data", "point"], var_name="statistic")
     names = ["level", "layer", "coordinates", "data", "statistic", "point"]
+    shares = store.read("point").dropna(subset=["decrease"])
+    shares = shares[shares["decrease"] > 0].assign(value=lambda own: own["decrease"].map(math.log10))
+    where = {"level": "network", "layer": "all", "coordinates": "own", "data": "train", "statistic": "decrease"}
+    long = pd.concat([long, shares[["method", "seed", "point", "value"]].assign(**where)])
     return long.pivot_table(index=["method", "seed"], columns=names, values="value")
 
 
@@ -451,6 +578,14 @@ def ranked(values: np.ndarray) -> np.ndarray:
     return np.divide(ranks, norm, out=np.zeros_like(ranks), where=norm > 0)
 
 
+def partial_correlation(x: np.ndarray, y: np.ndarray, given: np.ndarray) -> float:
+    """Spearman's correlation of x and y, given a third."""
+    rx, ry, rz = ranked(x), ranked(y), ranked(given)
+    xy, xz, yz = rx @ ry, rx @ rz, ry @ rz
+    rest = (1 - xz**2) * (1 - yz**2)
+    return float((xy - xz * yz) / math.sqrt(rest)) if rest > 0 else math.nan
+
+
 class Sample(NamedTuple):
     """A predictor and ln(iterations), methods × seeds; NaN: not measured."""
 
@@ -458,23 +593,26 @@ class Sample(NamedTuple):
     y: np.ndarray
 
 
-def resampled(sample: Sample, draws: int) -> np.ndarray:
-    """Spearman's correlation of bootstrap samples: methods, then seeds of each."""
+def resampled(sample: Sample, families: np.ndarray, draws: int, *, by_family: bool) -> np.ndarray:
+    """Spearman's correlation of bootstrap samples: methods (or families of them), then seeds of each."""
     rng = np.random.default_rng(0)
     methods, seeds = sample.x.shape
     # a seed without it counts as the mean of the others
     sample = Sample(*(np.where(np.isnan(v), np.nanmean(v, 1, keepdims=True), v) for v in sample))
+    kinds = families if by_family else np.arange(methods)
+    groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
     found = np.empty(draws)
     for k in range(draws):
-        chosen = rng.integers(methods, size=methods)
-        of_seeds = rng.integers(seeds, size=(methods, seeds))
+        drawn = rng.integers(len(groups), size=len(groups))
+        chosen = np.concatenate([groups[i] for i in drawn])
+        of_seeds = rng.integers(seeds, size=(len(chosen), seeds))
         x, y = (part[chosen[:, None], of_seeds].mean(1) for part in sample)
         found[k] = ranked(x) @ ranked(y)
     return found
 
 
 def correlations(
-    store: Store, setup: Setup, targets: Sequence[float], draws: int
+    store: Store, setup: Setup, targets: Sequence[float], unresolved: str, draws: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """One row for every predictor; the predictors; and ln(iterations) by method and seed, a column for each target."""
     found = speeds(store, setup, targets)
@@ -484,13 +622,14 @@ def correlations(
         own = found[(found["target"] == target) & (found["rate"] == found["method"].map(rates))]
         logs[target] = own.set_index(["method", "seed"])["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
     speed = pd.DataFrame(logs)
-    columns = predictors(store)
+    columns = predictors(store, unresolved)
     # every (method, seed) that was measured
     speed = speed.reindex(columns.index)
     rows, statistics = [], []
     rng = np.random.default_rng(0)
     methods = list(columns.index.unique("method"))
     shuffles = np.array([rng.permutation(len(methods)) for _ in range(draws)])
+    sharp = columns.get(("network", "all", "own", "train", "sharpness", "half"))
     resolved = resolved_share(store)
     for name in columns.columns:
         x, ys = columns[name].unstack("seed").reindex(methods), speed.unstack("seed").reindex(methods)
@@ -499,6 +638,7 @@ def correlations(
             continue
         X, Y = x.mean(axis=1).to_numpy(), {t: ys[t].mean(axis=1).to_numpy() for t in range(len(targets))}
         y = Y[MAIN]
+        families = np.array([family(method) for method in methods])[kept]
         sample = Sample(x.to_numpy()[kept], ys[MAIN].to_numpy()[kept])
         rho = float(ranked(X[kept]) @ ranked(y[kept]))
         # iterations change hands among the methods that were measured
@@ -508,10 +648,16 @@ def correlations(
             "methods": int(kept.sum()),
             "resolved": resolved.get((*name[:4], name[5])),
             "spearman": rho,
+            "kendall": float(kendalltau(X[kept], y[kept]).statistic),
             "p": float((np.abs(null) >= abs(rho) - 1e-12).mean()),
         }
-        spread = resampled(sample, max(draws // 5, 20))
-        row["low"], row["high"] = np.nanquantile(spread, [0.025, 0.975])
+        for label, by_family in (("", False), ("family_", True)):
+            spread = resampled(sample, families, max(draws // 5, 20), by_family=by_family)
+            row[f"{label}low"], row[f"{label}high"] = np.nanquantile(spread, [0.025, 0.975])
+        if sharp is not None:
+            z = sharp.groupby("method").mean().reindex(methods).to_numpy()
+            both = kept & np.isfinite(z)
+            row["partial"] = partial_correlation(X[both], y[both], z[both]) if both.sum() > 4 else math.nan
         for target, values in Y.items():
             row[f"spearman_{target}"] = float(ranked(X[kept]) @ ranked(values[kept]))
         rows.append(row)
@@ -532,16 +678,22 @@ def resolved_share(store: Store) -> dict[Any, float]:
     return found | dict(together.groupby(keys)["resolved"].mean().items())
 
 
+def family(method: str) -> str:
+    """The kind of a method as ``--method`` says it; of an unknown one itself."""
+    names = parse(method).plain.split("+")
+    return next((kind for kind, own in FAMILIES.items() if names[-1] in own), method)
+
+
 def table_of(table: pd.DataFrame, columns: pd.DataFrame) -> str:
     """The correlations at all levels, all layers together, as Markdown."""
     lines = [
-        "| Hessian of | coordinates | over | number | methods | resolved | start | ¼ | ½ (95 %) | target "
-        "| p at ½ (adjusted) |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| Hessian of | coordinates | over | number | methods | resolved | start | ¼ | ½ (95 %, by families) | target "
+        "| τ at ½ | p at ½ (adjusted) | given λ_max · rate |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     kinds = ["level", "coordinates", "data", "statistic"]
     shown = table[table["layer"] == "all"]
-    order = {word: k for k, word in enumerate([*LEVELS, "own", "plain", "train", "batch", *STATISTICS])}
+    order = {word: k for k, word in enumerate([*LEVELS, "own", "plain", "raw", "train", "batch", *STATISTICS])}
     groups = sorted(shown.groupby(kinds), key=lambda item: [order[word] for word in item[0]])
     for (level, coordinates, data, statistic), rows in groups:
         at = rows.set_index("point")
@@ -549,12 +701,12 @@ def table_of(table: pd.DataFrame, columns: pd.DataFrame) -> str:
             continue
         half = at.loc["half"]
         rho = {point: f"{at.loc[point, 'spearman']:+.2f}" if point in at.index else "–" for point in POINTS}
-        interval = f"{half['low']:+.2f} … {half['high']:+.2f}"
+        interval = f"{half['low']:+.2f} … {half['high']:+.2f}; {half['family_low']:+.2f} … {half['family_high']:+.2f}"
         resolved = f"{half['resolved']:.0%}" if statistic == "kappa" and pd.notna(half["resolved"]) else ""
         lines.append(
             f"| {level} | {coordinates} | {data} | {STATISTICS[statistic]} | {half['methods']} | {resolved} "
             f"| {rho['start']} | {rho['quarter']} | {rho['half']} ({interval}) | {rho['target']} "
-            f"| {half['p']:.3f} ({half['p_adjusted']:.2f}) |"
+            f"| {half['kendall']:+.2f} | {half['p']:.3f} ({half['p_adjusted']:.2f}) | {half['partial']:+.2f} |"
         )
     return "\n".join(lines)
 
@@ -777,6 +929,7 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(), default=everything(), help="separated by spaces")
     parser.add_argument("--seeds", type=numbers(int), default=(0, 1, 2))
     parser.add_argument("--rates", type=numbers(float), default=RATES)
+    parser.add_argument("--unresolved", choices=["bound", "drop"], default="bound", help="κ: lower bound, or left out")
     parser.add_argument("--draws", type=int, default=5000, help="permutations; a fifth as many bootstrap samples")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--known-case", action="store_true")
@@ -804,7 +957,7 @@ def main() -> None:
                 length = min(setup.iterations, row.iterations)
                 todo.append((measure_run, given.out, setup, row.method, row.seed, row.rate, round(length)))
         list(pool.map(work, todo))
-    table, columns, speed = correlations(store, setup, targets, given.draws)
+    table, columns, speed = correlations(store, setup, targets, given.unresolved, given.draws)
     table.to_csv(given.out / "correlations.csv", index=False)
     text = f"{methods_table(store, setup, targets)}\n\n{table_of(table, columns)}\n"
     (given.out / "speed.md").write_text(text, encoding="utf-8")

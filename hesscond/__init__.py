@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     )
     from hesscond.theorems import Verdict, verify
     from hesscond.watching import Alarm, Watch, watch
-    from hesscond.watching import schedules as schedules
 else:
     __getattr__, __dir__ = attach(__name__)
 

@@ -34,19 +34,20 @@ def test_layers_and_network_are_those_of_the_probe(text: str) -> None:
     rows = [row for row in speed.measure(SETUP, step, LAYERS) if row["data"] == "train"]
     places = [step.method.layer(layer) for layer in LAYERS]
     compared = 0
-    for coordinates, method in (("plain", None), ("own", step.method)):
+    for coordinates, method in (("plain", None), ("own", step.method), ("raw", "bnp")):
         for level in ("network", "layer"):
             own = [row for row in rows if (row["coordinates"], row["level"]) == (coordinates, level)]
             if any(row.get("note") for row in own) or not own:
                 continue
-            named = places if level == "layer" else None
+            named = places if level == "layer" or coordinates == "raw" else None
             found = probe(step.model, loss_fn, (inputs, targets), named, level, method, check=False)
             for row, layer in zip(own, found.values(), strict=True):
                 compared += 1
                 assert row["lambda_max"] == pytest.approx(layer.kappa.lambda_max, rel=1e-6)
+                assert row["trace"] == pytest.approx(float(layer.hessian().trace()), rel=1e-6, abs=1e-9)
                 if row["resolved"] and layer.kappa.resolved:
                     assert row["kappa"] == pytest.approx(layer.kappa.value, rel=1e-3)
-    assert compared >= 6
+    assert compared >= 8
 
 
 @pytest.mark.share(3)
@@ -60,7 +61,7 @@ def test_what_is_measured_does_not_change_the_training(text: str) -> None:
                 break
             if looks and step.iteration == 2:
                 speed.full_loss(SETUP, step.model)
-                assert speed.measure(SETUP, step, LAYERS)
+                assert 0 < speed.decrease(SETUP, step, 1.0) < math.inf
     assert torch.equal(*ends)
 
 
@@ -72,8 +73,16 @@ def test_the_target_is_crossed_between_evaluations() -> None:
 
 
 def test_correlations_are_those_of_scipy() -> None:
-    x, y = np.random.default_rng(0).integers(0, 9, (2, 20)).astype(float)
+    rng = np.random.default_rng(0)
+    x, y, z = rng.integers(0, 9, (3, 20)).astype(float)
     assert speed.ranked(x) @ speed.ranked(y) == pytest.approx(spearmanr(x, y).statistic)
+    # the correlation of what is left of both ranks when a line in the third is taken off
+    left = []
+    for part in (x, y):
+        ranks, given = speed.ranked(part), speed.ranked(z)
+        left.append(ranks - (ranks @ given) * given)
+    expected = left[0] @ left[1] / math.sqrt((left[0] @ left[0]) * (left[1] @ left[1]))
+    assert speed.partial_correlation(x, y, z) == pytest.approx(expected)
 
 
 def test_a_rate_that_is_not_always_there_is_not_the_best() -> None:

@@ -72,8 +72,8 @@ def watch(
         Optimizer in whose coordinates κ is measured too: P with M = P Pᵀ of its last step −η M g, see
         `hesscond.methods.optimizers`. Several may be given.
     every
-        Number of optimizer steps between probes; or a schedule of `hesscond.schedules`, or a function of the number of
-        steps that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
+        Number of optimizer steps between probes; or a schedule of `hesscond.watching.schedules`, or a function of the
+        number of steps that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
     layers, level, units, rtol, memory
         As `hesscond.probe` takes them.
     log

@@ -90,7 +90,7 @@ def schedule_of(every: int | Schedule) -> Schedule:
         return every
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise ConfigError(
-            "every must be a positive whole number of steps or a schedule, as hesscond.schedules.logarithmic(), not "
-            f"{every!r}"
+            "every must be a positive whole number of steps or a schedule, as "
+            f"hesscond.watching.schedules.logarithmic(), not {every!r}"
         )
     return linear(every)

@@ -1,14 +1,61 @@
-"""The truths of the constructions are true: finite differences of the gradient, and losses that do not change."""
+"""The truths of the constructions are true, and the judge tells wrong, refused, unresolved and right apart."""
 
 import pytest
 import torch
+from mpmath import mp
 
+import hesscond
 from tests.support.constructions import KINDS
+from tests.support.judging import FormulaTruth, Spectrum, TwinTruth, verdict_of
+from tests.support.kinds import double
 
 WRONG_BACKWARD = [one for one in KINDS if one.trust == "A1"]
 #: Their gradient itself is not that of the loss; its rounding steps.
 OTHER_GRADIENTS = {"gradient_reversal", "gradient_tripled", "gradient_clipped", "straight_function", "tensor_hook"}
 ZERO = [one for one in KINDS if one.trust == "A2" and not one.name.startswith(("curved", "norm_epsilon"))]
+
+
+def measured(*values):
+    return hesscond.condition_number(torch.diag(torch.tensor(values, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(
+    ("kappa", "values", "error", "word"),
+    [
+        (measured(4.0, 2.0), [4.0, 2.0], 0.0, "right"),
+        (measured(4.0, 2.0, 0.0), [4.0, 2.0, 0.0], 0.0, "right"),
+        (measured(4.0, 2.0), [4.0, 1.9], 0.0, "wrong"),
+        (measured(4.0, 2.0, 0.0), [4.0, 2.0, 1e-13], 0.0, "wrong"),
+        (measured(4.0, 2.0, 1e-13), [4.0, 2.0, 0.0], 0.0, "wrong"),
+        (measured(4.0, 2.0, 1e-13), [4.0, 2.0, 1e-14], 1e-12, "right"),
+        (measured(4.0, -2.0), [4.0, 2.0], 0.0, "wrong"),
+        (measured(4e-17, 2e-17), [0.0, 0.0], 0.0, "wrong"),
+        (measured(0.0, 0.0), [0.0, 0.0], 0.0, "right"),
+        (measured(0.0, 0.0), [4.0, 2.0], 0.0, "wrong"),
+        (measured(4.0, 2.0).widened(3.0), [4.0, 2.0], 0.0, "unresolved"),
+        (measured(4.0, 2.0).widened(3.0), [0.0, 0.0], 0.0, "unresolved"),
+    ],
+)
+def test_the_verdict_on_a_condition_number(kappa, values, error, word):
+    # what is below the error may be nonzero
+    assert verdict_of(kappa, Spectrum(values, error, len(values) if error else None)).word == word
+
+
+def test_a_formula_has_the_hessian_of_automatic_differentiation():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2)).double()
+    x = torch.randn(5, 3).double()
+
+    def formula(own, rows):
+        z = rows @ own["0.weight"].T + own["0.bias"]
+        return sum(mp.sin(one) * one for one in z.flat) / z.size
+
+    truth = FormulaTruth(model, formula, x)
+    own = hesscond.probe(model, lambda o, t: (o.sin() * o).mean(), (x, torch.zeros(5)), level="layer")["0"]
+    twin = TwinTruth(double(model), lambda o, t: (o.sin() * o).mean(), (x, torch.zeros(5)))
+    values = torch.tensor([float(value) for value in truth.spectrum(own, None).values], dtype=torch.float64)
+    dense = torch.linalg.eigvalsh(twin.matrix)
+    assert torch.allclose(values.sort().values, dense, rtol=1e-10, atol=1e-12)
 
 
 def gradient(model, loss_fn, batches, moves):
