@@ -13,13 +13,13 @@ import hesscond
 
 PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
-    *("errors", "lazy", "causes", "columns", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
+    *("errors", "lazy", "causes", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
     *("hessians", "methods", "probing", "theorems", "models", "data", "study", "expectations", "testing", "report"),
     *("export", "watching", "integrations", "commands", "cli"),
 ]
 #: spectra is numbers only, models and data know nothing of Hessians
 FORBIDDEN = {
-    "runs": set(ORDER) - {"errors", "lazy", "columns", "runs"},
+    "runs": set(ORDER) - {"errors", "lazy", "sheets", "runs"},
     "operators": set(ORDER) - {"errors", "lazy", "operators"},
     "problem": {"runs", "operators", "sheets"},
     "spectra": {"problem", "capture"},
@@ -49,6 +49,10 @@ def test_each_room_imports_only_from_those_before_it(path):
         return
     allowed = set(ORDER[: ORDER.index(room) + 1]) - FORBIDDEN.get(room, set())
     assert set(imports(path)) <= allowed
+
+
+def test_the_root_holds_doors_only():
+    assert len(list(PACKAGE.glob("*.py"))) <= 7
 
 
 def module_name(path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hesscond.columns import COORDINATES, in_coordinates
+from hesscond.sheets import COORDINATES, in_coordinates
 
 if TYPE_CHECKING:
     import pandas as pd

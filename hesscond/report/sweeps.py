@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.columns import ends, in_coordinates
 from hesscond.hessians.roles import NETWORK
 from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import summary_frame, training_summary
 from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, text_table, words
 from hesscond.runs import OPTIMA
+from hesscond.sheets import ends, in_coordinates
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from hesscond.columns import COORDINATES, ends, in_coordinates, in_sqlite
 from hesscond.errors import RunError
+from hesscond.sheets import COORDINATES, ends, in_coordinates, in_sqlite
 
 #: Version of all tables below; it goes up when they change.
 SCHEMA_VERSION = 9

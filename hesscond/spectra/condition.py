@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, ZERO, Cause
-from hesscond.columns import CONDITION, ends, in_coordinates
+from hesscond.sheets import CONDITION, ends, in_coordinates
 
 #: Values are called zero only if the next larger one exceeds their error bound by this factor …
 GAP = 1e3

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hesscond.columns import CONDITION
 from hesscond.errors import ConfigError, HesscondError, one_line
 from hesscond.methods.optimizers import held
 from hesscond.probing.processes import check_group
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
+from hesscond.sheets import CONDITION
 from hesscond.watching.alarms import Alarm, Rule, rule_of
 from hesscond.watching.destinations import Destination, destinations, run_config
 from hesscond.watching.measuring import Measuring, Row, groups_of
