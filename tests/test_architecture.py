@@ -55,6 +55,12 @@ def test_the_root_holds_doors_only():
     assert len(list(PACKAGE.glob("*.py"))) <= 7
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_file_imports_at_most_forty_names_of_the_package(path):
+    own = [n for n in statements(path) if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("hesscond.")]
+    assert path == PACKAGE / "__init__.py" or sum(len(node.names) for node in own) <= 40
+
+
 def module_name(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
