@@ -11,9 +11,8 @@ from torch.nn import functional
 
 import hesscond
 from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing
-from hesscond.capture.captured import LayerInputs
+from hesscond.capture.captured import LayerInputs, Request
 from hesscond.capture.double_backward import SecondDerivatives
-from hesscond.capture.request import Request
 from hesscond.errors import CaptureError
 from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.captured import TINY, DiagonalS, FactoredS
-from hesscond.capture.request import Request
+from hesscond.capture.captured import TINY, DiagonalS, FactoredS, Request
 from hesscond.errors import CaptureError
 from hesscond.problem.graph import nodes
 

@@ -11,14 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture.captured import LayerCapture
+from hesscond.capture.captured import NOT_FINITE, LayerCapture
 from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.kinds import Layer
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
 from hesscond.capture.nonfinite import reasons
 from hesscond.capture.progress import TIED, ProgressRecord
-from hesscond.capture.request import NOT_FINITE
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction

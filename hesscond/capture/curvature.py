@@ -26,14 +26,13 @@ from hesscond.capture.backward import (
     separating_subsets,
     sizes_of_terms,
 )
-from hesscond.capture.captured import DiagonalS, LayerCapture
+from hesscond.capture.captured import DiagonalS, LayerCapture, Request
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
-from hesscond.capture.request import Request
 from hesscond.capture.second_derivatives import saturates, underflows
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError

@@ -23,13 +23,22 @@ from hesscond.capture.backward import (
     scattered_signs,
     size_of_terms,
 )
-from hesscond.capture.captured import EPS, TINY, Curvature, DiagonalS, FactoredS, FormedH, LayerCapture
+from hesscond.capture.captured import (
+    EPS,
+    NOT_FINITE,
+    TINY,
+    Curvature,
+    DiagonalS,
+    FactoredS,
+    FormedH,
+    LayerCapture,
+    Request,
+)
 from hesscond.capture.curved import CANCELLED as SATURATED
 from hesscond.capture.curved import without_cancellation
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import parameter_rows, parameter_tensors, unit_weights
 from hesscond.capture.progress import ProgressRecord
-from hesscond.capture.request import NOT_FINITE, Request
 from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
 from hesscond.capture.separators import Separators, symmetric
 from hesscond.errors import NoDerivativeError, NotFiniteError

@@ -27,8 +27,8 @@ from hesscond.capture.backward import (
     scattered_signs,
     unit_directions,
 )
+from hesscond.capture.captured import Request
 from hesscond.capture.kinds import Geometry
-from hesscond.capture.request import Request
 from hesscond.problem.graph import backward, dependent, dominators, dtype_of, shape_of
 
 #: Least cost of a layer's derivatives, in tensor entries of their passes, for which separators are tried; least gain.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from hesscond.capture.captured import Request
 from hesscond.capture.kinds import Geometry, Layer, has_bias
 from hesscond.capture.layers import (
     checked_units,
@@ -18,7 +19,6 @@ from hesscond.capture.layers import (
     parameter_tensors,
     unit_weights,
 )
-from hesscond.capture.request import Request
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.blocks import Block
 from hesscond.problem.problem import WatchedEvaluation
