@@ -15,7 +15,7 @@ import hesscond
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.spectra.rank import is_prime, modular_rank, random_prime, reduced, structural_rank_bound
 
-BENCHMARK = Path(hesscond.__file__).parents[1] / "benchmarks" / "rank_decisions.py"
+BENCHMARK = Path(hesscond.__file__).parents[1] / "benchmarks" / "accuracy.py"
 
 
 def rational_rank(A):
