@@ -322,7 +322,7 @@ class NetworkOperator(SymmetricOperator):
         return Uses(linearization.evaluation.loss, leaves, snapshot.parameters)
 
     def leaves_of(self, every: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of the problem's leaves that are the operator's parameters."""
+        """Leaves of the problem that are parameters of the operator."""
         return list(every) if self._among is None else [every[i] for i in self._among]
 
     def _product(self, linearization: Linearization, vector: torch.Tensor) -> torch.Tensor:

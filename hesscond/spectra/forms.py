@@ -196,7 +196,7 @@ class ProductForm(Form):
 
     @cached_property
     def hints(self) -> SolverHints:
-        """What is known of the operator beforehand."""
+        """Null space and preconditioner of the operator, as far as they are known beforehand."""
         return self.known()
 
     @cached_property

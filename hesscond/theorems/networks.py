@@ -85,7 +85,7 @@ class Network:
     criterion: str
 
     def activated(self, a: Tensor) -> Tensor:
-        """What follows pre-activations; nothing does in a linear network."""
+        """Activation of pre-activations; the identity in a linear network."""
         return a if self.activation == LINEAR else ACTIVATIONS[self.activation](a)
 
     def from_preactivation(self, layer: int, a: Tensor) -> Tensor:
