@@ -7,29 +7,7 @@ from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.study import load_study, resolve_device
 from hesscond.study.structure import layers_of
-
-STUDY = """
-name = "tiny"
-description = "for the tests"
-
-[data]
-name = "digits"
-
-[model]
-hidden = [8]
-
-[training]
-batch_size = 60
-iterations = 3
-
-[[learning_rates]]
-batch_size = 60
-rate = { vanilla = 0.1, bnp = 0.5 }
-
-[probe]
-layers = ["fc2"]
-units = [3]
-"""
+from tests.cli_targets import STUDY
 
 
 @pytest.fixture
