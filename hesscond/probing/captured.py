@@ -107,7 +107,7 @@ class LayerCapturing:
         captures, _ = self._screened(batch, None)
         statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
         routes = {name: own.route for name, own in captures.items()}
-        return LayerSums({}, statistics, routes, {}, 1.0, captures)
+        return LayerSums({}, statistics, routes, {}, 1.0, captures=captures)
 
     def over(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over a stream of batches together, of all processes."""

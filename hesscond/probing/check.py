@@ -531,7 +531,9 @@ def reference_of(
     """Reference products of an operator's model over its data, and one direction for each of its parts."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    reference = ReferenceProducts(problem.model, problem.loss_fn, named, problem.dtype, True, keeps_products)
+    reference = ReferenceProducts(
+        problem.model, problem.loss_fn, named, problem.dtype, by_products=True, keeps_products=keeps_products
+    )
     directions = [CheckDirection.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
     for drawn, weight in problem.counted():
         with drawn.state.again():

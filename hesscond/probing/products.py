@@ -242,7 +242,7 @@ class ByProducts:
                     f"{PRODUCTS:,} are made): name fewer with units=, or use level='layer'"
                 )
         operator = H.restricted(BlockLayout([live], catalogue.parameters))
-        return cls(question, block, live, operator, units, catalogue.parameters)
+        return cls(question, block, live, operator, units=units, tensors=catalogue.parameters)
 
     def index(self) -> torch.Tensor:
         """Rows (u, w) of the operator that belong to each unit."""

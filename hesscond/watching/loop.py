@@ -137,7 +137,19 @@ def watch(
     if group is None and rank != 0:
         # one of the processes of a distributed training that only train
         return Watch(None, optimizer, due)
-    measuring = Measuring(model, loss_fn, probe_batch, optimizer, layers, level, units, rtol, memory, seed, group)
+    measuring = Measuring(
+        model,
+        loss_fn,
+        probe_batch,
+        optimizer,
+        layers=layers,
+        level=level,
+        units=units,
+        rtol=rtol,
+        memory=memory,
+        seed=seed,
+        group=group,
+    )
     found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict, seed)
     if rank == 0:
         found._destinations = destinations(log, lambda: found._config(name))

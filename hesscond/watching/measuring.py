@@ -39,6 +39,7 @@ class Measuring:
         loss_fn: LossFunction,
         data: Batch | Iterable[Batch],
         optimizer: Optimizer | Sequence[Optimizer] | None,
+        *,
         layers: Iterable[str] | str | None,
         level: str,
         units: Sequence[int] | None,
