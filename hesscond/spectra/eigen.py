@@ -133,7 +133,8 @@ def intervals(
             if rest is not None:
                 gap = min((abs(value - theta[i]) - disturbed for i in others), default=math.inf)
                 if rest.low <= rest.high:
-                    gap = min(gap, max(value - rest.high, rest.low - value))
+                    # the other values are coupled to the rest, which shifts it as well
+                    gap = min(gap, max(value - rest.high, rest.low - value) - disturbed)
                     low, high = _reached(value, rest)
                 error = (quadratic(spread, gap) if gap > 0 else math.hypot(spread, disturbed)) + rounding
             lower.append(low - error)

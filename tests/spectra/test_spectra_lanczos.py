@@ -273,6 +273,29 @@ def test_intervals_of_perturbed_invariant_subspaces(seed):
     assert (truth(A)[:k] <= upper).all()
 
 
+def test_intervals_where_the_other_values_shift_the_rest():
+    """Arrow matrices, whose last diagonal entry is the rest, coupled to every value."""
+    rng = np.random.default_rng(0)
+    narrowed = 0
+    for _ in range(2000):
+        k = int(rng.integers(2, 6))
+        theta = np.sort(rng.choice([-1, 1], k) * 10.0 ** rng.uniform(-3, 0, k))[::-1].copy()
+        coupling, corner = (
+            10.0 ** rng.uniform(-4, 0, k),
+            float(rng.choice([*theta]) + rng.normal() * 10 ** rng.uniform(-3, 0)),
+        )
+        A = np.zeros((k + 1, k + 1))
+        A[:k, :k], A[k, k], A[k, :k], A[:k, k] = np.diag(theta), corner, coupling, coupling
+        lower, upper = intervals(torch.from_numpy(theta), torch.from_numpy(coupling), 1e-14, Interval(corner, corner))
+        # one eigenvalue belongs to the corner: the others, by their places in the order of values and corner
+        place = int((theta > corner).sum())
+        found = np.delete(np.linalg.eigvalsh(A)[::-1], place)
+        assert (found >= lower.numpy()).all()
+        assert (found <= upper.numpy()).all()
+        narrowed += bool(((upper - lower).numpy() < coupling).any())
+    assert narrowed > 100
+
+
 # -- precision, devices, memory ---------------------------------------------------------------------------------------
 
 
