@@ -42,15 +42,6 @@ def functional_loss():
 def no_layer():
     return nn.ReLU(), nn.CrossEntropyLoss(), make()[2]
 
-def wide():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 3))
-    return model, nn.CrossEntropyLoss(), (torch.randn(50, 30), torch.randint(0, 3, (50,)))
-
-def random():
-    model, loss_fn, data = make()
-    return nn.Sequential(*model, nn.Linear(3, 3)), loss_fn, data
-
 def fail():
     raise ValueError("the [/data] are missing")
 """

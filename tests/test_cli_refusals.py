@@ -118,14 +118,6 @@ BAD = {
     "probe net.py:make -o nowhere/rows.csv": ["nowhere"],
     "probe net.py:make --figure a.docx": ["a.docx", ".pdf"],
     "probe net.py:make --figure nowhere/a.pdf": ["nowhere"],
-    # density
-    "density net.py:make --probes 0": ["--probes must be at least 1"],
-    "density net.py:make --steps -3": ["--steps must be at least 1"],
-    "density net.py:make --seed -1": ["--seed must be from 0"],
-    "density net.py:make --dtype float16": ["--dtype is one of"],
-    "density net.py:make --figure density.gif": [".pdf"],
-    "density net.py:bad_forward": ["missing"],
-    "density net.py:wide --memory 200KB": ["steps"],
     # verify
     "verify": ["name the statements, or give --all"],
     "verify wc-theorem-1 --all": ["name the statements, or give --all"],

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         loss_axes,
         training_figure,
     )
-    from hesscond.report.density import density_figure
     from hesscond.report.equal_loss import equal_loss_figure
     from hesscond.report.html_report import write_report
     from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
@@ -53,7 +52,6 @@ __all__ = [
     "bands_figure",
     "block_frame",
     "conditioning_figure",
-    "density_figure",
     "eigenvalue_figure",
     "equal_loss_figure",
     "gain_axes",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,7 +93,6 @@ def density(
     dtype: torch.dtype | None = None,
     memory: float | str | None = None,
     null_space: Subspace | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> Density:
     """Spectral density of a symmetric operator.
 
@@ -119,8 +118,6 @@ def density(
         Bytes for the vectors.
     null_space
         A subspace of the null space that is known; None: ``operator.null_space``.
-    on_progress
-        Called repeatedly with the number of products so far and the largest number to come.
 
     Returns
     -------
@@ -151,7 +148,7 @@ def density(
     vectors = block * (steps + WORKING)
     size = vectors * A.order * dtype.itemsize
     logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
-    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed, dtype, on_progress))
+    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed, dtype))
 
 
 def lanczos_density(
@@ -162,7 +159,6 @@ def lanczos_density(
     block: int,
     seed: int,
     dtype: torch.dtype,
-    on_progress: Callable[[int, int], None] | None,
 ) -> Density:
     """Density by stochastic Lanczos quadrature, ``block`` probes at a time."""
     found: list[Recurrence] = []
@@ -172,8 +168,6 @@ def lanczos_density(
     def step() -> None:
         nonlocal done
         done += width
-        if on_progress is not None:
-            on_progress(done, probes * steps)
 
     while len(found) < probes:
         width = min(block, probes - len(found))
@@ -470,11 +464,11 @@ class Density(Shown):
         if not bool(used.any()):
             x = torch.linspace(-1, 1, points, dtype=torch.float64)
             nothing = torch.zeros_like(x)
-            return Curve(x, nothing, nothing, 1.0, 1.0)
+            return Curve(x, nothing, nothing, 1.0)
         low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
         x = torch.linspace(low, high, points, dtype=torch.float64)
         samples = torch.stack([gaussians(x, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
-        return Curve(x, samples.mean(0), self.error_of(samples), float(sigma[used].min()), float(sigma[used].max()))
+        return Curve(x, samples.mean(0), self.error_of(samples), float(sigma[used].min()))
 
 
 @dataclass(frozen=True)
@@ -482,14 +476,13 @@ class Curve:
     """Density at ``x`` (m,), smoothed with Gaussians: the share of the eigenvalues per unit of x.
 
     With the known null space, which is left out, the integral is 1. ``error`` (m,) is the standard error over the
-    probes; ``width`` and ``widest`` are the smallest and the largest standard deviation of the Gaussians.
+    probes; ``width`` is the smallest standard deviation of the Gaussians.
     """
 
     x: torch.Tensor
     density: torch.Tensor
     error: torch.Tensor
     width: float
-    widest: float
 
 
 def widths(nodes: torch.Tensor, residuals: torch.Tensor) -> torch.Tensor:
