@@ -34,6 +34,8 @@ from hesscond.study.runner import LOSSES
 MOMENTS = {"start": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
 #: Windows of text, or samples, in the batch that is measured.
 WINDOWS, SAMPLES = 4, 128
+#: Random signs for each block whose part of ‖H‖²_F is estimated.
+SIGNS = 30
 #: The kinds of Wang et al., in the order of their claim, and the kinds of blocks in them.
 FAMILIES = {
     "embedding": ("embedding",),
@@ -158,12 +160,35 @@ def others(seed: int) -> pd.DataFrame:
 
 def structure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_fn: nn.Module) -> pd.DataFrame:
     """How much of ‖H‖²_F lies on the diagonal of the layers, and of the Hessian of a layer on that of its rows."""
-    found = hesscond.block_structure(model, loss_fn, batch)
-    rows = [{"of": "network", "by": "layers", "share": found.share.value, "error": found.share.error}]
+    H = HessianOperator(model, loss_fn, batch)
+    numbers = H.unflatten(torch.arange(H.order))
+    layers: dict[str, list[torch.Tensor]] = {}
+    for name, own in numbers.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(own.flatten())
+    share, error = on_diagonal(H, [torch.cat(own) for own in layers.values()])
+    rows = [{"of": "network", "by": "layers", "share": share, "error": error}]
     for name in ("fc", "block1.fc1", "block1.attention.q", "block1.attention.v"):
-        own = hesscond.block_structure(model, loss_fn, batch, [name], by="row")
-        rows.append({"of": name, "by": "rows", "share": own.share.value, "error": own.share.error})
+        H = HessianOperator(model, loss_fn, batch, layers=[name])
+        weight, bias = (H.unflatten(torch.arange(H.order))[f"{name}.{own}"] for own in ("weight", "bias"))
+        share, error = on_diagonal(H, list(torch.cat([weight, bias[:, None]], 1)))
+        rows.append({"of": name, "by": "rows", "share": share, "error": error})
     return pd.DataFrame(rows)
+
+
+def on_diagonal(H: HessianOperator, blocks: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """Share of ‖H‖²_F on the diagonal of blocks of indices, and its standard error, from random signs in each block."""
+    generator, inside, whole = torch.Generator().manual_seed(0), [], []
+    for block in blocks:
+        signs = torch.zeros(H.order, SIGNS, dtype=H.dtype)
+        signs[block] = torch.randint(0, 2, (len(block), SIGNS), generator=generator).to(H.dtype).mul_(2).sub_(1)
+        # E ‖(Hv)_b‖² = ‖H_ba‖²_F
+        squares = torch.cat([H.multiply(part) for part in signs.split(10, 1)], 1).square()
+        inside.append(squares[block].sum(0))
+        whole.append(squares.sum(0))
+    part, total = torch.stack(inside), torch.stack(whole)
+    share = part.mean(1).sum() / total.mean(1).sum()
+    variance = ((part - share * total).var(1) / SIGNS).sum()
+    return float(share), float(variance.sqrt() / total.mean(1).sum())
 
 
 def measure(folder: Path, seeds: int) -> None:

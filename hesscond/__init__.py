@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hesscond.methods import Method, register
     from hesscond.probing.entry import probe
     from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
-    from hesscond.probing.structure import BlockStructure, block_structure
     from hesscond.scaling import (
         OptimalKronecker,
         OptimalScaling,
@@ -55,7 +54,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Alarm",
-    "BlockStructure",
     "CaptureError",
     "ConditionNumber",
     "ConfigError",
@@ -83,7 +81,6 @@ __all__ = [
     "SphereTangentOperator",
     "Verdict",
     "Watch",
-    "block_structure",
     "condition_number",
     "density",
     "exact_rank",

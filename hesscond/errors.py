@@ -42,8 +42,10 @@ GONE: dict[str, str] = {
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",
-    "block_norms": "hesscond.block_structure measures the blocks of the Hessian of a model",
-    "structure_figure": "draw the norms with matplotlib: plt.imshow(hesscond.block_structure(…).norms.value.log10())",
+    **dict.fromkeys(
+        ("block_norms", "block_structure", "structure_figure"),
+        "take norms of the blocks of H = hesscond.HessianOperator(…).to_dense(), or H @ v of random signs v in a block",
+    ),
     "indivisible": "groups must divide the channels of every layer: name the layers with layers=",
     "noise_kind": "the noise of sphere is multiplicative, as in eq. (7) of its paper",
     "noise_per": "the noise of sphere is drawn for each channel of each sample",

@@ -11,8 +11,7 @@ from hesscond.lazy import attach
 if TYPE_CHECKING:
     from hesscond.probing.entry import probe
     from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
-    from hesscond.probing.structure import BlockStructure, block_structure
 else:
     __getattr__, __dir__ = attach(__name__)
 
-__all__ = ["BlockStructure", "LayerResult", "NetworkResult", "ProbeResult", "block_structure", "probe"]
+__all__ = ["LayerResult", "NetworkResult", "ProbeResult", "probe"]
