@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.precision import MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
 from hesscond.problem.untouched import untouched
@@ -46,7 +47,6 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 #: of the rows), or not differentiable again (sparse).
 LOOKUPS: dict[Callable[..., Any], tuple[int, ...]] = {
     functional.embedding: (5, 6),
-    functional.embedding_bag: (5, 7),
     torch.embedding: (3, 4),
     torch.embedding_bag: (3, 5),
 }
@@ -175,8 +175,8 @@ def scalar(loss: object) -> torch.Tensor:
 class WeightWatch(TorchFunctionMode):
     """Mode that notes uses of a layer's weight or bias outside the layer's forward pass, and lifts casts on request.
 
-    It also restores the digits that torch's GELU lacks and the derivatives of weight normalization and lookups, and
-    notes the scores that masks hide. A single mode does all this, since every mode slows down every function call.
+    It also calls `FORMULAS` in place of functions without (right) second derivatives, and notes the scores that masks
+    hide. A single mode does all this, since every mode slows down every function call.
     """
 
     #: Attributes that return the values in another form; other attributes only describe the tensor.
@@ -200,8 +200,8 @@ class WeightWatch(TorchFunctionMode):
         if func in LOOKUPS:
             args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
             kwargs = {key: value for key, value in kwargs.items() if key not in ("scale_grad_by_freq", "sparse")}
-        if func in RESTORED:
-            found = RESTORED[func](*args, **kwargs)
+        if func in FORMULAS:
+            found = FORMULAS[func](*args, **kwargs)
         else:
             with Masks.around(func, args):
                 found = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
@@ -291,22 +291,6 @@ def are_entries(x: Any, result: Any) -> bool:
         return False
     floating = x.is_floating_point() and result.is_floating_point()
     return floating and result.numel() > 1 and x is not result and not is_transformed(result)
-
-
-def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """GELU, x Φ(x), with Φ(x) = erfc(−x/√2)/2, accurate where torch's (1 + erf(x/√2))/2 has no digits left."""
-    if approximate == "tanh" or input.dtype != torch.float64:
-        return functional.gelu(input, approximate=approximate)
-    return 0.5 * input * torch.special.erfc(-(0.5**0.5) * input)
-
-
-def weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> torch.Tensor:
-    """Weights g v/‖v‖ by plain operations: second derivatives of torch's kernel hold ‖v‖ constant (torch 2.13)."""
-    return v * (g / torch.norm_except_dim(v, 2, dim))
-
-
-#: Functions of torch, and those that are called in their place.
-RESTORED: dict[Callable[..., Any], Callable[..., Any]] = {functional.gelu: gelu, torch._weight_norm: weight_norm}
 
 
 def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
