@@ -36,7 +36,7 @@ def distances(differences: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def cdist(
-    x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary"
+    x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
 ) -> torch.Tensor:
     """Distances between the rows of two matrices; torch has second derivatives of those formed by products."""
     many = compute_mode != "donot_use_mm_for_euclid_dist" and max(x1.shape[-2], x2.shape[-2]) > 25
@@ -64,7 +64,8 @@ def over_segments(rows: torch.Tensor, owner: torch.Tensor, count: int, reduce: s
 
 def segment_reduce(data: torch.Tensor, reduce: str, **options: Any) -> torch.Tensor:
     """Reduction over consecutive rows; with options that are rarely used, torch's own, without second derivatives."""
-    lengths, offsets = options.get("lengths"), options.get("offsets")
+    lengths: Any = options.get("lengths")
+    offsets: Any = options.get("offsets")
     lengths = offsets.diff() if lengths is None and offsets is not None else lengths
     if options.get("axis") or options.get("initial") is not None or lengths.ndim > 1 or bool((lengths == 0).any()):
         return torch.segment_reduce(data, reduce, **options)
