@@ -115,7 +115,7 @@ class Adaptive(ByParameter):
         state = optimizer.state.get(parameter, {})
         if not float(state.get("step", 0)) > 0:
             return None
-        return reader_of(optimizer).read(Look(optimizer, group, parameter, state))
+        return reader_of(optimizer).map(Look(optimizer, group, parameter, state))
 
     def stepped(self, parameter: nn.Parameter, group: Mapping[str, Any], state: Mapping[str, Any]) -> Optimizer:
         """The optimizer after the next step, of a copy of one parameter in float64."""

@@ -33,6 +33,19 @@ class ByParameter(Method):
         """Name of the coordinates in logs."""
         return f"{self.name}, M^1/2"
 
+    def multiple_of_identity(self) -> float | None:
+        """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
+        found: float | None = None
+        for parameter in self.model.parameters():
+            own = self.map_of(parameter)
+            if own is None or not own.diagonal or not own.v.numel():
+                return None
+            low, high = map(float, own.v.aminmax())
+            if not low == high > 0 or found not in (None, low):
+                return None
+            found = low
+        return None if found is None else found**2
+
     def maps(self, parameters: Iterable[nn.Parameter]) -> list[ParameterMap] | None:
         """P of each parameter; None: none of them has moved."""
         own = list(parameters)

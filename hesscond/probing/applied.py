@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from hesscond.methods import Method, Spec, Vanilla, parse
 from hesscond.methods.base import no_step
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
-from hesscond.methods.optimizers import AtWork
+from hesscond.methods.optimizers import at_work, moves
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
@@ -37,7 +37,16 @@ if TYPE_CHECKING:
 from hesscond.probing.results import ProbeResult
 
 #: Types that `hesscond.probe` takes as a method.
-ProbeMethod = str | Spec | Method | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Coordinates | None
+ProbeMethod = (
+    str
+    | Spec
+    | Method
+    | torch.optim.Optimizer
+    | Sequence[torch.optim.Optimizer]
+    | Callable[[nn.Parameter], Any]
+    | Coordinates
+    | None
+)
 #: Largest number of names listed in the description of a measurement.
 FEW = 4
 
@@ -92,7 +101,7 @@ def applied(question: Question) -> Applied:
     model, method = question.model, question.method
     if isinstance(method, (str, Spec)):
         return by_name(question, parse(method) if isinstance(method, str) else method)
-    if isinstance(method, torch.optim.Optimizer) or (isinstance(method, (list, tuple)) and method):
+    if moves(method):
         method = at_work(model, method)
     if isinstance(method, Method):
         own, what = in_coordinates_of(model, method, whole=question.whole_network)
@@ -100,7 +109,9 @@ def applied(question: Question) -> Applied:
     if method is None or isinstance(method, Coordinates):
         return Applied(question, described(None if method is None else method.name), model)
     raise ConfigError(
-        f"method must be a name, a Method, an optimizer, a Preconditioner or a Chart, not {type(method).__name__}"
+        "method must be a name, a Method at work, an optimizer, a function of a parameter that returns M, a "
+        f"Preconditioner or a Chart, not {'the class ' * isinstance(method, type)}"
+        f"{getattr(method, '__name__', type(method).__name__)}"
     )
 
 
@@ -183,15 +194,6 @@ def outside_of_layers(model: nn.Module) -> list[str]:
     """Names of the trained parameters that belong to no dense or convolutional layer."""
     inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
-
-
-def at_work(model: nn.Module, optimizers: Any) -> AtWork:
-    """Return one or several optimizers as a method."""
-    several = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
-    for one in several:
-        if not isinstance(one, torch.optim.Optimizer):
-            raise ConfigError(f"several optimizers may be given as method, and one of these is a {type(one).__name__}")
-    return AtWork(model, several)
 
 
 def listed(names: Sequence[str]) -> str:

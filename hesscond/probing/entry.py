@@ -89,7 +89,7 @@ def probe(
         ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
         pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,
         read from its state (see `hesscond.methods.optimizers`), of the parameters that they move: the others are in
-        ``skipped``. Or a `Preconditioner`, or a chart such as
+        ``skipped``. Of any other, M as a function of a parameter. Or a `Preconditioner`, or a chart such as
         `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).
     blocks
         Named groups of parameters, each a list of names as for ``layers``: one Hessian each, at level "unit" too.

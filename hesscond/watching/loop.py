@@ -16,14 +16,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError, one_line
-from hesscond.methods.optimizers import held
+from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.sheets import CONDITION
 from hesscond.watching.alarms import Alarm, Rule, rule_of
 from hesscond.watching.destinations import Destination, destinations, run_config
-from hesscond.watching.measuring import Measuring, Row, groups_of
+from hesscond.watching.measuring import Measuring, Row, rates_of
 from hesscond.watching.schedules import Schedule, schedule_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def watch(
     model: nn.Module,
     loss_fn: LossFunction,
     probe_batch: Batch | Iterable[Batch],
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | Callable[[nn.Parameter], Any] | None = None,
     every: int | Schedule | None = None,
     layers: Iterable[str] | str | None = None,
     level: str = "layer",
@@ -70,7 +70,8 @@ def watch(
         is measured in the mode that it is in, dropout with the same draws at each probe.
     optimizer
         Optimizer in whose coordinates κ is measured too: P with M = P Pᵀ of its last step −η M g, see
-        `hesscond.methods.optimizers`. Several may be given.
+        `hesscond.methods.optimizers`. Several may be given; or a function of a parameter that returns M of a step −M g.
+        Where M is not known (L-BFGS, your own) the watch goes on in plain coordinates, and the log says so once.
     every
         Number of optimizer steps between probes; or a schedule of `hesscond.watching.schedules`, or a function of the
         number of steps that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
@@ -100,8 +101,8 @@ def watch(
     Raises
     ------
     ConfigError
-        An argument that makes no sense; an optimizer of another model, or one whose M is not known (leave it out); a
-        batch that the model does not run on; a package that a destination needs; a folder that is not free.
+        An argument that makes no sense; an optimizer of another model; a batch that the model does not run on; a
+        package that a destination needs; a folder that is not free.
 
     Examples
     --------
@@ -172,7 +173,7 @@ class Watch:
     def __init__(
         self,
         measuring: Measuring | None,
-        optimizer: Optimizer | Sequence[Optimizer] | None,
+        optimizer: Any,
         due: Schedule,
         every: int | None = None,
         budget: float | None = None,
@@ -199,7 +200,7 @@ class Watch:
         loss_fn = self._measuring.loss_fn
         return run_config(
             name,
-            type(held(self._optimizer)).__name__ if isinstance(self._optimizer, Optimizer) else "watched",
+            named(self._optimizer) if isinstance(self._optimizer, Optimizer) else "watched",
             self._rate or 0.0,
             self._measuring.samples,
             self._measuring.blocks,
@@ -210,9 +211,7 @@ class Watch:
     @property
     def _rate(self) -> float | None:
         """The largest learning rate."""
-        if self._optimizer is None:
-            return None
-        return max(float(group["lr"]) for group in groups_of(self._optimizer))
+        return None if self._optimizer is None else max(map(float, rates_of(self._optimizer)), default=None)
 
     def __enter__(self) -> Watch:
         return self
@@ -263,6 +262,8 @@ class Watch:
         rule = rule_of(event, callback, factor, probes)
         if event == "sharpness" and self._optimizer is None:
             raise ConfigError("the sharpness λ_max·η is that of an optimizer: give the watch optimizer=")
+        if event == "sharpness" and not self._idle and self._measuring.unknown is not None:
+            raise self._measuring.unknown
         if event == "dead_units" and not self._idle and self._measuring.level == "network":
             raise ConfigError("dead units are those of layers: watch with level='layer' or level='unit'")
         self._rules.append(rule)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.hessians.catalogue import Catalogue, Choice
-from hesscond.methods.optimizers import AtWork
-from hesscond.probing.applied import at_work
+from hesscond.methods.optimizers import AtWork, Given, UnknownOptimizerError, at_work, moves
 from hesscond.probing.entry import probe
 from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
@@ -38,7 +36,7 @@ class Measuring:
         model: nn.Module,
         loss_fn: LossFunction,
         data: Batch | Iterable[Batch],
-        optimizer: Optimizer | Sequence[Optimizer] | None,
+        optimizer: Any,
         *,
         layers: Iterable[str] | str | None,
         level: str,
@@ -58,9 +56,14 @@ class Measuring:
         Choice.of(measurable(model), layers, None, checked_level(level))
         self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
         self.gpus = gpus_of([*model.parameters(), *model.buffers()])
+        #: why nothing is measured in the optimizer's coordinates; None: nothing is known against it
+        self.unknown: UnknownOptimizerError | None = None
         # a schedule that begins with a warm-up may begin with a rate of 0
-        if self.optimizer is not None and any(group["lr"] != 0 for group in groups_of(self.optimizer)):
-            at_work(measurable(model), self.optimizer)
+        if self.optimizer is not None and any(rates_of(self.optimizer) or [1]):
+            try:
+                at_work(measurable(model), self.optimizer)
+            except UnknownOptimizerError as error:
+                self.unknown = error
         with untouched_randomness(self.gpus, generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
         if not batches:
@@ -158,7 +161,7 @@ class Measuring:
                 for name, layer in found.items()
             }
 
-    def _at_work(self, notes: list[str]) -> AtWork | None:
+    def _at_work(self, notes: list[str]) -> AtWork | Given | None:
         """Coordinates of the optimizer; None, with a note, if it has none or none yet."""
         if self.optimizer is None:
             return None
@@ -170,7 +173,7 @@ class Measuring:
             return None
         return own
 
-    def _moved(self, own: AtWork, notes: list[str]) -> tuple[tuple[str, ...] | None, bool]:
+    def _moved(self, own: AtWork | Given, notes: list[str]) -> tuple[tuple[str, ...] | None, bool]:
         """Layers in which the optimizer moves something, and whether it moves all that is measured."""
         if self.level == "network":
             return self.names, True
@@ -183,7 +186,7 @@ class Measuring:
             notes += [f"{name} is not measured in the optimizer's coordinates: it {why}" for name, why in left.items()]
         return (names or tuple(self.blocks), False) if still else (self.names, True)
 
-    def _probe(self, own: AtWork | None, names: tuple[str, ...] | None = None) -> ProbeResult:
+    def _probe(self, own: AtWork | Given | None, names: tuple[str, ...] | None = None) -> ProbeResult:
         return probe(
             self.model,
             self.loss_fn,
@@ -210,7 +213,7 @@ class Measuring:
         }
 
 
-def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, own: AtWork, c: float) -> Row:
+def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, own: AtWork | Given, c: float) -> Row:
     """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
     value, error = largest(result, unit, kappa)
     rate = own.rate * c
@@ -235,12 +238,15 @@ def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tu
     return value, 1e-8 * kappa.lambda_max + result.error(unit)
 
 
-def groups_of(optimizer: Any) -> list[dict[str, Any]]:
-    """The parameter groups of one or several optimizers."""
+def rates_of(optimizer: Any) -> list[Any]:
+    """Learning rates of the parameter groups of one or several optimizers, as far as there are any."""
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not several:
         raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")
-    for one in several:
-        if not isinstance(one, Optimizer):
-            raise ConfigError(f"the optimizer must be one of torch.optim.Optimizer, not {type(one).__name__}")
-    return [group for one in several for group in one.param_groups]
+    if not moves(optimizer):
+        raise ConfigError(
+            "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
+            f"returns M, not {type(optimizer).__name__}"
+        )
+    groups = [group for one in several for group in getattr(one, "param_groups", ())]
+    return [group["lr"] for group in groups if "lr" in group]

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+import hesscond
 from hesscond.errors import ConfigError
-from hesscond.methods.optimizers import AtWork, known_optimizers
+from hesscond.hessians import ParameterMap
+from hesscond.methods.optimizers import AtWork, known_optimizers, reads
+from hesscond.operators import Dense, Matrix
 from hesscond.probing.entry import probe
 from tests.methods.stepping import (
     columns_of_M,
@@ -33,6 +36,7 @@ LINEAR = {
     "RMSprop": {"alpha": 0.9},
     "RMSprop, centred": {"centered": True},
     "Adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.01},
+    "Rprop": {},
 }
 
 
@@ -47,6 +51,192 @@ def test_a_step_is_M_times_the_gradient(name, steps):
     model = network()
     optimizer = made(name, model.parameters())
     assert largest_difference(model, optimizer, *stepped(model, optimizer, steps)) < 1e-12
+
+
+#: Options, and those with which the state stands still.
+STANDING = {
+    "Adadelta": ({"eps": 1e-3}, {"rho": 1.0}),
+    "ASGD": ({"lambd": 3.0}, {"lambd": 0.0}),
+    "Adafactor": ({"d": 1e9}, {"beta2_decay": -np.inf}),
+    "RMSprop": ({}, {"alpha": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", STANDING)
+def test_M_is_that_of_steps_from_a_state_that_stands_still(name):
+    """Column by column, along unit gradients; weights of (3, 2, 2), so that Adafactor has several pairs of averages."""
+    torch.manual_seed(0)
+    model = nn.ParameterList([torch.randn(3, 2, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)])
+    options, frozen = STANDING[name]
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, **options)
+    given, _ = stepped(model, optimizer, 5)
+    M = columns_of_M(model, optimizer, freeze=lambda other: other.param_groups[0].update(frozen))
+    own = AtWork(model, [optimizer]).preconditioned(given)
+    truth = M @ torch.cat([g.flatten() for g in given.values()])
+    assert torch.allclose(torch.cat([g.flatten() for g in own.values()]), truth, rtol=1e-9)
+
+
+def test_adafactor_s_shortening_is_read_from_the_gradient():
+    model = network()
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=1e-6)
+    optimizer.param_groups[0]["d"] = 0.9
+    given, moved = stepped(model, optimizer)
+    assert largest_difference(model, optimizer, given, moved) < 1e-5
+    optimizer.zero_grad()
+    assert largest_difference(model, optimizer, given, moved) > 0.05
+
+
+def spd(order):
+    A = torch.randn(order, order, generator=torch.Generator().manual_seed(order), dtype=torch.float64)
+    return (A + A.T) / order + 4 * torch.eye(order, dtype=torch.float64)
+
+
+def by_axis(p):
+    return [spd(size) if axis != 1 else None for axis, size in enumerate(p.shape)]
+
+
+def kronecker(p):
+    found = torch.ones(1, 1, dtype=torch.float64)
+    for size, F in zip(p.shape, by_axis(p), strict=True):
+        found = torch.kron(found, torch.eye(size, dtype=torch.float64) if F is None else F)
+    return found
+
+
+#: What a function of a parameter may return, and its dense M.
+FORMS = {
+    "number": (lambda p: 0.1 + p.ndim, lambda p: (0.1 + p.ndim) * torch.eye(p.numel(), dtype=torch.float64)),
+    "diagonal": (lambda p: p.detach().abs() + 0.1, lambda p: (p.detach().abs() + 0.1).flatten().diag()),
+    "matrix": (lambda p: spd(p.numel()), lambda p: spd(p.numel())),
+    "operator M": (lambda p: Dense(spd(p.numel())), lambda p: spd(p.numel())),
+    "operator P": (lambda p: Matrix(torch.linalg.cholesky(spd(p.numel()))), lambda p: spd(p.numel())),
+    "factors": (by_axis, kronecker),
+    "map": (lambda p: ParameterMap(p.detach().abs() + 1), lambda p: (p.detach().abs() + 1).flatten().square().diag()),
+}
+
+
+def transposed():
+    """A transposed convolution, whose units are the second dimension of its weight."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.ConvTranspose2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(98, 4)).double()
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(
+    ("form", "made"), [*((form, network) for form in FORMS), ("matrix", transposed), ("factors", transposed)]
+)
+def test_M_may_be_a_function_of_a_parameter(form, made):
+    """Also where it acts across the units of a layer; κ(M^½ H M^½) of units, of layers and of the network."""
+    model, (x, y) = made(), data()
+    function, dense = FORMS[form]
+    last = len(model) - 1
+    model[last].weight.requires_grad_(made is network)  # 392 of them would be the whole time
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    places = np.split(
+        np.arange(sum(map(torch.numel, map(model.get_parameter, names)))),
+        np.cumsum([model.get_parameter(name).numel() for name in names])[:-1],
+    )
+    rows = dict(zip(names, places, strict=True))
+    M = torch.block_diag(*(dense(model.get_parameter(name)) for name in names))
+    H = dense_hessian(model, x, y, names)
+
+    def agrees(found, index):
+        assert found.value == pytest.approx(kappa(M[index][:, index], H[index][:, index], found.rank), rel=1e-5)
+
+    loss = nn.CrossEntropyLoss()
+    agrees(probe(model, loss, (x, y), level="network", method=function)["network"].kappa, np.arange(len(M)))
+    bias, weight = rows["0.bias"], rows["0.weight"]
+    own = probe(model, loss, (x, y), ["0"], level="layer", method=function)["0"].kappa
+    agrees(own, np.concatenate([bias, weight]))
+    by_unit = weight.reshape(model[0].weight.shape)
+    by_unit = by_unit.swapaxes(0, 1) if made is transposed else by_unit
+    for unit, own in enumerate(probe(model, loss, (x, y), ["0"], method=function)["0"].kappa):
+        agrees(own, np.concatenate([bias[[unit]], by_unit[unit].flatten()]))
+
+
+WRONG_M = {
+    "of shape (7,), which is no M of a parameter of shape (3, 1, 3, 3)": lambda p: torch.ones(7),
+    "is 'x', which is no M": lambda p: "x",
+    "has negative, infinite or undefined entries": lambda p: -torch.ones_like(p),
+    "is not symmetric": lambda p: torch.ones(p.numel(), p.numel()).triu(),
+    "has negative eigenvalues": lambda p: -torch.eye(p.numel()),
+    "has a factor that is no matrix (3, 3)": lambda p: [torch.ones(2, 2)] * p.ndim,
+    "returns None for each": lambda p: None,
+}
+
+
+@pytest.mark.parametrize("message", WRONG_M)
+def test_what_is_no_M_is_refused_in_a_sentence(message):
+    with pytest.raises(ConfigError) as refusal:
+        probe(network(), nn.CrossEntropyLoss(), data(), ["0"], level="layer", method=WRONG_M[message])
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_reader_of_one_s_own_optimizer_is_one_line():
+    class Mine(torch.optim.Optimizer):
+        def __init__(self, parameters, lr):
+            super().__init__(parameters, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    v = self.state[p].setdefault("v", torch.ones_like(p))
+                    p.sub_(group["lr"] * p.grad / v.add_(p.grad.square()).sqrt())
+
+    reads(Mine)(lambda look: look.tensor("v").rsqrt())
+    model = network()
+    optimizer = Mine(model.parameters(), lr=0.1)
+    assert largest_difference(model, optimizer, *stepped(model, optimizer)) < 1e-12
+    wrapped = Wrapper(optimizer)
+    result = probe(model, nn.CrossEntropyLoss(), data(), ["0"], level="layer", method=wrapped)
+    assert result.coordinates == "coordinates: Mine in Wrapper, M^1/2"
+
+
+class Wrapper:
+    """What takes the steps of another optimizer, as wrappers of SAM do."""
+
+    def __init__(self, base_optimizer):
+        self.base_optimizer = base_optimizer
+
+    def step(self):
+        self.base_optimizer.step()
+
+
+class Foreign:
+    """What takes steps, and is no optimizer of torch."""
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize("unknown", [lambda p: torch.optim.LBFGS(p), lambda p: Foreign(), lambda p: Wrapper(None)])
+def test_a_watch_goes_on_without_coordinates_that_are_not_known(unknown, caplog):
+    model = network()
+    optimizer = unknown(model.parameters())
+    watching = hesscond.watch(model, nn.CrossEntropyLoss(), data(), optimizer, every=1)
+    plain = probe(model, nn.CrossEntropyLoss(), data(), level="layer")
+    for _ in range(2):
+        row = watching.step()
+        assert row["hesscond/0/kappa"] == pytest.approx(plain["0"].kappa.value, rel=1e-3)
+        assert not any("kappa_own" in key or "error" in key for key in row)
+    assert caplog.text.count(f"the coordinates of {type(optimizer).__name__} are not known") == 1
+    with pytest.raises(ConfigError, match="are not known"):
+        watching.on("sharpness")
+    with pytest.raises(ConfigError, match="are not known"):
+        probe(model, nn.CrossEntropyLoss(), data(), method=optimizer)
+
+
+def test_a_watch_takes_M_as_a_function():
+    """Sharpness is that of the step −M g."""
+    model, (x, y) = network(), data()
+    watching = hesscond.watch(model, nn.CrossEntropyLoss(), (x, y), lambda p: 0.3, every=1)
+    row = watching.step()
+    largest = max(
+        float(torch.linalg.eigvalsh(dense_hessian(model, x, y, [f"{k}.weight", f"{k}.bias"]))[-1]) for k in (0, 3, 5)
+    )
+    assert row["hesscond/sharpness_times_rate"] == pytest.approx(0.3 * largest, rel=1e-3)
+    assert row["hesscond/0/kappa_own"] == pytest.approx(row["hesscond/0/kappa"], rel=1e-3)
 
 
 def test_rates_of_groups_belong_to_M():
@@ -360,14 +550,15 @@ def changed(model, **options):
 BAD = {
     "taken no step with these parameters": lambda model: torch.optim.Adam(model.parameters()),
     "another model than the one to probe": lambda model: changed(network()),
-    "coordinates of Own are not known: M can be read from .*torch.optim.AdamW": lambda model: Own(model.parameters()),
+    "coordinates of Own are not known .*: give M of its step": lambda model: Own(model.parameters()),
     "coordinates of LBFGS are not known": lambda model: torch.optim.LBFGS(model.parameters()),
     "sparse state": sparse,
     "is on meta, and its parameter on cpu": elsewhere,
     "maximizes": lambda model: changed(model, maximize=True),
     "is <function": lambda model: changed(model, lr=lambda step: 0.1),
     "are all 0": lambda model: changed(model, lr=0.0),
-    "one of these is a str": lambda model: [torch.optim.SGD(model.parameters(), lr=0.1), "adam"],
+    "not a list with str": lambda model: [torch.optim.SGD(model.parameters(), lr=0.1), "adam"],
+    "not the class Adam": lambda model: torch.optim.Adam,
 }
 
 
@@ -393,4 +584,4 @@ def test_a_unit_has_its_own_block_of_M():
 
 def test_all_optimizers_of_torch_that_are_known_are_tested():
     own = {name.removeprefix("torch.optim.") for name in known_optimizers() if name.startswith("torch.optim.")}
-    assert own == {name.partition(",")[0] for name in LINEAR} | {"Muon"}
+    assert own == {name.partition(",")[0] for name in LINEAR} | {"Muon", *STANDING}

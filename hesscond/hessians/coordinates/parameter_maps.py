@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 
 import torch
 from torch.nn import functional
 
 from hesscond.capture.kinds import Geometry, Layer, is_turned
-from hesscond.capture.layers import unit_weights
+from hesscond.capture.layers import parameter_tensors, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner
-from hesscond.hessians.coordinates.linear import Scaling, UnitScaling
+from hesscond.hessians.coordinates.linear import DensePreconditioner, Scaling, UnitScaling
 from hesscond.hessians.parameters import Layout
 
 
@@ -58,6 +57,10 @@ class ParameterMap:
     def scaled(self, c: float) -> ParameterMap:
         """√c P, whose M is c times as large."""
         return ParameterMap(self.v * c**0.5, self.factors)
+
+    def by_entry(self, f: Callable[[torch.Tensor], torch.Tensor]) -> ParameterMap:
+        """Map with f of every entry, for an f of products that is the product of the f of each: |P|, or P∘P."""
+        return ParameterMap(f(self.v), tuple(None if F is None else f(F) for F in self.factors))
 
     def multiply(self, z: torch.Tensor) -> torch.Tensor:
         """P z for each row of ``z`` (r, k)."""
@@ -104,6 +107,44 @@ class Mapped(Preconditioner):
             own, R = P.v.to(part)[:, None] * part, P.factors[0] if P.factors else None
             found[where] = own if R is None else R.to(part) @ own
         return found
+
+
+class JointMap(Preconditioner):
+    """P of all units of a layer together, from maps that do not act on the units one by one.
+
+    The maps belong to weight and bias; a parameter without one is left out of z.
+    """
+
+    same_for_units = False
+    unstructured = True
+    cancels = True
+
+    def __init__(self, layer: Layer, maps: Sequence[ParameterMap | None], name: str) -> None:
+        self.layer, self.maps, self.name = layer, maps, name
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        tensors = parameter_tensors(self.layer, rows.unflatten(1, (Geometry.of(self.layer).units, -1)))
+        pairs = zip(self.maps, tensors, strict=True)
+        return torch.cat([P.multiply_adjoint(own.flatten(1)) for P, own in pairs if P is not None], 1)
+
+    def _by_entry(self, f: Callable[[torch.Tensor], torch.Tensor]) -> JointMap:
+        return JointMap(self.layer, [None if P is None else P.by_entry(f) for P in self.maps], self.name)
+
+    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        return self._by_entry(torch.abs).right_multiply(rows)
+
+    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
+        return float(self._by_entry(torch.square).right_multiply(scales.square()[None]).sum())
+
+    def of_unit(self, unit: int) -> DensePreconditioner:
+        """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
+        geometry = Geometry.of(self.layer)
+        own = torch.zeros(geometry.n_params, geometry.units, geometry.n_params, dtype=torch.float64)
+        own[:, unit] = torch.eye(geometry.n_params)
+        v = next(P.v for P in self.maps if P is not None)
+        return DensePreconditioner(
+            torch.linalg.qr(self.right_multiply(own.flatten(1).to(v)).T, mode="r").R.T, self.name
+        )
 
 
 class LayerMap(LinearCoordinates):
@@ -213,14 +254,8 @@ def layer_map(
         if any(still):
             return LayerMap(ParameterMap(d), None, name, still)
         return UnitScaling(d if bias is None else torch.cat([bias.v.reshape(-1, 1), d], 1), name)
-    if is_turned(layer) or len(weight.v) != units:
-        what = "a transposed convolution" if is_turned(layer) else f"viewed as {tuple(weight.v.shape)}"
-        raise ConfigError(
-            f"{name!r}: the factors of a weight of shape {tuple(layer.weight.shape)} ({what}) do not act on the "
-            f"{units} units of its layer one by one: name other layers with layers="
-        )
-    if bias is not None and prod(bias.v.shape) != units:
-        raise ConfigError(f"{name!r}: the bias has {prod(bias.v.shape)} entries for {units} units")
+    if is_turned(layer) or weight.v.shape[:1] != (units,) or weight.v.ndim < 2:
+        return JointMap(layer, [weight, bias][: 1 + geometry.bias], name)
     return LayerMap(weight, bias, name, still)
 
 

@@ -5,9 +5,21 @@ that no library is imported here.
 """
 
 from hesscond.lazy import imported
-from hesscond.methods.optimizers.at_work import AtWork
-from hesscond.methods.optimizers.reading import Look, held, known_optimizers, reads
+from hesscond.methods.optimizers.at_work import AtWork, Given, at_work, moves, named
+from hesscond.methods.optimizers.reading import Look, UnknownOptimizerError, as_map, held, known_optimizers, reads
 
-__all__ = ["AtWork", "Look", "held", "known_optimizers", "reads"]
+__all__ = [
+    "AtWork",
+    "Given",
+    "Look",
+    "UnknownOptimizerError",
+    "as_map",
+    "at_work",
+    "held",
+    "known_optimizers",
+    "moves",
+    "named",
+    "reads",
+]
 
 imported(__name__)

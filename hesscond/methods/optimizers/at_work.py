@@ -1,8 +1,8 @@
-"""An optimizer at work on a model, as a method that a probe measures in."""
+"""Optimizers at work on a model, and M given as a function, as methods that a probe measures in."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
 from hesscond.methods.by_parameter import ByParameter
-from hesscond.methods.optimizers.reading import Known, Look, held, reader_of
+from hesscond.methods.optimizers.reading import Known, Look, as_map, held, reader_of
 
 
 class AtWork(ByParameter):
@@ -27,19 +27,19 @@ class AtWork(ByParameter):
     model
         The model that they train.
     optimizers
-        One or several; the wrappers of Accelerate and Lightning are looked into.
+        One or several. Of wrappers (SAM, Lookahead, those of Accelerate and Lightning) M is that of the optimizer that
+        they hold, whatever they do with its gradients and steps; the name says so.
     """
 
     source = "-"
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         super().__init__(model)
-        optimizers = [held(one) for one in optimizers]
-        self.name = " and ".join(dict.fromkeys(type(one).__name__ for one in optimizers))  # type: ignore[misc]
+        self.name = " and ".join(dict.fromkeys(map(named, optimizers)))  # type: ignore[misc]
         self.summary = f"the state of {self.name}"  # type: ignore[misc]
         self._held: dict[int, tuple[Known, Optimizer, dict[str, Any]]] = {}
         own = {id(p) for p in model.parameters()}
-        for optimizer in optimizers:
+        for optimizer in map(held, optimizers):
             known = reader_of(optimizer)
             for group in optimizer.param_groups:
                 if group.get("maximize") or getattr(optimizer, "maximize", False):
@@ -67,24 +67,11 @@ class AtWork(ByParameter):
                     f"the state {key!r} of {known.name} is on {value.device}, and its parameter on {parameter.device}: "
                     "move both to one device (optimizer.load_state_dict does)"
                 )
-        found = known.read(Look(optimizer, group, parameter, state))
+        found = known.map(Look(optimizer, group, parameter, state))
         return None if found is None else found.scaled(rate_of(known, group) / self.rate)
 
     def holds(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._held and rate_of(*self._held[id(parameter)][::2]) != 0
-
-    def multiple_of_identity(self) -> float | None:
-        """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
-        found: float | None = None
-        for parameter in self.model.parameters():
-            own = self.map_of(parameter)
-            if own is None or not own.diagonal or not own.v.numel():
-                return None
-            low, high = map(float, own.v.aminmax())
-            if not low == high > 0 or found not in (None, low):
-                return None
-            found = low
-        return None if found is None else found**2
 
     def refuse_no_step(self) -> None:
         if all(self.map_of(parameter) is None for parameter in self.model.parameters()):
@@ -92,6 +79,76 @@ class AtWork(ByParameter):
                 f"{self.name} has taken no step with these parameters: M is read from what its steps leave behind, so "
                 "probe after the first one"
             )
+
+
+class Given(ByParameter):
+    """M of a step −M g, learning rates included, as a function of a parameter; see `as_map` for what it returns.
+
+    Parameters
+    ----------
+    model
+        The model that is trained.
+    function
+        Called with each `torch.nn.Parameter`.
+    """
+
+    source = "-"
+    rate = 1.0
+
+    def __init__(self, model: nn.Module, function: Callable[[nn.Parameter], Any]) -> None:
+        super().__init__(model)
+        self.name = getattr(function, "__name__", type(function).__name__)  # type: ignore[misc]
+        self.summary = f"M = {self.name}(p)"  # type: ignore[misc]
+        self._function = function
+        self._maps: dict[int, ParameterMap | None] = {}
+
+    def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
+        if id(parameter) not in self._maps:
+            M = self._function(parameter)
+            self._maps[id(parameter)] = as_map(M, parameter, f"what {self.name} returns")
+        return self._maps[id(parameter)]
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        return self.map_of(parameter) is not None
+
+    def refuse_no_step(self) -> None:
+        if all(self.map_of(parameter) is None for parameter in self.model.parameters()):
+            raise ConfigError(f"{self.name} gives no parameter an M: it returns None for each of them")
+
+
+def moves(given: Any) -> bool:
+    """Whether something is meant as what moves the parameters: optimizers, or M as a function of one."""
+    if isinstance(given, (type, nn.Module)):
+        return False
+    return (isinstance(given, (list, tuple)) and bool(given)) or callable(given) or callable(getattr(given, "step", 0))
+
+
+def at_work(model: nn.Module, given: Any) -> AtWork | Given:
+    """Coordinates of one or several optimizers, or of M as a function of a parameter.
+
+    An `UnknownOptimizerError` if M of one of them is not known, a `ConfigError` for what is no optimizer.
+    """
+    several = given if isinstance(given, (list, tuple)) else [given]
+    for one in several:
+        if isinstance(held(one), Optimizer):
+            continue
+        if one is given and moves(one) and not hasattr(one, "step"):
+            return Given(model, one)
+        if moves(one) and hasattr(one, "step"):
+            reader_of(one)
+        among = "a list with " if one is not given else ""
+        raise ConfigError(
+            "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
+            f"returns M, not {among}{type(one).__name__}"
+        )
+    return AtWork(model, several)
+
+
+def named(optimizer: Any) -> str:
+    """Name of an optimizer, and of the wrapper that holds it."""
+    inside = held(optimizer)
+    name = type(inside).__name__
+    return name if inside is optimizer else f"{name} in {type(optimizer).__name__}"
 
 
 def rate_of(known: Known, group: dict[str, Any]) -> float:

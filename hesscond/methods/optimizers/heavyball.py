@@ -10,7 +10,7 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
 from hesscond.methods.optimizers.pytorch_optimizer import rotated
-from hesscond.methods.optimizers.reading import Look, Reader, double, newton_schulz, reads
+from hesscond.methods.optimizers.reading import Look, Reader, as_map, double, newton_schulz, reads
 
 #: What its Newton–Schulz steps are.
 STEPS = (
@@ -32,7 +32,8 @@ def steps_of(name: str) -> Callable[[Reader], Reader]:
                 raise ConfigError(
                     f"heavyball.{name} with caution=True leaves out entries by their signs and those of the gradient"
                 )
-            found, step = read(look), float(look.group.get("step_count") or 1)
+            found = as_map(read(look), look.parameter, f"M of heavyball.{name}")
+            step = float(look.group.get("step_count") or 1)
             return None if found is None else found.scaled(step / max(step, look.group["warmup_steps"] + 1))
 
         return warmed
@@ -59,10 +60,10 @@ def unstacked(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @steps_of("AdamW")
-def adamw(look: Look) -> ParameterMap | None:
+def adamw(look: Look) -> torch.Tensor | None:
     """M = 1/max(√v, ε), v an average with corrected weights."""
     v = entry(look, "exp_avg_sq")
-    return None if v is None else look.diagonal(1 / double(v).sqrt().clamp(min=look.group["eps"]))
+    return None if v is None else 1 / double(v).sqrt().clamp(min=look.group["eps"]).view(look.parameter.shape)
 
 
 @steps_of("SOAP")
@@ -100,7 +101,7 @@ def triangular(stored: Any) -> torch.Tensor:
 
 
 @steps_of("Muon")
-def muon(look: Look) -> ParameterMap | None:
+def muon(look: Look) -> ParameterMap | float | None:
     """P of Muon as in `torch_optim`, with other polynomials; vectors step along their averaged gradient."""
     u = entry(look, "momentum")
     u = entry(look, "exp_avg") if u is None else u
@@ -109,6 +110,6 @@ def muon(look: Look) -> ParameterMap | None:
     if look.parameter.ndim < 2:
         # Nesterov's average there is g + m, of which only the direction counts for a matrix
         doubled = entry(look, "nesterov_ema_momentum") is not None
-        return look.diagonal(torch.full_like(look.parameter, 1.0 + doubled, dtype=torch.float64))
+        return 1.0 + doubled
     m, n = len(u), u[0].numel()
     return newton_schulz(double(u), STEPS, 1e-7, scale=max(1.0, m / n) ** 0.5)

@@ -13,7 +13,7 @@ import torch
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
-from hesscond.methods.optimizers.reading import Look, double, newton_schulz, power, reads
+from hesscond.methods.optimizers.reading import Look, double, newton_schulz, power, reads, rms
 
 
 @reads("pytorch_optimizer.optimizer.shampoo.Shampoo")
@@ -41,7 +41,7 @@ def soap(look: Look) -> ParameterMap | None:
     bases = [None if len(Q) == 0 else Q for Q in look.state["Q"]]
     found = rotated(v, bases, v.sqrt() + look.group["eps"])
     if look.group["normalize_gradient"]:
-        found = found.scaled(1 / (rms(found, look.tensor("exp_avg")) + look.group["eps"]))
+        found = found.scaled(1 / (rms(found.applied(look.tensor("exp_avg"))) + look.group["eps"]))
     return found.scaled(math.sqrt(1 - look.group["betas"][1] ** step) if look.group["correct_bias"] else 1.0)
 
 
@@ -52,35 +52,30 @@ def kron(look: Look) -> ParameterMap:
         look.parameter.shape, [double(Q).mT if Q.ndim == 2 else double(Q) for Q in look.state["Q"]]
     )
     averaged = look.tensor("momentum_buffer") / (1 - look.group["momentum"] ** look.group["step"])
-    return found.scaled(min(1.0, 1.1 / (rms(found, averaged) + 1e-6)))
-
-
-def rms(P: ParameterMap, g: torch.Tensor) -> float:
-    """The root mean square of the entries of M g."""
-    return float(P.applied(g).square().mean().sqrt())
+    return found.scaled(min(1.0, 1.1 / (rms(found.applied(averaged)) + 1e-6)))
 
 
 @reads("pytorch_optimizer.optimizer.sophia.SophiaH")
-def sophia(look: Look) -> ParameterMap:
+def sophia(look: Look) -> torch.Tensor:
     """M = 1/max(h, ε, |m|/p): what clipping m/max(h, ε) at ±p did to the averaged gradient m of the last step."""
     h = look.tensor("hessian_moment").clamp(min=look.group["eps"])
-    return look.diagonal(1 / torch.maximum(h, look.tensor("momentum").abs() / look.group["p"]))
+    return 1 / torch.maximum(h, look.tensor("momentum").abs() / look.group["p"])
 
 
 @reads("pytorch_optimizer.optimizer.adahessian.AdaHessian")
-def adahessian(look: Look) -> ParameterMap:
+def adahessian(look: Look) -> torch.Tensor:
     """M = 1/(v̂^(k/2) + ε), v the average of squared diagonals of H, k ``hessian_power``."""
     v = look.tensor("exp_hessian_diag_sq") / (1 - look.group["betas"][1] ** look.group["step"])
-    return look.diagonal(1 / (v.pow(look.group["hessian_power"] / 2) + look.group["eps"]))
+    return 1 / (v.pow(look.group["hessian_power"] / 2) + look.group["eps"])
 
 
 @reads("pytorch_optimizer.optimizer.muon.muon.Muon")
-def muon(look: Look) -> ParameterMap:
+def muon(look: Look) -> ParameterMap | torch.Tensor:
     """P of Muon as in `torch_optim`; in groups without ``use_muon``, M = 1/(√v̂ + ε)."""
     group = look.group
     if not group["use_muon"]:
         v = look.tensor("exp_avg_sq").sqrt() / math.sqrt(1 - group["betas"][1] ** group["step"])
-        return look.diagonal(1 / (v + group["eps"]))
+        return 1 / (v + group["eps"])
     u = look.tensor("momentum_buffer")
     m, n = len(u), u[0].numel()
     adjusted = 0.2 * math.sqrt(max(m, n)) if group["use_adjusted_lr"] else math.sqrt(max(1.0, m / n))

@@ -1,17 +1,26 @@
-"""The registry of readers, and what they share."""
+"""Registry of readers, what they may return, and what they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import unwrap
-from typing import Any, cast
+from numbers import Real
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
+from hesscond.operators import LinearOperator, SymmetricOperator
+
+#: Largest order of an M that is decomposed: a minute; and how far a rounded one may be from symmetric and semidefinite.
+DENSE, ROUNDED = 8192, 1e-6
+
+
+class UnknownOptimizerError(ConfigError):
+    """An optimizer whose M nobody reads, so that there are no coordinates of its steps."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +44,9 @@ class Look:
         """A tensor of the state, float64."""
         return double(self.state[key])
 
-    def diagonal(self, M: torch.Tensor) -> ParameterMap:
-        """P of M = diag(M) in the shape of the parameter."""
-        return ParameterMap(M.sqrt().reshape(self.parameter.shape))
 
-
-#: Reads P of a parameter that has taken a step: M = P Pᵀ without momentum, weight decay and learning rate.
-Reader = Callable[[Look], ParameterMap | None]
+#: Reads M, or P, of a parameter that has taken a step, as `as_map` takes them: without momentum, weight decay and rate.
+Reader = Callable[[Look], Any]
 
 
 @dataclass(frozen=True)
@@ -52,15 +57,40 @@ class Known:
     read: Reader
     stateless: bool = False
 
+    def map(self, look: Look) -> ParameterMap | None:
+        """P of a parameter; None: it has not moved yet."""
+        return as_map(self.read(look), look.parameter, f"M of {self.name}")
+
 
 _READERS: dict[str, Known] = {}
 
 
-def reads(*classes: str, stateless: bool = False) -> Callable[[Reader], Reader]:
-    """Register the reader of optimizers, by the qualified names of their classes."""
+def reads(*classes: str | type, stateless: bool = False) -> Callable[[Reader], Reader]:
+    """Register the reader of optimizers, given by their classes, or by the qualified names of these.
+
+    Parameters
+    ----------
+    classes
+        Classes, or names as ``"torch.optim.adam.Adam"``, so that their library is not imported.
+    stateless
+        Whether M is known before the first step.
+
+    Returns
+    -------
+    Callable
+        Decorator of a function of a `Look` that returns M or P of its parameter, see `as_map`, for a step −η M g with
+        the learning rate η of its group; None: it has not moved yet.
+
+    Examples
+    --------
+    >>> class Mine(torch.optim.Optimizer):
+    ...     "Steps by p ← p − η g/√v."
+    >>> _ = reads(Mine)(lambda look: 1 / look.tensor("v").sqrt())
+    """
 
     def registered(read: Reader) -> Reader:
-        for path in classes:
+        for kind in classes:
+            path = kind if isinstance(kind, str) else qualified(kind)
             package, _, name = path.rpartition(".")
             package = "torch.optim" if package.startswith("torch.optim") else package.split(".")[0]
             _READERS[path] = Known(f"{package}.{name}", read, stateless)
@@ -69,37 +99,109 @@ def reads(*classes: str, stateless: bool = False) -> Callable[[Reader], Reader]:
     return registered
 
 
+def qualified(kind: type) -> str:
+    """Name of a class with that of its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def known_optimizers() -> list[str]:
     """Names of all optimizers that have a reader."""
     return sorted(known.name for known in _READERS.values())
 
 
-#: Classes that hold an optimizer and step as it does; others, such as Lookahead, do something else with its steps.
-WRAPPERS = {
-    "accelerate.optimizer.AcceleratedOptimizer",
-    *(f"{package}.core.optimizer.LightningOptimizer" for package in ("lightning.pytorch", "pytorch_lightning")),
-    *(f"{package}.wrappers._FabricOptimizer" for package in ("lightning.fabric", "lightning_fabric")),
-}
-
-
-def held(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside of the wrappers of trainers."""
-    while any(f"{kind.__module__}.{kind.__qualname__}" in WRAPPERS for kind in type(optimizer).__mro__):
-        optimizer = cast(Any, optimizer).optimizer
+def held(optimizer: Any) -> Any:
+    """Innermost optimizer of wrappers: what they hold as ``base_optimizer`` or ``optimizer``."""
+    while not known_of(optimizer):
+        inside = (getattr(optimizer, name, None) for name in ("base_optimizer", "optimizer"))
+        found = next((own for own in inside if isinstance(own, Optimizer)), None)
+        if found is None:
+            break
+        optimizer = found
     return optimizer
 
 
-def reader_of(optimizer: Optimizer) -> Known:
-    """The reader of an optimizer."""
+def known_of(optimizer: Any) -> Known | None:
+    """Reader of an optimizer; None: there is none."""
     for kind in type(optimizer).__mro__:
-        known = _READERS.get(f"{kind.__module__}.{kind.__qualname__}")
+        known = _READERS.get(qualified(kind))
         # torch wraps the step of every class that an object is made of
         if known is not None and unwrap(type(optimizer).step) is unwrap(getattr(kind, "step")):  # noqa: B009
             return known
+    return None
+
+
+def reader_of(optimizer: Any) -> Known:
+    """Reader of an optimizer; an `UnknownOptimizerError` if there is none."""
+    found = known_of(optimizer)
+    if found is None:
+        raise UnknownOptimizerError(
+            f"the coordinates of {type(optimizer).__name__} are not known (hesscond.methods.optimizers has "
+            "known_optimizers()): give M of its step −M g instead, as a function of a parameter, or register a reader "
+            "of its state with hesscond.methods.optimizers.reads"
+        )
+    return found
+
+
+def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
+    """P of a parameter of n entries, with M = P Pᵀ, from M or P.
+
+    Parameters
+    ----------
+    M
+        M as a number, a tensor of the parameter's shape (its diagonal), a symmetric positive semidefinite matrix (n, n)
+        or `SymmetricOperator`, or a list of matrices, one for each axis (None: the identity), whose Kronecker product
+        it is; or P as a `ParameterMap` or a `LinearOperator` (n, k). None: the parameter does not move.
+    parameter
+        The parameter.
+    whose
+        Description of M's origin for errors.
+
+    Returns
+    -------
+    ParameterMap or None
+
+    Raises
+    ------
+    ConfigError
+        It is none of these, does not fit the parameter, or is not positive semidefinite.
+    """
+    n, shape = parameter.numel(), parameter.shape
+    if M is None or (isinstance(M, ParameterMap) and M.v.numel() == n):
+        return M
+    if isinstance(M, LinearOperator) and M.shape[0] == n <= DENSE:
+        dense = M.to_dense().to(torch.float64)
+        M = dense if isinstance(M, SymmetricOperator) else dense @ dense.T
+    if isinstance(M, (list, tuple)) and len(M) == len(shape):
+        pairs = zip(M, shape, strict=True)
+        return ParameterMap.kronecker(shape, [None if own is None else rooted(own, s, whose) for own, s in pairs])
+    if isinstance(M, Real):
+        M = torch.full(shape, float(M), dtype=torch.float64, device=parameter.device)
+    if isinstance(M, torch.Tensor) and M.shape == shape:
+        diagonal = double(M).to(parameter.device)
+        if not bool((diagonal >= 0).all() & diagonal.isfinite().all()):
+            raise ConfigError(f"{whose} has negative, infinite or undefined entries, and so no P with M = P Pᵀ")
+        return ParameterMap(diagonal.sqrt())
+    if isinstance(M, torch.Tensor) and M.shape == (n, n) and n <= DENSE:
+        root = rooted(M, n, whose).to(parameter.device)
+        return ParameterMap(torch.ones_like(root[0]), (root,))
+    said = f"a tensor of shape {tuple(M.shape)}" if isinstance(M, (torch.Tensor, LinearOperator)) else repr(M)
     raise ConfigError(
-        f"the coordinates of {type(optimizer).__name__} are not known: M can be read from the state of "
-        f"{', '.join(known_optimizers())}"
+        f"{whose} is {said}, which is no M of a parameter of shape {tuple(shape)}: give a number, a tensor of that "
+        f"shape (the diagonal), a matrix or an operator ({n}, {n}) with n ≤ {DENSE}, or a matrix for each axis"
     )
+
+
+def rooted(M: Any, order: int, whose: str) -> torch.Tensor:
+    """Root of M (n, n); a ConfigError unless it is symmetric and positive semidefinite to rounding."""
+    if not isinstance(M, torch.Tensor) or M.shape != (order, order):
+        raise ConfigError(f"{whose} has a factor that is no matrix ({order}, {order}), the size of its axis")
+    M = double(M)
+    size = float(M.abs().max())
+    if not size < float("inf") or float((M - M.T).abs().max()) > ROUNDED * size:
+        raise ConfigError(f"{whose} is not symmetric and finite, and so has no P with M = P Pᵀ")
+    if float(torch.linalg.eigvalsh(M)[0]) < -ROUNDED * size:
+        raise ConfigError(f"{whose} has negative eigenvalues, and so no P with M = P Pᵀ")
+    return power(M, 0.5)
 
 
 def double(tensor: Any) -> torch.Tensor:
@@ -109,6 +211,11 @@ def double(tensor: Any) -> torch.Tensor:
     if not tensor.is_floating_point():
         raise ConfigError(f"a state of {tensor.dtype} is compressed, and M cannot be read from it")
     return tensor.detach().to(torch.float64)
+
+
+def rms(tensor: torch.Tensor) -> float:
+    """Root mean square of the entries, computed in float64."""
+    return float(tensor.detach().to(torch.float64).square().mean().sqrt())
 
 
 def power(A: torch.Tensor, exponent: float) -> torch.Tensor:
