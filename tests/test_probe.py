@@ -211,6 +211,32 @@ def test_preconditioned_hessian_is_the_congruence_of_the_dense_one():
     assert torch.allclose(result["2"].hessian(unit=1), truth, rtol=1e-12, atol=1e-14)
 
 
+def test_the_interval_of_a_unit_holds_the_cancellation_in_its_coordinates():
+    """P takes the difference of two features that agree to 1e-7, times 1e7: rows of ĤP are known to 1e-9 only."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    x[:, 1] = x[:, 0] + 1e-7 * torch.randn(40, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    batch = x, torch.randint(3, (40,), generator=generator)
+    P = torch.eye(4, dtype=torch.float64)
+    P[1:, 2] = torch.tensor([-1e7, 1e7, 0])
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers=["0"], method=DensePreconditioner(P))["0"]
+    # the factor in exact differences, which are those of features by Sterbenz
+    F = torch.cat([torch.ones(40, 1), x[:, :1], 1e7 * (x[:, 1:2] - x[:, :1]), x[:, 2:]], 1)
+    a = model[0](x).detach()
+    for unit, kappa in enumerate(found.conditions):
+
+        def loss(own, unit=unit):
+            return nn.functional.cross_entropy(
+                model[2](torch.relu(a.index_copy(1, torch.tensor([unit]), own))), batch[1]
+            )
+
+        S = torch.func.hessian(loss)(a[:, [unit]])[:, 0, :, 0].diagonal().detach()
+        truth = float(torch.linalg.cond(S.clamp_min(0).sqrt()[:, None] * F) ** 2) if kappa.rank == 4 else kappa.value
+        assert kappa.lower <= truth <= kappa.upper
+
+
 def test_bnp_coordinates_of_a_batch_are_centred_and_scaled():
     model, loss_fn, batch = Case("", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), "class", samples=30).make()
     H = torch.tanh(model[0](batch[0])).detach()

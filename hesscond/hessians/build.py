@@ -13,6 +13,7 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.spectra import ConditionNumber
+from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import conditions
 from hesscond.spectra.threads import side_by_side, threads_for
@@ -111,11 +112,18 @@ def unit_conditions(
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
-    together = one_group and not captured.loses_entries
-    if isinstance(curvature, DiagonalS) and curvature.sign is curvature.error is curvature.norm is None and together:
+    if isinstance(curvature, DiagonalS) and curvature.error is None and one_group and not captured.loses_entries:
         rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
-        return conditions(FactorStack(rows, curvature.root, rank_bounds=bounds), rtol=rtol)
+        if curvature.sign is curvature.norm is None:
+            errors = None
+            if P is not None and P.cancels:
+                lengths = (curvature.root.square().T @ captured.H_hat.square()).sqrt()
+                lost = error_factor(*rows.shape) * EPS * P.carried(lengths, 1)
+                errors = torch.linalg.vector_norm(lost, dim=1).tolist()
+            return conditions(FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds), rtol=rtol)
+        if len(captured.units) > 1 and (P is None or not P.cancels):
+            return indefinite_conditions(captured, curvature, rows, P, rtol=rtol, memory=memory)
     found: list[ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
@@ -130,6 +138,26 @@ def unit_conditions(
         else:
             found += batch_conditions(batch, rtol)
     return found
+
+
+def indefinite_conditions(
+    captured: LayerCapture,
+    S: DiagonalS,
+    rows: torch.Tensor,
+    P: LinearCoordinates | None,
+    *,
+    rtol: float,
+    memory: int,
+) -> list[ConditionNumber]:
+    """κ of every captured unit with the factor ``rows`` (m, n) of all, in coordinates, and a signed diagonal S."""
+    noises = None if S.norm is None else S.norm * rows.square().sum()
+
+    def alone(i: int) -> ConditionNumber:
+        hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
+        return hessian.condition_number(rtol=rtol)
+
+    signs = torch.ones_like(S.root) if S.sign is None else S.sign
+    return conditions(FactorStack(rows, S.root, signs, noises=noises, singly=alone), rtol=rtol)
 
 
 def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[ConditionNumber]:

@@ -88,7 +88,8 @@ class FactorForm(Form):
 class FactorStack(Sequence[FactorForm]):
     """Forms H_i = F_iᵀF_i of one shape on one device, which are decomposed in batches.
 
-    ``rows`` are the F_i (u, m, n), or with ``roots`` (m, u) a common Ĥ (m, n) for F_i = diag(root_i) Ĥ. ``singly``
+    ``rows`` are the F_i (u, m, n), or with ``roots`` (m, u) a common Ĥ (m, n) for F_i = diag(root_i) Ĥ. With ``signs``
+    (m, u) of the roots, H_i = F_iᵀ diag(sign_i) F_i, and ``noises`` (u,) are as `FactorForm.spread`, ‖d_i‖². ``singly``
     measures a form that the batch does not resolve, if more is known of it.
     """
 
@@ -96,13 +97,15 @@ class FactorStack(Sequence[FactorForm]):
         self,
         rows: torch.Tensor,
         roots: torch.Tensor | None = None,
+        signs: torch.Tensor | None = None,
         *,
+        noises: torch.Tensor | None = None,
         errors: Sequence[float | np.ndarray] | None = None,
         rank_bounds: Sequence[RankBound | None] | None = None,
         singly: Callable[[int], ConditionNumber] | None = None,
     ) -> None:
         self.rows, self.roots, self.errors, self.rank_bounds = rows, roots, errors, rank_bounds
-        self.singly = singly
+        self.signs, self.noises, self.singly = signs, noises, singly
 
     def __len__(self) -> int:
         return len(self.rows) if self.roots is None else self.roots.shape[1]
@@ -118,6 +121,7 @@ class FactorStack(Sequence[FactorForm]):
             raise IndexError(index)
         return FactorForm(
             self.rows[index] if self.roots is None else self.rows * self.roots[:, index, None],
+            signs=None if self.signs is None else self.signs[:, index],
             error=0.0 if self.errors is None else self.errors[index],
             rank_bound=None if self.rank_bounds is None else self.rank_bounds[index],
         )

@@ -14,7 +14,15 @@ from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
-from hesscond.spectra.solvers.base import EigenvalueForm, RankBound, SingularForm, eigenvalues_of, solve, svd_values
+from hesscond.spectra.solvers.base import (
+    GRADED,
+    EigenvalueForm,
+    RankBound,
+    SingularForm,
+    eigenvalues_of,
+    solve,
+    svd_values,
+)
 from hesscond.spectra.solvers.jacobi import jacobi_svd, jacobi_values, signed_jacobi
 from hesscond.spectra.threads import few_threads
 
@@ -23,9 +31,6 @@ LEAST = 2.0**-500
 
 #: Prefixes of the names of solvers that are accurate beyond normwise bounds.
 FINE = ("Jacobi", "certified")
-
-#: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
-GRADED = 100.0
 
 
 def factor_condition(
@@ -221,12 +226,12 @@ def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
     Q = np.empty_like(sorted_basis)
     Q[order] = sorted_basis
     matrix = (R * signs[pivots]) @ R.T
-    return SmallForm((matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, np.outer(lengths, lengths)), Q)
+    return SmallForm((matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, lengths, lengths), Q)
 
 
-def carried(basis: np.ndarray | None, bounds: np.ndarray) -> np.ndarray:
-    """Convert bounds (n, n) of the entries of E to bounds of the entries of QᵀEQ."""
-    return bounds if basis is None else np.abs(basis).T @ bounds @ np.abs(basis)
+def carried(basis: np.ndarray | None, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Bounds |Q|ᵀ a bᵀ |Q| of the entries of QᵀEQ, from those of E, the products a_k·b_l of two vectors (n,)."""
+    return np.outer(left, right) if basis is None else np.outer(left @ np.abs(basis), right @ np.abs(basis))
 
 
 def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]:
@@ -262,12 +267,14 @@ def signed_condition(
     form = small_form(core, sign)
     per_column, whole = column_errors(error, rows, columns, scale)
     lengths = np.linalg.norm(core, axis=0)
-    given = carried(form.basis, np.outer(lengths, per_column) + np.outer(per_column, lengths + per_column))
+    given: np.ndarray | float = 0.0
+    if whole:
+        given = carried(form.basis, lengths, per_column) + carried(form.basis, per_column, lengths + per_column)
     norm, unit = spectral_norm(core), float(np.ldexp(noise, -2 * scale))
     size, total = form.size + unit, norm**2 + unit
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
-        size, total = size + carried(form.basis, np.outer(d, d)), total + float(d @ d)
+        size, total = size + carried(form.basis, d, d), total + float(d @ d)
     found = uncertain_condition(
         form.matrix,
         Rounding(

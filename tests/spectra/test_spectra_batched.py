@@ -234,6 +234,49 @@ def test_an_error_in_the_factor_widens_the_interval():
     assert results[2] == factor_condition(rows * roots[:, 2, None], rtol=SMALL, error=errors[2])
 
 
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6), (1, 4)])
+@pytest.mark.parametrize("spread", [0, 3])
+def test_indefinite_units_with_shared_rows(shape, spread):
+    rng = np.random.default_rng(100 * shape[0] + spread)
+    batched = 0
+    for _ in range(10):
+        rows, roots = layer(rng, *shape, 4, spread=spread, active=1.0)
+        signs = torch.from_numpy(rng.choice([-1.0, 1.0], tuple(roots.shape)))
+        for i, kappa in enumerate(conditions(FactorStack(rows, roots, signs), rtol=SMALL)):
+            with mpmath.workdps(60):
+                F = mpmath.matrix(rows.tolist())
+                S = mpmath.diag(
+                    [
+                        int(s) * mpmath.mpf(r) ** 2
+                        for s, r in zip(signs[:, i].tolist(), roots[:, i].tolist(), strict=True)
+                    ]
+                )
+                values = sorted(mpmath.eigsy(F.T * S * F, eigvals_only=True), key=abs)[-min(shape) :]
+                truth = abs(values[-1] / values[0])
+            assert kappa.lower <= truth <= kappa.upper
+            assert (kappa.rank, kappa.negative) == (min(shape), sum(value < 0 for value in values))
+            batched += kappa.solver == "batched eigenvalues"
+    assert batched >= 30
+
+
+def test_indefinite_units_known_up_to_rounding_of_the_terms():
+    """With the rounding of a perturbed S, the interval contains the κ of every S within it."""
+    rng = np.random.default_rng(5)
+    rows, roots = layer(rng, 8, 12, 3, active=1.0)
+    signs = torch.from_numpy(rng.choice([-1.0, 1.0], (8, 3)))
+    sizes = torch.tensor([1e3, 1e5, 1e7]).double()
+    found = conditions(FactorStack(rows, roots, signs, noises=sizes * rows.square().sum()), rtol=1e-8)
+    widths = [kappa.width for kappa in found]
+    assert widths == sorted(widths)
+    assert widths[0] < 1e-7 < widths[2]
+    for _ in range(20):
+        moved = signs * roots**2 + np.finfo(float).eps * sizes * torch.from_numpy(rng.uniform(-1, 1, (8, 3)))
+        for i, kappa in enumerate(found):
+            values = np.abs(np.linalg.eigvalsh(rows.numpy().T * moved[:, i].numpy() @ rows.numpy()))
+            truth = values.max() / np.sort(values)[-8]
+            assert kappa.lower * (1 - 1e-12) <= truth <= kappa.upper * (1 + 1e-12)
+
+
 def test_threads_and_their_number_stay_as_they_were():
     rng = np.random.default_rng(10)
     rows, roots = layer(rng, 12, 15, 64)

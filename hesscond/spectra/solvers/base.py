@@ -24,6 +24,8 @@ from hesscond.spectra.threads import one_thread
 RankBound = Callable[[], int]
 #: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.
 SURE = 4.0
+#: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
+GRADED = 100.0
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
 

@@ -1,5 +1,7 @@
 """κ of many small Hessians H = FᵀF at once, from both ends of the spectra of their Gram matrices.
 
+Indefinite ones, Ĥᵀ diag(w_i) Ĥ with a common Ĥ, have the nonzero eigenvalues of R diag(w_i) Rᵀ with Ĥᵀ = QR.
+
 H has the nonzero eigenvalues of a Gram matrix K = D C D, where C has a unit diagonal and D = diag(ρ), ρ ≥ 0 being the
 norms of the rows (or columns) of F. Two batched routes: the eigenvalues of K, known to c·eps·λ_max; and, where that
 does not resolve the smallest, C = UᵀU and the largest eigenvalue of K⁻¹ = YYᵀ, Y = D⁻¹U⁻¹. Forming and factoring C
@@ -19,7 +21,7 @@ import torch
 from hesscond.errors import MatrixError
 from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
 from hesscond.spectra.forms import FactorStack
-from hesscond.spectra.solvers.base import Form, StackSolver, register, zero_if_rounding
+from hesscond.spectra.solvers.base import GRADED, Form, StackSolver, register, zero_if_rounding
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Units of similar rank, and numbers in their stack, that a thread takes at a time, so that little is padded.
@@ -40,7 +42,9 @@ STACK_SIZE = 2**24
 #: The factor of C proves the rank where rounding makes up no larger share of its smallest eigenvalue.
 PROOF = 0.01
 
-SOLVERS = ("batched Gram", "batched Cholesky")
+#: Route of indefinite Hessians; all routes.
+SIGNED = "batched eigenvalues"
+SOLVERS = ("batched Gram", "batched Cholesky", SIGNED)
 
 
 @register
@@ -50,7 +54,12 @@ class Batched(StackSolver):
     def conditions(self, forms: Sequence[Form], rtol: float) -> dict[int, ConditionNumber]:
         if not isinstance(forms, FactorStack) or len(forms) == 0:
             return {}
-        table = stacked_table(forms, rtol) if forms.roots is None else scaled_table(forms.rows, forms.roots, rtol)
+        if forms.roots is None:
+            table = stacked_table(forms, rtol)
+        elif forms.signs is None:
+            table = scaled_table(forms.rows, forms.roots, rtol)
+        else:
+            table = signed_table(forms.rows, forms.roots, forms.signs, forms.noises, rtol)
         return dict(enumerate(map(zero_if_rounding, concluded(table, forms, rtol))))
 
 
@@ -73,6 +82,57 @@ def scaled_table(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.nda
     size = max(1, STACK_SIZE // (m * n))
     for at in (tall[start : start + size] for start in range(0, len(tall), size)):
         table[at] = stack_ends(rows * roots.T[at.tolist(), :, None], rtol)
+    return table
+
+
+def signed_table(
+    rows: torch.Tensor, roots: torch.Tensor, signs: torch.Tensor, noises: torch.Tensor | None, rtol: float
+) -> np.ndarray:
+    """Table of `ends_of`, and the number of negative eigenvalues, for H_i = Ĥᵀ diag(sign_i·root_i²) Ĥ of full rank.
+
+    NaN where that is not certain, or where bounds of the entries can be better than those of the norm.
+    """
+    m, n = rows.shape
+    k = min(m, n)
+    table = np.full((roots.shape[1], 10), np.nan)
+    table[:, 0], table[:, 1] = k, 0
+    squares = rows.square().sum(1)
+    if not bool(((squares > 2.0**-ROW_POWERS) & (squares < 2.0**ROW_POWERS)).all()):
+        return table
+    # each column of Ĥᵀ is known relative to its norm, before and after the QR
+    norms, lengths = squares.sqrt(), torch.linalg.vector_norm(rows, dim=0)
+    directions = rows.T / norms
+    if n > m:
+        Q, directions = torch.linalg.qr(directions)
+        lengths = Q.abs().T @ lengths
+    rho, peaks, spanned = products(roots, norms, torch.zeros_like(norms, dtype=torch.long), roots != 0)
+    weights = rho.square()
+
+    def ends(members: list[int]) -> torch.Tensor:
+        values = torch.linalg.eigvalsh((directions * (signs.T * weights)[members, None]) @ directions.T)
+        sizes = values.abs()
+        return torch.stack([sizes.amax(1), sizes.amin(1), (values < 0).sum(1).double()])
+
+    members, values = in_parts(ends, np.flatnonzero(spanned.cpu().numpy()), np.full(len(table), k), rows.device)
+    if len(members) == 0:
+        return table
+    top, bottom, negative = values
+    # rounding of the terms of each diagonal entry, and of all
+    entries, terms = weights @ directions.square().T, weights.sum(1)
+    if noises is not None:
+        given = noises * power_of_two(-2 * peaks.clamp(-ROW_POWERS // 2, ROW_POWERS // 2))
+        entries = entries + given[:, None] * (lengths / torch.linalg.vector_norm(lengths)).square()
+        terms = terms + given
+    graded = (entries.amax(1) > GRADED * entries.amin(1)).cpu().numpy()[members]
+    error = EPS * (error_factor(m, n) * terms.cpu().numpy()[members] + error_factor(k, k) * top)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low = np.where(bottom > error, bottom - error, np.nan)
+        narrow = (top + error) / low <= (1 + rtol) * (top - error) / (bottom + error)
+    low = np.where(narrow | ~graded, low, np.nan)
+    table[members, 1] = peaks.cpu().numpy()[members]
+    table[members, 2:] = np.stack(
+        [top, top - error, top + error, bottom, low, bottom + error, np.full_like(top, 2), negative], 1
+    )
     return table
 
 
@@ -278,7 +338,8 @@ def in_parts(
 def concluded(table: np.ndarray, forms: FactorStack, rtol: float) -> list[ConditionNumber]:
     """Results from the table of `ends_of`; units that it does not resolve are measured one after another."""
     errors, order = forms.errors, forms.rows.shape[-1]
-    rank, power, top, top_low, top_high, bottom, low, high, solver = table.T
+    rank, power, top, top_low, top_high, bottom, low, high, solver = table.T[:9]
+    negative = table[:, 9] if table.shape[1] > 9 else np.zeros_like(rank)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         if errors is not None:
             # |δσ| ≤ e, in the units of the scaled matrices
@@ -292,9 +353,9 @@ def concluded(table: np.ndarray, forms: FactorStack, rtol: float) -> list[Condit
         cutoff = np.maximum(bottom - low, high - bottom)
         columns = (
             *(values, np.minimum(lower, values), upper, np.ldexp(top, scale), np.ldexp(bottom, scale)),
-            *(rank, np.ldexp(cutoff, scale), bottom / cutoff, solver),
+            *(rank, np.ldexp(cutoff, scale), bottom / cutoff, solver, negative),
         )
-        good = np.isfinite(upper) & (upper - lower <= rtol * values)
+        good = np.isfinite(upper) & ((upper - lower <= rtol * values) | (solver == SOLVERS.index(SIGNED)))
 
     def alone(i: int) -> ConditionNumber:
         return forms[i].measured(rtol)
@@ -307,10 +368,10 @@ def concluded(table: np.ndarray, forms: FactorStack, rtol: float) -> list[Condit
         if i in others:
             results.append(others[i])
             continue
-        value, below, above, largest, smallest, size, cut, gap, route = numbers
+        value, below, above, largest, smallest, size, cut, gap, route, minus = numbers
         name, nullity = SOLVERS[int(route)], order - int(size)
         kappa = ConditionNumber(
-            value, below, above, largest, smallest, int(size), nullity, 0, cut, gap, True, name, "structural"
+            value, below, above, largest, smallest, int(size), nullity, int(minus), cut, gap, True, name, "structural"
         )
         results.append(kappa)
     return results
