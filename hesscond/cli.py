@@ -46,7 +46,6 @@ SECTIONS = {
         "table": "drawing:table",
         "report": "drawing:report",
         "runs": "runs:runs",
-        "follow": "follow:follow",
         "export": "export:export",
     },
     "What there is": {

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
+from hesscond.commands import live_view
 from hesscond.commands.options import parse_ranges
 from hesscond.errors import RunError
-from hesscond.runs import TABLES
+from hesscond.runs import TABLES, RunLog
 from hesscond.study import find_runs, open_run
+from hesscond.study.sweep import Outcome
+from tests.runs.run_logs import CONFIG
 
 STUDY = """
 name = "tiny"
@@ -67,7 +71,7 @@ def states(out):
     for path in Path(out).glob("*/run.sqlite"):
         with suppress(RunError):  # it is being made
             run = open_run(path.parent)
-            sessions = run.rows("clock")[1]["session"]
+            sessions = run.rows("clock")["session"]
             found[path.parent.name] = {
                 "status": run.status,
                 "pid": int(run.facts["pid"]),
@@ -239,3 +243,20 @@ def test_two_sweeps_at_once_share_the_work(long):
         assert sweep.returncode == 0, error
     assert {(s["starts"], s["status"]) for s in states(folder / "o").values()} == {(1, "finished")}
     check_against_unbroken_runs(folder)
+
+
+def test_the_lines_about_a_sweep(tmp_path, monkeypatch, capsys):
+    log = RunLog(tmp_path / "one", CONFIG)
+    log.training(0, 0, 1.0)
+    log.commit()
+    monkeypatch.setattr(live_view, "REPEAT", -1)
+    view = live_view.SweepView(Console(), [tmp_path / name for name in ("one", "next", "bad")], 12)
+    view.ended(Outcome("bad", "failed", "the disk is full"))
+    view.tick()
+    log.close("finished")
+    view.ended(Outcome("one", "finished"))
+    failed, running, finished = capsys.readouterr().out.splitlines()
+    assert failed == "[10/12] bad: failed: the disk is full"
+    assert running.startswith("10 of 12 runs over, 1 not finished · 0:00:0")
+    assert running.endswith("; in training: one 1/6")
+    assert finished.startswith("[11/12] one: finished, 1 iterations, loss 1, ")

@@ -58,7 +58,6 @@ LINES = [
     "export RUN",
     "export RUN --table training --format json",
     "check RUN --expect loss>0",
-    "follow --help",
 ]
 #: Runs the lines that it is given one after another, and says which of them imported torch.
 READER = """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.errors import ConfigError, bytes_of
+from hesscond.errors import GONE, ConfigError, bytes_of
 from hesscond.runs import StoredRun, find_runs, open_run
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def check_seed(seed: int) -> int:
 def choice(option: str, given: str, known: Any) -> str:
     """Return the given value; a ConfigError if it is not known."""
     if given not in known:
-        raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
+        gone = f": {GONE[given]}" if given in GONE else ""
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}{gone}")
     return given
 
 

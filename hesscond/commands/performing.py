@@ -13,7 +13,7 @@ import torch
 import typer
 
 from hesscond.commands.exits import DIVERGED, INTERRUPTED
-from hesscond.commands.live_view import progress_bar, sweep_view
+from hesscond.commands.live_view import SweepView, progress_bar
 from hesscond.commands.printing import complain, sign_of_life, stderr
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
@@ -163,8 +163,8 @@ def perform(
             with (
                 sigterm_interrupts(Terminated),
                 place.workers(data, len(left)) as (executor, files),
-                sweep_view(stderr, [plan.folder for plan in left], len(plans)) as shown,
             ):
+                shown = SweepView(stderr, [plan.folder for plan in left], len(plans))
                 data.clear()
                 outcomes |= sweep(left, executor, shown, threads=threads, files=files, data_dir=folder)
         except KeyboardInterrupt as interrupt:

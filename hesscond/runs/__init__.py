@@ -1,4 +1,4 @@
-"""The run folder: ``config.toml``, the log ``run.sqlite`` and checkpoints; how it is written, read and followed.
+"""The run folder: ``config.toml``, the log ``run.sqlite`` and checkpoints; how it is written and read.
 
 The only door to it for studies, watches, reports, expectations, exports and commands; nothing here knows the engine.
 """
@@ -9,11 +9,9 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.runs.checkpoint import BusyError, Checkpoints
-    from hesscond.runs.following import UnitCurves, WatchedRun
     from hesscond.runs.log import RunLog, can_be_resumed, check_free, check_no_run
     from hesscond.runs.schema import OPTIMA, PLACE, TABLES
     from hesscond.runs.store import (
-        FROM_THE_START,
         LOG,
         OVER,
         StoredRun,
@@ -28,7 +26,6 @@ else:
     __getattr__, __dir__ = attach(__name__)
 
 __all__ = [
-    "FROM_THE_START",
     "LOG",
     "OPTIMA",
     "OVER",
@@ -38,8 +35,6 @@ __all__ = [
     "Checkpoints",
     "RunLog",
     "StoredRun",
-    "UnitCurves",
-    "WatchedRun",
     "can_be_resumed",
     "check_free",
     "check_no_run",

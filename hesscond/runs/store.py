@@ -27,8 +27,6 @@ LOG = "run.sqlite"
 COMPANIONS = ("-wal", "-shm", "-journal")
 #: Statuses of a run that is over and need not be resumed.
 OVER = ("finished", "diverged")
-#: Smaller than every row number.
-FROM_THE_START = -(2**63)
 #: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
 SILENCE = 900.0
 #: Characters that steer a terminal or turn the direction of text, and bytes of a path that are no UTF-8.
@@ -147,7 +145,7 @@ class StoredRun:
     @property
     def worked(self) -> dict[int, float]:
         """Seconds that the run had worked, breaks left out, by the number of iterations logged by then."""
-        clock, found = self.rows("clock")[1], {}
+        clock, found = self.rows("clock"), {}
         session, began, before, latest = None, 0.0, 0.0, 0.0
         for own, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):
             if own != session:
@@ -156,8 +154,8 @@ class StoredRun:
             found[iterations] = latest
         return found
 
-    def rows(self, table: str, *, after: int = FROM_THE_START) -> tuple[list[int], dict[str, list[Any]]]:
-        """The rows of a table that came after row number ``after``: their numbers, and the values by column.
+    def rows(self, table: str) -> dict[str, list[Any]]:
+        """Values of a table by column, in the order in which they were logged.
 
         Raises
         ------
@@ -166,15 +164,13 @@ class StoredRun:
         """
         columns = (TABLES | BESIDE)[table]
         with reading(self.folder) as connection:
-            found = connection.execute(
-                f"SELECT rowid, {', '.join(columns)} FROM {table} WHERE rowid > ? ORDER BY rowid", [after]
-            ).fetchall()
-            numbers, *values = map(list, zip(*found, strict=True)) if found else [[] for _ in range(len(columns) + 1)]
+            found = connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid").fetchall()
+            values = list(map(list, zip(*found, strict=True))) if found else [[] for _ in columns]
             for (column, kind), own in zip(columns.items(), values, strict=True):
                 allowed = PYTHON[kind.split()[0]] + (() if column == "iteration" else (type(None),))
                 if strange := [value for value in own if not isinstance(value, allowed)]:
                     raise RunError(f"{table}.{column} holds {strange[0]!a}, which is not of type {kind}")
-        return numbers, dict(zip(columns, values, strict=True))
+        return dict(zip(columns, values, strict=True))
 
     def table(self, name: str) -> pd.DataFrame:
         """A table of the log: ``"training"``, ``"probe"``, ``"evaluation"``, ``"statements"`` or ``"readings"``.
@@ -194,7 +190,7 @@ class StoredRun:
 
         if name not in TABLES:
             raise ConfigError(f"unknown table {name!r}: choose from {', '.join(TABLES)}")
-        _, values = self.rows(name)
+        values = self.rows(name)
         columns = {}
         for column, kind in TABLES[name].items():
             own = values[column]

@@ -23,6 +23,9 @@ from hesscond.runs import RunLog, can_be_resumed, check_free
 
 Metrics = dict[str, Any]
 
+#: Characters that MLflow does not allow in names.
+FORBIDDEN = r"[^\w/. :-]"
+
 
 class Destination:
     """Receiver of the results of a watch; what a kind of receiver has no use for does nothing.
@@ -126,14 +129,12 @@ class ToMLflow(Destination):
             import mlflow
         except ImportError:
             raise ConfigError("log='mlflow' needs MLflow: pip install mlflow (extra 'watch')") from None
-        from hesscond.export.mlflow import allowed
-
-        self._mlflow, self._allowed = mlflow, allowed
+        self._mlflow = mlflow
         self._own = mlflow.active_run() is None
         self._id = (mlflow.active_run() or mlflow.start_run()).info.run_id
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
-        finite = {self._allowed(name): value for name, value in numbers(metrics).items() if math.isfinite(value)}
+        finite = {re.sub(FORBIDDEN, "-", name): n for name, n in numbers(metrics).items() if math.isfinite(n)}
         self._mlflow.log_metrics(finite, step=step, run_id=self._id)
         if "hesscond/error" in metrics:
             self._mlflow.MlflowClient().set_tag(self._id, "hesscond.error", metrics["hesscond/error"])

@@ -77,11 +77,10 @@ def test_csv_and_json_of_several_runs(runs, call_cli):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--format", "xlsx"), ["'xlsx'", "csv, json, parquet, tensorboard, mlflow"]),
+        (("--format", "xlsx"), ["'xlsx'", "csv, json, parquet"]),
         (("--table", "weights"), ["'weights'", "training, evaluation"]),
-        (("--follow",), ["--follow", "tensorboard and mlflow"]),
-        (("--format", "tensorboard"), ["tensorboard", "-o"]),
-        (("--format", "mlflow", "-o", "m", "--table", "probe"), ["whole runs", "--table"]),
+        (("--format", "tensorboard"), ["'tensorboard'", "SummaryWriter"]),
+        (("--follow",), ["--follow", "hesscond runs"]),
         (("--format", "csv", "-o", "nowhere/x.csv"), ["nowhere"]),
     ],
 )
@@ -92,12 +91,9 @@ def test_bad_use(runs, call_cli, arguments, words):
     assert all(word in line for word in words)
 
 
-@pytest.mark.parametrize(
-    ("format", "package"), [("parquet", "pyarrow"), ("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")]
-)
-def test_a_package_that_is_missing(runs, call_cli, monkeypatch, format, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    result = call_cli("export", "runs", "--format", format, "-o", "out")
+def test_a_package_that_is_missing(runs, call_cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = call_cli("export", "runs", "--format", "parquet", "-o", "out")
     assert (result.code, result.out) == (2, "")
     (line,) = result.err.splitlines()
-    assert f"(extra '{format}')" in line
+    assert "(extra 'parquet')" in line

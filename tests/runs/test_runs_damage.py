@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hesscond.errors import HesscondError, RunError
 from hesscond.report import summary_frame
-from hesscond.runs import TABLES, RunLog, WatchedRun, can_be_resumed
+from hesscond.runs import TABLES, RunLog, can_be_resumed
 from hesscond.study import open_run
 from tests.runs.run_logs import CONFIG, written_run
 
@@ -34,9 +34,8 @@ def everything(folder):
     stored = open_run(folder)
     tables = [stored.table(name) for name in TABLES]
     facts = (stored.status, stored.iterations, stored.total, stored.last_loss, stored.seconds, stored.label)
-    watched = WatchedRun(folder)
     summary_frame([stored])
-    return tables, facts, watched.units
+    return tables, facts
 
 
 def refusal(folder):
@@ -281,7 +280,6 @@ def test_the_good_ones_among_many(many, call_cli):
         ("export", "{}", "--format", "json"),
         ("table", "summary", "{}"),
         ("figure", "conditioning", "{}", "-o", "out.pdf"),
-        ("follow", "{}"),
         ("study", "a/config.toml", "--resume", "--out", "{}"),
     ],
     ids=lambda command: command[0],
