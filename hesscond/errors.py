@@ -61,9 +61,7 @@ GONE: dict[str, str] = {
     "density": "hesscond.density(hesscond.HessianOperator(model, loss_fn, data)) in Python: it has shares and a curve",
     "density_figure": "draw hesscond.density(…).curve(): plt.semilogy(curve.x, curve.density)",
     **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
-    **dict.fromkeys(
-        ("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"
-    ),
+    **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 
