@@ -15,7 +15,7 @@ BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 
 #: What the last version had and this one has not, with what serves instead. Entries stay for one version.
 GONE: dict[str, str] = {
-    "schedules": "hesscond.watching.schedules",
+    "schedules": "every= of hesscond.watch takes a function of the step: lambda step: step in steps",
     "probe": "hesscond probe FILE.py:FUNCTION --figure FILE draws what it measures",
     "assert_no_regression": "assert_condition_number(…, below=1.05 * k) with the κ k that you measured before",
     "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",

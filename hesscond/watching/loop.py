@@ -24,7 +24,6 @@ from hesscond.sheets import CONDITION
 from hesscond.watching.alarms import Alarm, Rule, rule_of
 from hesscond.watching.destinations import Destination, destinations, run_config
 from hesscond.watching.measuring import Measuring, Row, rates_of
-from hesscond.watching.schedules import Schedule, schedule_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +44,7 @@ def watch(
     loss_fn: LossFunction,
     probe_batch: Batch | Iterable[Batch],
     optimizer: Optimizer | Sequence[Optimizer] | Callable[[nn.Parameter], Any] | None = None,
-    every: int | Schedule | None = None,
+    every: int | Callable[[int], bool] | None = None,
     layers: Iterable[str] | str | None = None,
     level: str = "layer",
     log: Any = None,
@@ -73,7 +72,7 @@ def watch(
         `hesscond.methods.optimizers`. Several may be given; or a function of a parameter that returns M of a step −M g.
         Where M is not known (L-BFGS, your own) the watch goes on in plain coordinates, and the log says so once.
     every
-        Number of optimizer steps between probes; or a schedule of `hesscond.watching.schedules`, or a function of the
+        Number of optimizer steps between probes; or a function of the
         number of steps that says whether to measure. None: 200, and, unless one is given, a budget of 0.05.
     layers, level, units, rtol, memory
         As `hesscond.probe` takes them.
@@ -133,7 +132,12 @@ def watch(
         raise ConfigError(f"strict must be True or False, not {strict!r}")
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise ConfigError(f"name must be a name of the training, not {name!r}")
-    due = schedule_of(every)
+    if not callable(every) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ConfigError(
+            f"every must be a positive whole number of steps, or a function of their number, not {every!r}"
+        )
+    steps = every
+    due = steps if callable(steps) else lambda step: step % steps == 0
     rank = distributed_rank() if group is None else group.rank()
     if group is None and rank != 0:
         # one of the processes of a distributed training that only train
@@ -174,7 +178,7 @@ class Watch:
         self,
         measuring: Measuring | None,
         optimizer: Any,
-        due: Schedule,
+        due: Callable[[int], bool],
         every: int | None = None,
         budget: float | None = None,
         strict: bool = False,

@@ -17,7 +17,6 @@ from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
 from hesscond.watching.alarms import EVENTS, rule_of
 from hesscond.watching.destinations import Destination
-from hesscond.watching.schedules import linear, logarithmic, per_epoch
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
 
@@ -237,9 +236,6 @@ def test_dropout_draws_the_same_at_each_probe():
     ("every", "steps"),
     [
         (3, [3, 6, 9, 12]),
-        (linear(5), [5, 10]),
-        (logarithmic(3), [1, 2, 5, 10]),
-        (per_epoch(2, steps=6), [3, 6, 9, 12]),
         (lambda step: step == 7, [7]),
     ],
 )

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import HesscondError
-from hesscond.watching.schedules import linear, logarithmic, per_epoch
 
 X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -52,11 +51,6 @@ AT_THE_START = {
     "every 0": (lambda: start(every=0), "every must be"),
     "every −1": (lambda: start(every=-1), "every must be"),
     "every of a word": (lambda: start(every="epoch"), "every must be"),
-    "linear 0": (lambda: linear(0), "every must be"),
-    "logarithmic 0": (lambda: logarithmic(0), "per_decade must be"),
-    "logarithmic from 0": (lambda: logarithmic(3, first=0), "first must be"),
-    "more times than steps": (lambda: per_epoch(10, steps=5), "at most times=5"),
-    "a loader for steps": (lambda: per_epoch(10, steps=[1, 2]), "steps must be"),
     "budget 0": (lambda: start(budget=0), "between 0 and 1"),
     "budget 1": (lambda: start(budget=1), "between 0 and 1"),
     "budget NaN": (lambda: start(budget=float("nan")), "between 0 and 1"),
