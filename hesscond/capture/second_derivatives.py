@@ -165,7 +165,7 @@ def saturates(nodes: Iterable[Any]) -> Cause:
             count = int(lost.sum())
             values[name] += count
             totals[name, "values"] += lost.numel()
-            totals[name, "units"] += lost.shape[-1] * (lost.ndim == 2)
+            totals[name, "units"] += lost.shape[-1] if lost.ndim == 2 else 0
             units[name] += int(lost.any(0).sum()) if count and lost.ndim == 2 else 0
     found = []
     for name in +values:

@@ -102,6 +102,10 @@ class Block:
         )
         return Block(self.name if name is None else name, pieces, taken(self.units, positions), self.table)
 
+    def whole(self, undivided: str) -> Block:
+        """Same entries as a block without units, for a reason."""
+        return replace(self, units=(), table=False, undivided=undivided)
+
     def unit(self, unit: int) -> Block:
         """One unit."""
         return self.at([self.units.index(unit)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -13,7 +13,7 @@ from math import prod
 from torch import nn
 
 from hesscond.capture.kinds import Geometry, is_layer, is_turned, kind_of
-from hesscond.capture.layers import chosen_layers, eligible_layers, is_computed
+from hesscond.capture.layers import eligible_layers, is_computed
 from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
 from hesscond.hessians.blocks import Block, Claims, Piece
@@ -414,6 +414,8 @@ class Catalogue:
 
     def matching(self, pattern: str) -> list[str]:
         """Names of blocks that match a glob, without overlap, and without frozen ones unless no others match."""
+        if not self.parameters:
+            raise ConfigError("the model has no parameters: there is no layer to probe")
         blocks = {name: self.natural.get(name) or self.block(name) for name in self._candidates(pattern)}
         trained = {name for name, b in blocks.items() if any(self.parameters[p].requires_grad for p in b.parameters)}
         claims = Claims()
@@ -486,9 +488,13 @@ class Choice:
     def blocks(self, model: nn.Module) -> dict[str, Block]:
         """Blocks of a model."""
         catalogue = Catalogue(model)
-        names = list(chosen_layers(model, None)) if self.names is None else self.names
+        names = list(eligible_layers(model)) if self.names is None else self.names
         found = {name: catalogue.block(name) for name in names}
         return found | {name: catalogue.group(name, members) for name, members in self.groups.items()}
+
+    def without(self, names: Container[str]) -> Choice:
+        """Same blocks without some of them."""
+        return replace(self, names=tuple(name for name in self.names or () if name not in names))
 
     def placed(self, place_of: Callable[[str], str]) -> Choice:
         """Same blocks under other names."""

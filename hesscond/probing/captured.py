@@ -61,16 +61,16 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
         with m.skipping(name, CaptureError):
             found[name] = run.result(name, sums)
     m.precision = None if reference is None else reference.precision
-    m.reached = None if reference is None else reference.reached
+    m.reference = reference
     return found
 
 
-def reached(question: Question) -> set[str]:
-    """Names of the parameters that the loss depends on."""
+def reached(question: Question) -> ReferenceProducts:
+    """Reference that knows the parameters that the loss depends on."""
     reference = reference_for(question, {})
     for batch in question.batches:
         reference.add(batch, [])
-    return reference.reached
+    return reference
 
 
 def reference_for(question: Question, layers: Mapping[str, Layer]) -> ReferenceProducts:

@@ -187,6 +187,11 @@ class ReferenceProducts:
         self._functions: set[str] = set()
         self._wrong: Batch | None = None
 
+    @property
+    def first(self) -> Batch | None:
+        """First batch, once it was read."""
+        return None if self._first is None else self._first[0]
+
     def add(self, batch: Batch, directions: Sequence[CheckDirection], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
         used = self._used(directions)

@@ -11,7 +11,7 @@ from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import ConfigError, bytes_of
-from hesscond.hessians.catalogue import Choice
+from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
@@ -71,8 +71,9 @@ def probe(
         block; what cannot be measured of what a glob finds is in ``skipped`` of the result. Parts: query, key and value
         ``"attn[q]"``, their heads ``"attn[q.0]"``, the gates i, f, g, o or r, z, n of recurrent cells ``"lstm[f]"``,
         layers and directions ``"lstm[l1_reverse]"``, ranges of rows ``"fc[0:64]"``. None: all dense and convolutional
-        layers that the data reach (``skipped`` names the others, and parameters of other modules). What is no dense or
-        convolutional layer is measured by products with the Hessian, its units being the outputs of its weight (columns
+        layers that the data reach (``skipped`` names the others, and parameters of other modules), or all parameters,
+        as by ``"*"``, if there are none (``scope`` of the result says so). What is no dense or convolutional layer is
+        measured by products with the Hessian, its units being the outputs of its weight (columns
         where y = x W) with the biases that are added to them, or rows: the tokens that occur of an embedding, shift and
         scale of a feature of a normalization, the rows of packed or recurrent weights with their biases.
     level
@@ -177,7 +178,7 @@ def probe(
         choice=Choice.of(model, layers, blocks, checked_level(level)),
         level=level,
         method=method,
-        units=None if units is None else checked_units(units, layers, level),
+        units=None if units is None else checked_units(units, layers, level, model),
         dtype=dtype,
         rtol=rtol,
         memory=MEMORY if size is None else int(size),
@@ -193,11 +194,12 @@ def probe(
     return work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
 
 
-def checked_units(units: Any, layers: object, level: str) -> tuple[int, ...]:
+def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...]:
     """Return units as integers, also if they are numbers of numpy or torch; a ConfigError where they mean nothing."""
     if layers is None or level != "unit":
+        example = [*list(Catalogue(model).natural)[-1:], "fc"][0]
         raise ConfigError(
-            "units were given without layers: name the layers they belong to"
+            f"units were given without layers: name the layers they belong to, as in layers=[{example!r}]"
             if layers is None
             else f"units were given at level {level!r}, which takes all of them: use level='unit'"
         )

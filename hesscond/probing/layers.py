@@ -2,37 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import nn
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from hesscond.capture.layers import stock_class
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
+from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import block_coordinates
 from hesscond.probing.captured import captured_results, reached
-from hesscond.probing.products import by_products, in_chart, units_by_use
+from hesscond.probing.products import by_products, causes, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult, ProbeResult
+from hesscond.problem.evaluation import Batch
+
+#: Largest number of blocks that a reason names one by one.
+MOST = 4
+#: Scope of a probe that names no layers, of a model in which no dense or convolutional layer can be measured.
+EVERYTHING = "no dense or convolutional layer to measure: all other parameters are measured instead"
 
 
 def layer_results(question: Question) -> ProbeResult:
     """Results of the layers that a question names, or of their units."""
-    m = Measurement(question)
-    chosen = question.choice.blocks(question.model)
-    units = question.level == "unit"
-    question.refuse_little(block.width if units and block.units else block.order for block in chosen.values())
-    choose(m, chosen)
-    found = measured(m)
-    if question.check and question.choice.names is None:
-        names = reached(m.question) if m.reached is None else m.reached
-        m.skipped = unmeasured(question.model, names, found) | m.skipped
+    m, scope = Measurement(question), ""
+    found = chosen_results(m)
+    if not found and question.choice.names is None and not (m.blocks and isinstance(question.data, Iterator)):
+        scope, others = EVERYTHING, Choice.of(question.model, "*", None, question.level)
+        m.question = replace(m.question, choice=others.without(m.skipped))
+        found = chosen_results(m)
+    elif question.check and question.choice.names is None:
+        m.skipped = unmeasured(m, found) | m.skipped
     if not found:
         raise CaptureError("; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in m.skipped.items()))
     skipped = {name: why for name, why in m.skipped.items() if name not in found}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
-    return ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
+    result = ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
+    result.scope = scope
+    return result
+
+
+def chosen_results(m: Measurement) -> dict[str, LayerResult]:
+    """Results of the blocks that the question of a measurement names."""
+    chosen, units = m.question.choice.blocks(m.question.model), m.question.level == "unit"
+    m.question.refuse_little(block.width if units and block.units else block.order for block in chosen.values())
+    choose(m, chosen)
+    return measured(m)
 
 
 def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
@@ -53,8 +68,7 @@ def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
     for name, why in unclear.items():
         if question.named(name):
             raise ConfigError(why)
-        m.skipped[name] = why
-        del m.blocks[name]
+        m.blocks[name] = replace(m.blocks[name].whole(why), layer=None)
     m.blocks |= turned
     m.systems |= {name: block_coordinates(question, name, block) for name, block in turned.items()}
 
@@ -79,27 +93,52 @@ def measured(m: Measurement) -> dict[str, LayerResult]:
     return found | (by_products(m, plain) if plain else {})
 
 
-def unmeasured(model: nn.Module, reached: set[str], found: Mapping[str, LayerResult]) -> dict[str, str]:
-    """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it.
+def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, str]:
+    """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle.
 
     For a measured layer that has further parameters outside its Hessian, these parameters are named.
     """
-    names = dict(model.named_parameters(remove_duplicate=False))
-    measured = {id(names[name]) for own in found.values() for name in own.parameters}
-    missing: dict[str, list[str]] = {}
-    for name, parameter in model.named_parameters():
-        if name not in reached or not parameter.requires_grad or id(parameter) in measured:
-            continue
-        owner, _, attribute = name.rpartition(".")
-        missing.setdefault(owner.partition(".parametrizations.")[0], []).append(attribute)
-    reasons: dict[str, str] = {}
-    for owner, attributes in missing.items():
-        if (owner or "model") in found:
-            reason = f"no part of the weight and bias of layer {owner or 'model'!r}: use level='network'"
-            reasons |= {f"{owner}.{attribute}" if owner else attribute: reason for attribute in attributes}
-            continue
-        kind = type(model.get_submodule(owner)).__name__
-        what = f"{kind} with {', '.join(attributes)}, no dense or convolutional layer"
-        way = f"name it, layers=[{owner!r}], or use level='network'" if owner else "use level='network'"
-        reasons[owner or "model"] = f"{what}: {way}"
+    reference = reached(m.question) if m.reference is None else m.reference
+    catalogue = Catalogue(m.question.model)
+    measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
+    missing = {key for key in reference.reached if id(catalogue.parameters[key]) not in measured}
+    left = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
+    left = {name: keys for name, keys in left.items() if keys and name not in m.skipped}
+    failing, undivided = trial(m, {name: catalogue.natural[name] for name in left}, reference.first)
+    owners: dict[str, list[str]] = {}
+    for name, keys in left.items():
+        owner = keys[0].rpartition(".")[0].partition(".parametrizations.")[0] or "model"
+        owners.setdefault(keys[0] if owner in found else owner, []).append(name)
+    reasons = {}
+    for owner, names in owners.items():
+        attributes = ", ".join(dict.fromkeys(key.removeprefix(f"{owner}.") for name in names for key in left[name]))
+        what = f"{catalogue.kind(owner)} with {attributes}, no dense or convolutional layer"
+        if owner in left and catalogue.module(owner) is None:
+            what = f"no part of the weight and bias of layer {owner.rpartition('.')[0] or 'model'!r}"
+        fit = [name for name in names if name not in failing]
+        way = f"name it, layers={fit if len(fit) <= MOST else [f'{owner}*']}" + ", level='layer'" * bool(
+            {*fit} & undivided
+        )
+        reasons[owner] = f"{what}: {way if fit else failing[names[0]]}"
     return reasons
+
+
+def trial(m: Measurement, blocks: Mapping[str, Block], batch: Batch | None) -> tuple[dict[str, str], set[str]]:
+    """Reasons why some blocks cannot be measured by products, on one batch, and blocks that units do not divide."""
+    if not blocks or batch is None:
+        return {}, set()
+    question, catalogue = replace(m.question, data=batch), Catalogue(m.question.model)
+    names = dict.fromkeys(key for block in blocks.values() for key in block.parameters)
+    try:
+        uses = question.source().operator(parameters=list(names)).uses
+    except CaptureError as error:
+        failing = causes(question, blocks) or dict.fromkeys(blocks, str(error))
+        others, undivided = trial(m, {name: block for name, block in blocks.items() if name not in failing}, batch)
+        return failing | others, undivided
+    undivided = set()
+    for name, block in blocks.items() if question.level == "unit" else ():
+        try:
+            catalogue.by_use(block, uses)
+        except ConfigError:
+            undivided.add(name)
+    return {}, undivided

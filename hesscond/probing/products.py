@@ -132,17 +132,22 @@ def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProduct
 
 def apart(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
     """Measure blocks whose common operator failed: without the failing blocks together, or else one by one."""
-    question = m.question
-    parts = {name: [question.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
-    failing = reasons(question.model, question.loss_fn, question.batches, parts, question.dtype)
+    failing = causes(m.question, blocks)
+    m.skipped |= failing
     for name, reason in failing.items():
-        m.skipped[name] = f"no second derivatives: {reason}"
-        if question.named(name):
-            raise CaptureError(f"layer {name!r} cannot be probed: {m.skipped[name]}")
+        if m.question.named(name):
+            raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
     fit = {name: block for name, block in blocks.items() if name not in failing}
     if failing:
         return by_products(m, fit) if fit else {}
     return {name: own for block in fit for name, own in by_products(m, {block: fit[block]}).items()}
+
+
+def causes(question: Question, blocks: Mapping[str, Block]) -> dict[str, str]:
+    """Reasons why blocks have no second derivatives, by name."""
+    parts = {name: [question.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
+    found = reasons(question.model, question.loss_fn, question.batches, parts, question.dtype)
+    return {name: f"no second derivatives: {reason}" for name, reason in found.items()}
 
 
 def units_by_use(
@@ -191,9 +196,12 @@ def blocks_by_use(
         except ConfigError as error:
             if question.named(name):
                 raise
-            m.skipped[name] = str(error)
-            continue
-        taken |= {piece.parameter for piece in found[name].pieces if piece.rows is not None}
+            if question.units is not None:
+                m.skipped[name] = str(error)
+                continue
+            found[name], others = block.whole(str(error)), []
+        own = found[name]
+        taken |= {piece.parameter for piece in own.pieces if piece.rows is not None or not own.units}
         for other in others:
             if question.named(name):
                 apart = f"belongs to other outputs than the units of layer {name!r}: name it"
@@ -226,7 +234,11 @@ class ByProducts:
             raise CaptureError(f"{what} cannot be probed: the loss does not depend on parameter {missing[0]!r}")
         live = occurring(block, H, catalogue.parameters) if block.table else block
         units: tuple[int, ...] = ()
-        if question.level == "unit" and not own:
+        if (
+            question.level == "unit"
+            and not own
+            and (block.units or question.units is not None or question.named(block.name))
+        ):
             absent = [unit for unit in question.units or () if unit in block.units and unit not in live.units]
             if absent:
                 raise ConfigError(
@@ -301,7 +313,7 @@ class ByProducts:
         def together() -> list[ConditionNumber]:
             return side_by_side(lambda unit: block(unit).condition_number(rtol=self.question.rtol), self.units, threads)
 
-        return LayerResult(
+        found = LayerResult(
             self.block.name,
             "unit" if self.units else "layer",
             self.units,
@@ -313,6 +325,9 @@ class ByProducts:
             rtol=self.question.rtol,
             conditions=None if formed is None else together,
         )
+        if self.question.level == "unit" and self.block.name not in self.question.choice.groups and not self.units:
+            found.undivided = self.block.undivided
+        return found
 
     def _places(self) -> torch.Tensor:
         """Indices of the entries of ``live`` in the vectors of the whole block."""

@@ -22,6 +22,7 @@ from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
 from hesscond.operators.parallel import Team
+from hesscond.probing.check import ReferenceProducts
 from hesscond.problem import MEMORY, Batch, LossFunction
 from hesscond.problem.batches import is_batch
 from hesscond.problem.precision import Precision
@@ -126,7 +127,7 @@ class Measurement:
     blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
     systems: dict[str, Coordinates | ParameterMaps | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
-    reached: set[str] | None = None  # names of the parameters that the loss depends on, once they are known
+    reference: ReferenceProducts | None = None  # derivatives of the model itself, once the data were read
     precision: Precision | None = None  # precision of the forward pass, once it was observed
 
     def keep_data(self) -> None:

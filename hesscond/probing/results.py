@@ -65,6 +65,8 @@ class LayerResult(Shown):
         Class of the module.
     rounding
         Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it.
+    undivided
+        Reason why a layer is measured as a whole at level ``"unit"``; empty if it is not.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LayerResult(Shown):
         self.check: Check | None = None
         self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
         self.rounding: dict[int | None, bool] = {}
+        self.undivided = ""
         self.block, self._rtol, self._conditions = block, rtol, conditions
         self._eigenvalues: dict[int | None, torch.Tensor] = {}
 
@@ -101,7 +104,7 @@ class LayerResult(Shown):
 
     def remarks(self) -> list[str]:
         """Remarks printed below the table, other than on κ."""
-        return []
+        return [f"{self.undivided.partition(';')[0]}: measured as a whole"] if self.undivided else []
 
     @property
     def blocks(self) -> Sequence[int | None]:
@@ -326,6 +329,8 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         probed on this data, and modules of other kinds whose parameters receive a gradient.
     coordinates
         Description of the measurement: the network and the coordinates.
+    scope
+        Which parameters were measured if no layers were named and none is dense or convolutional; else empty.
     precision
         Precision that the forward pass and the loss were computed in, found from the operations that ran:
         ``"float64"``, or ``"mixed: 326 float32 operations (LlamaRMSNorm, …)"``.
@@ -336,6 +341,7 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         self.skipped = dict(skipped)
         self.precision = precision
         self.coordinates = "plain coordinates"
+        self.scope = ""
 
     def rename(self, name_of: Callable[[str], str]) -> None:
         """Call the layers, and the parts of a network, by other names."""
@@ -349,7 +355,7 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         kept = dict(list(self._layers.items())[:count])
         left_out = dict.fromkeys([name for name in self._layers if name not in kept], reason)
         result = ProbeResult(kept, self.skipped | left_out, self.precision)
-        result.coordinates = self.coordinates
+        result.coordinates, result.scope = self.coordinates, self.scope
         return result
 
     def __getitem__(self, layer: str) -> LayerResult:
@@ -385,7 +391,8 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         by_unit = any(own.level == "unit" for own in self.values())
         draw = network_table if "share_top" in frame else unit_table if by_unit else layer_table
         table = draw(frame, {name: own.kind for name, own in self.items()} if kinds is None else kinds)
-        below = [line for own in self.values() for line in own.remarks()]
+        below = [self.scope] if self.scope else []
+        below += [line for own in self.values() for line in own.remarks()]
         below += notes(frame, {name: own.route for name, own in self.items()})
         skipped: dict[str, list[str]] = {}
         for name, reason in self.skipped.items():

@@ -41,11 +41,12 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Rows in the order of the frame: layer; units, the number of blocks; n_params of a block; kappa_min, kappa_median
-        and kappa_max over the resolved blocks, NaN if there are none; unresolved, the number of unresolved blocks, of
-        which zero are the zero matrix, which has no κ; lower_min, lower_median, lower_max: lower bounds of κ of the
-        unresolved blocks that are not zero; rank_min, rank_max, nullity_min, nullity_max; negative: the number of
-        blocks with negative eigenvalues; solvers: the number of blocks of each solver, by name.
+        Rows in the order of the frame: layer; units, the number of blocks; whole, whether it is a single one that is no
+        unit; n_params of a block; kappa_min, kappa_median and kappa_max over the resolved blocks, NaN if there are
+        none; unresolved, the number of unresolved blocks, of which zero are the zero matrix, which has no κ; lower_min,
+        lower_median, lower_max: lower bounds of κ of the unresolved blocks that are not zero; rank_min, rank_max,
+        nullity_min, nullity_max; negative: the number of blocks with negative eigenvalues; solvers: the number of
+        blocks of each solver, by name.
     """
     import pandas as pd
 
@@ -58,6 +59,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
             {
                 "layer": layer,
                 "units": len(blocks),
+                "whole": bool(blocks["unit"].isna().all()),
                 "n_params": int(blocks["n_params"].iloc[0]),
                 **{f"kappa_{how}": float(kappa.agg(how)) for how in ("min", "median", "max")},
                 "unresolved": int((~resolved).sum()),
@@ -98,7 +100,7 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
         table.add_row(
             row["layer"],
             kinds.get(row["layer"], ""),
-            str(row["units"]),
+            "whole" if row["whole"] else str(row["units"]),
             str(row["n_params"]),
             *kappa_cells(row),
             str(row["unresolved"] - row["zero"]),

@@ -1,0 +1,116 @@
+"""A first call, with nothing named: what is measured of models that have no dense or convolutional layer, or one that
+cannot be measured, and the advice about the rest."""
+
+import ast
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.errors import ConfigError
+from tests.cases import Net
+from tests.support.truth import Truth
+
+CE = nn.CrossEntropyLoss()
+#: Layers, and perhaps a level, that a reason for skipping advises.
+ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)')?")
+
+
+def random(*shape):
+    return nn.Parameter(torch.randn(*shape) / 2)
+
+
+def double(model, loss_fn, batch):
+    return Truth(model.double(), loss_fn, batch)
+
+
+def test_a_block_that_units_do_not_divide_is_measured_whole_and_the_table_says_so():
+    def forward(m, x):
+        W, V = m.theta.split([20, 15])
+        return (x @ W.view(4, 5)).tanh() @ V.view(5, 3) * m.scale
+
+    torch.manual_seed(0)
+    model, batch = Net(forward, theta=random(35), scale=random(3)), (torch.randn(12, 4), torch.randint(3, (12,)))
+    result = hesscond.probe(model, CE, batch)
+    assert {name: (own.level, own.n_params) for name, own in result.items()} == {"model": ("layer", 38)}
+    assert re.search(r"not divided into units.*'theta'.*: measured as a whole", str(result).replace("\n", " "))
+    assert "no dense or convolutional layer to measure" in result.scope in str(result)
+    assert re.search(r"model +Net +38", str(result))
+    truth = double(model, CE, batch)
+    torch.testing.assert_close(
+        result["model"].hessian(), truth.at(truth.flat(result["model"].parameters)), rtol=0, atol=1e-12
+    )
+    with pytest.raises(ConfigError, match="not divided into units"):
+        hesscond.probe(model, CE, batch, ["model"])
+
+
+def hard(m, x):
+    return m.last((F.hardsigmoid(m.first(x)) * m.scale).tanh())
+
+
+def distances(m, x):
+    return m.last(torch.cdist(m.first(x), m.centers))
+
+
+def segments(m, x):
+    h = torch.segment_reduce(m.first(x) * m.scale, "mean", lengths=torch.tensor([3, 4, 5]), axis=0)
+    return m.last(h.tanh())[[0] * 3 + [1] * 4 + [2] * 5]
+
+
+def norms(m, x):
+    h = m.first(x) * m.scale
+    return m.last(torch.cat([h, h.norm(dim=1, keepdim=True)], 1))
+
+
+def dense(m, x):
+    return m.last(m.rnn(m.first(x)[:, None])[0][:, 0] @ torch.matrix_exp(m.turn))
+
+
+MIXED = {
+    "Hardsigmoid": (hard, {"first": nn.Linear(4, 5), "scale": random(5), "last": nn.Linear(5, 3)}, "hardsigmoid"),
+    "cdist": (distances, {"first": nn.Linear(4, 5), "centers": random(6, 5), "last": nn.Linear(6, 3)}, "cdist"),
+    "segment_reduce": (segments, {"first": nn.Linear(4, 5), "scale": random(5), "last": nn.Linear(5, 3)}, "segment"),
+    "norm at zero": (
+        norms,
+        {"first": nn.Linear(4, 5, bias=False), "scale": random(5), "last": nn.Linear(6, 3)},
+        "vector_norm.*sample 2",
+    ),
+    "other blocks": (
+        dense,
+        {"first": nn.Linear(4, 3), "rnn": nn.LSTM(3, 2, 2, bidirectional=True), "turn": random(4, 4)}
+        | {"last": nn.Linear(4, 3)},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("kind", MIXED)
+def test_a_layer_that_cannot_be_measured_stops_no_other_and_the_advice_holds(kind, level):
+    torch.manual_seed(0)
+    forward, parts, obstacle = MIXED[kind]
+    model, batch = Net(forward, **parts), (torch.randn(12, 4), torch.randint(3, (12,)))
+    batch[0][2] = 0
+    result = hesscond.probe(model, CE, batch, level=level)
+    assert result.scope == ""
+    assert "last" in result
+    assert ("first" in result) == (obstacle is None)
+    for own in result.values():
+        assert own.check.passed
+    if obstacle is not None:
+        assert re.search(obstacle, result.skipped["first"])
+        assert all("name it" in why or re.search(obstacle, why) for why in result.skipped.values())
+    else:
+        assert set(result.skipped) == {"rnn", "model"}
+        assert ("level='layer'" in result.skipped["model"]) == (level == "unit")
+    for why in result.skipped.values():
+        for layers, other in ADVICE.findall(why):
+            assert list(hesscond.probe(model, CE, batch, ast.literal_eval(layers), other or level))
+
+
+def test_units_without_layers_are_asked_for_with_a_name():
+    with pytest.raises(ConfigError, match=r"layers=\['1'\]"):
+        hesscond.probe(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), CE, (torch.ones(2, 4), None), units=[0])
