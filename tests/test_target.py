@@ -182,7 +182,7 @@ def test_values_that_are_nowhere(write, returned, words):
         ("nn.Linear(3, 2), nn.MSELoss, (x, y)", "the loss must be a callable (output, target), not the class MSELoss"),
         ("nn.Linear(3, 2), 'mse', (x, y)", "the loss must be a callable (output, target), not a str"),
         ("nn.Linear(3, 2), nn.MSELoss(), x", "must be a pair (inputs, targets) or a stream of them, not a Tensor"),
-        ("nn.Linear(3, 2), nn.MSELoss(), {'x': x}", "needs its targets under 'labels' or 'label', and this one is 'x'"),
+        ("nn.Linear(3, 2), nn.MSELoss(), {'x': 1}", "must be tensors, or contain some, not a dict: torch.as_tensor"),
         ("nn.Linear(3, 2), nn.MSELoss(), None", "not None"),
         ("nn.Linear(3, 2), nn.MSELoss(), ((x, y), (x, y))", "write [(a, b), (c, d)] for two batches"),
         ("nn.Linear(3, 2), nn.MSELoss(), [(x, y)], 3", "weight must be a function"),

@@ -16,6 +16,7 @@ from torch.autograd.graph import get_gradient_edge
 from hesscond.capture.kinds import Layer, class_of
 from hesscond.capture.layers import is_computed, own_parameters
 from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.problem.containers import strided
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction, WeightWatch, is_finite
 from hesscond.problem.graph import dependent, is_transformed, nodes
 from hesscond.problem.problem import Call
@@ -134,7 +135,7 @@ class Perturbations:
         if name in self.in_parameters:
             # a layer that is differentiated in its parameters may have any inputs and outputs
             if not is_transformed(h) and gives_what_torch_would(module, h, output):
-                self.calls[name].append(Call(h.detach().clone(), torch.zeros_like(output), None))
+                self.calls[name].append(Call(strided(h.detach()).clone(), torch.zeros_like(output), None))
             self.watch.inside.remove(name)
             return None
         self.watch.inside.remove(name)
@@ -145,7 +146,7 @@ class Perturbations:
             # tensors inside torch.vmap or torch.func do not exist outside
             self.entangled.add(name)
             return None
-        seen = h.detach().clone() if self.keep_inputs else h.detach()
+        seen = strided(h.detach().clone() if self.keep_inputs else h.detach())
         self._versions.append((seen, seen._version))
         earlier = {get_gradient_edge(call.delta).node for call in self.calls[name]}
         if earlier and h.grad_fn in dependent([h.grad_fn], earlier):

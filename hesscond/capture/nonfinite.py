@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
-from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, leading_dimension
+from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, samples_of
 from hesscond.problem.graph import dependent, nodes
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.weighting import Part
@@ -40,17 +40,17 @@ def reasons(
     leaves = {name: [place[id(p)] for p in own] for name, own in parts.items()}
     found: dict[str, str] = {}
     for batch in batches:
-        found = NonFinite(loss_fn, batch).reasons(snapshot, leaves) | found
+        found = NonFinite(loss_fn, batch, snapshot.model).reasons(snapshot, leaves) | found
     return found
 
 
 class NonFinite:
     """Search, in the loss of one batch, for operations that make its derivatives NaN or infinite."""
 
-    def __init__(self, loss_fn: LossFunction, batch: Batch) -> None:
+    def __init__(self, loss_fn: LossFunction, batch: Batch, model: nn.Module) -> None:
         self.loss_fn = loss_fn
         inputs, target = checked_batch(batch)
-        self.whole = Part(inputs, target, leading_dimension(inputs))
+        self.whole = Part(inputs, target, samples_of(model, inputs))
         self._spans: list[tuple[int, int, str]] = []
 
     def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:

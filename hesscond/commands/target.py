@@ -21,7 +21,8 @@ from torch.utils.data import Dataset
 
 from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line
 from hesscond.problem.batches import is_batch, moved
-from hesscond.problem.evaluation import Batch, checked_batch, kind, leading_dimension
+from hesscond.problem.containers import kind
+from hesscond.problem.evaluation import Batch, checked_batch, samples_of
 from hesscond.problem.weighting import BatchWeight, check_weighting
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
@@ -38,10 +39,9 @@ FOREIGN = tuple(
 class Stream:
     """Batches that can be read repeatedly, on one device; ``samples`` is their number in the latest pass."""
 
-    def __init__(self, source: Iterable[Any], device: torch.device | None = None) -> None:
+    def __init__(self, source: Iterable[Any], model: nn.Module, device: torch.device | None = None) -> None:
         self.samples = 0
-        self._source = source
-        self._device = device
+        self._source, self._model, self._device = source, model, device
 
     def __iter__(self) -> Iterator[Batch]:
         self.samples = 0
@@ -50,12 +50,12 @@ class Stream:
                 pair = checked_batch(batch)
             except ConfigError as error:
                 raise ConfigError(f"batch {number} of the data: {error}") from None
-            self.samples += leading_dimension(pair[0])
+            self.samples += samples_of(self._model, pair[0])
             yield moved(batch, self._device)
 
-    def to(self, device: torch.device) -> Stream:
+    def on(self, device: torch.device) -> Stream:
         """The same batches on a device, moved one by one."""
-        return Stream(self._source, device)
+        return Stream(self._source, self._model, device)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Target:
     @property
     def samples(self) -> int:
         """Number of samples; of a stream, those of its latest pass."""
-        return self.data.samples if isinstance(self.data, Stream) else leading_dimension(self.data[0])
+        return self.data.samples if isinstance(self.data, Stream) else samples_of(self.model, self.data[0])
 
     def to(self, device: torch.device) -> Target:
         """The target on a device; the model itself is moved, and the loss if it is a module."""
@@ -79,7 +79,7 @@ class Target:
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
                     raise ConfigError("the model or the loss is on the meta device, so its parameters have no values")
                 module.to(device)
-        data = self.data.to(device) if isinstance(self.data, Stream) else moved(self.data, device)
+        data = self.data.on(device) if isinstance(self.data, Stream) else moved(self.data, device)
         return replace(self, data=data)
 
 
@@ -184,7 +184,7 @@ def as_target(returned: Any, spec: str) -> Target:
         raise ConfigError(f"{spec}: {error}") from None
     if isinstance(data, Iterator):  # can be read only once
         data = list(data)
-    return Target(model, loss_fn, Stream(data), weight)
+    return Target(model, loss_fn, Stream(data, model), weight)
 
 
 def described(value: Any) -> str:

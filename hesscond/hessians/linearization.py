@@ -20,7 +20,8 @@ from hesscond.capture.backward import Derivatives
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.forward import variables_of
 from hesscond.errors import CaptureError, NotFiniteError
-from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, mapped, scalar, tensors_of
+from hesscond.problem.containers import mapped, stored, tensors_of
+from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, scalar
 from hesscond.problem.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives, shape_of
 from hesscond.problem.problem import WatchedEvaluation
 
@@ -221,8 +222,8 @@ def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:
             if not name.startswith("_saved_") and name != "saved_tensors":
                 continue
             for tensor in tensors_of(getattr(node, name)):
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
+                storages = [part.untyped_storage() for part in stored(tensor)]
+                sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
     for tensor in but:
         sizes.pop(tensor.untyped_storage().data_ptr(), None)
     return sum(sizes.values())

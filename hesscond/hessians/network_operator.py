@@ -334,7 +334,11 @@ class NetworkOperator(SymmetricOperator):
         # whatever fails in the search, the error that is there is raised
         with suppress(Exception):
             for drawn in batches:
-                for reason in NonFinite(self.problem.loss_fn, drawn.batch).reasons(snapshot, {"": leaves}).values():
+                for reason in (
+                    NonFinite(self.problem.loss_fn, drawn.batch, snapshot.model)
+                    .reasons(snapshot, {"": leaves})
+                    .values()
+                ):
                     return NotFiniteError(f"{error}: {reason}")
         return error
 

@@ -25,7 +25,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
-from hesscond.problem.evaluation import tensors_of
+from hesscond.problem.containers import tensors_of
 
 #: Number of samples in the parts in which inputs are read in float64.
 CHUNK = 4096

@@ -26,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from hesscond.capture.curved import without_cancellation
 from hesscond.errors import HesscondError
 from hesscond.hessians.linearization import gradients
-from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted, mapped, tensors_of
+from hesscond.problem.containers import mapped, tensors_of
+from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
 from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Perturbed
 

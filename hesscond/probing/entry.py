@@ -61,10 +61,10 @@ def probe(
     loss_fn
         ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
     data
-        ``(inputs, targets)``; inputs a tensor, or a tuple of positional or a mapping of keyword arguments. Or one
-        mapping, as Hugging Face's loaders give it: its ``"labels"`` (or ``"label"``) are the target, and the model is
-        called with all of it. Or a stream of such batches (a ``DataLoader``, a list): then the Hessians are those of
-        the loss over all of them together.
+        ``(inputs, targets)``; inputs a tensor, a tuple of positional or a mapping of keyword arguments, or any other
+        object with tensors, which is one argument. Or one mapping or object with both: its ``labels`` (or ``label``,
+        ``y``, ``target``, ``targets``; None: there is none) are the target, and it is the inputs. Or a stream of such
+        batches (a ``DataLoader``, a list): then the Hessians are those of the loss over all of them together.
     layers
         Names, or one name: of modules of any kind (``"h.0.ln_1"``), of parameters (``"h.0.ln_1.weight"``), of parts of
         either, and globs of all these (``"*.mlp.*"``). ``"*"`` is every parameter that requires a gradient, each in one

@@ -17,7 +17,8 @@ from hesscond.methods import Spec
 from hesscond.methods.base import Method
 from hesscond.probing.question import Question
 from hesscond.problem.batches import is_batch
-from hesscond.problem.evaluation import Batch, call_of, checked_batch, converted, in_precision, scalar, tensors_of
+from hesscond.problem.containers import tensors_of
+from hesscond.problem.evaluation import Batch, call_of, checked_batch, converted, in_precision, scalar
 from hesscond.problem.untouched import gpus_of
 
 #: Code that applies a method to a model itself.

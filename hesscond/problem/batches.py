@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy as copied
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.problem.evaluation import Batch, kind, tensors_of
+from hesscond.problem.containers import attributes, kind, mapped, stored, tensors_of
+from hesscond.problem.evaluation import Batch
 from hesscond.problem.untouched import RandomState, generators_of, untouched_randomness
 
 
-def is_batch(data: Any) -> TypeGuard[Batch]:
-    """Whether ``data`` is one batch, not a stream: a mapping, a tuple of two, or a list of two that are no batches."""
+def is_batch(data: Any) -> bool:
+    """Whether ``data`` is one batch, not a stream: a mapping, a record, an object, a pair that holds no two batches."""
     if isinstance(data, list):
         # a loader yields each batch as a list [inputs, targets]
-        return len(data) == 2 and not all(isinstance(item, (tuple, list, Mapping)) for item in data)
-    if isinstance(data, tuple):
+        return len(data) == 2 and not all(isinstance(x, (tuple, list, Mapping)) or attributes(x) for x in data)
+    if isinstance(data, tuple) and not hasattr(data, "_fields"):
         if len(data) != 2:
             raise ConfigError(
                 f"a tuple of {len(data)} is no batch (inputs, targets): give a stream of batches as a list"
@@ -32,9 +33,13 @@ def is_batch(data: Any) -> TypeGuard[Batch]:
                 "[(a, b), (c, d)] for two batches, or [((a, b), (c, d))] for one"
             )
         return True
-    if isinstance(data, Mapping):
+    if isinstance(data, (Mapping, tuple)):
         return True
-    if isinstance(data, (torch.Tensor, str, bytes)) or not isinstance(data, Iterable):
+    # a loader may keep tensors, and a graph may yield its attributes
+    iterable = isinstance(data, Iterable) and not isinstance(data, (torch.Tensor, str, bytes))
+    if attributes(data) and (not iterable or callable(getattr(data, "to", None))):
+        return True
+    if not iterable:
         raise ConfigError(f"the data must be a pair (inputs, targets) or a stream of them, not {kind(data)}")
     return False
 
@@ -90,7 +95,7 @@ class Batches:
         with untouched_randomness(self.gpus):
             for number, batch in enumerate(self.source):
                 drawn = Drawn(number, batch, RandomState.now(self.gpus))
-                taken += sum(t.numel() * t.element_size() for t in tensors_of(batch))
+                taken += sum(t.numel() * t.element_size() for tensor in tensors_of(batch) for t in stored(tensor))
                 if taken > self.memory and not self.free:
                     kept = None
                     if isinstance(self.source, Iterator):
@@ -126,7 +131,9 @@ class Batches:
 def checksum(value: Any) -> str:
     """Short text that differs for batches that differ, also if only the order of their entries does."""
     return ";".join(
-        f"{tuple(tensor.shape)}{tensor.dtype}{weighted_sum(tensor.detach())!r}" for tensor in tensors_of(value)
+        f"{tuple(tensor.shape)}{tensor.dtype}{weighted_sum(tensor)!r}"
+        for whole in tensors_of(value)
+        for tensor in stored(whole.detach())
     )
 
 
@@ -137,23 +144,18 @@ def weighted_sum(tensor: torch.Tensor) -> float:
     return float(flat @ torch.linspace(1, 2, len(flat), dtype=torch.float64, device=flat.device))
 
 
-def moved(value: Any, device: torch.device | None, done: dict[int, Any] | None = None) -> Any:
+def moved(value: Any, device: torch.device | None) -> Any:
     """Move every tensor in a value to a device (None: nowhere); a tensor that occurs twice stays a single one."""
     if device is None:
         return value
-    done = {} if done is None else done
-    if isinstance(value, Mapping):
-        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
-        for key, part in value.items():
-            result[key] = moved(part, device, done)
-        return result
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(part, device, done) for part in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(moved(part, device, done) for part in value)
-    if getattr(value, "is_meta", False):
-        raise ConfigError("the data are on the meta device, so they have no values")
-    if hasattr(value, "to"):
-        # the value itself is kept too, so that its id is not reused
-        return done.setdefault(id(value), (value.to(device), value))[0]
-    return value
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def move(part: Any) -> Any:
+        if getattr(part, "is_meta", False):
+            raise ConfigError("the data are on the meta device, so they have no values")
+        if id(part) not in done:
+            # the value itself is kept too, so that its id is not reused; some objects move themselves
+            done[id(part)] = (part if isinstance(part, torch.Tensor) else copied(part)).to(device), part
+        return done[id(part)][0]
+
+    return mapped(value, move, move)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from copy import copy as copied
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from hesscond.errors import CaptureError, ConfigError, HesscondError
+from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line
+from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.precision import MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 
-Batch = tuple[Any, Any] | Mapping[Any, Any]
+#: A pair (inputs, target), or one value that holds both: a mapping, a record, an object with tensors.
+Batch = Any
 #: Prefixes of functions that give equal values for different entries without rounding, or combine several entries.
 FLAT = (
     *("get", "relu", "leaky_relu", "rrelu", "prelu", "threshold", "hard", "softshrink", "clamp", "clip", "abs", "sign"),
@@ -38,8 +41,10 @@ IDENTITY_AT_ZERO = frozenset(
     {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
     | {"expm1", "log1p", "softsign"}
 )
-#: Keys of the targets in a batch that is a mapping.
-LABELS = ("labels", "label")
+#: Names of the target in a batch that is one value.
+LABELS = ("labels", "label", "y", "target", "targets")
+#: Annotation of an argument that is a list or a tuple itself.
+LISTS = re.compile(r"^'?(typing\.|collections\.abc\.|<class ')?(list|tuple|sequence|iterable)\b", re.IGNORECASE)
 #: Types that may be mixed if a model keeps tensors besides its parameters and buffers.
 NUMBERS = {*WIDER, *WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -59,7 +64,7 @@ class Evaluation:
     loss: torch.Tensor
     output: Any
     target: Any
-    samples: int  # N, the leading dimension of the inputs
+    samples: int  # N, see `samples_of`; the leading dimension of the target if there is no row for each of those
     # index of the first function in which rounding made different numbers equal, as tanh of large ones; None: none
     flattened: int | None
 
@@ -95,7 +100,12 @@ def evaluate(
         output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
     if counted is not None:
         counted.lifted += watch.lifted
-    return Evaluation(loss, output, target, leading_dimension(inputs), watch.flattened())
+    samples = samples_of(model, inputs)
+    sizes = [len(tensor) for tensor in tensors_of((target, output)) if tensor.ndim]
+    if sizes and all(size % samples for size in sizes):
+        # nodes in, graphs out
+        samples = sizes[0]
+    return Evaluation(loss, output, target, samples, watch.flattened())
 
 
 class ModelAndLoss(nn.Module):
@@ -112,10 +122,13 @@ class ModelAndLoss(nn.Module):
         output = self.model(*args, **kwargs)
         try:
             return output, in_precision(*self._loss, self.model)(output, target)
-        except TypeError as error:
+        except Exception as error:
             if target is not None:
                 raise
-            raise ConfigError("the batch has no target (None), which the loss does not take") from error
+            raise ConfigError(
+                f"the batch has no target (its {', '.join(LABELS)}, or the second of a pair), and the loss does not "
+                f"take None ({type(error).__name__}): give a pair (inputs, targets), or a loss of the output alone"
+            ) from error
 
 
 @contextmanager
@@ -126,7 +139,11 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
     except (HesscondError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if "allocate memory" in str(error) or not runs(model, loss_fn, batch):
+        if "allocate memory" in str(error):
+            raise
+        if not runs(model, loss_fn, batch):
+            if unusual := bound(model, batch[0])[2]:
+                raise ConfigError(f"{unusual}; with all of them as one, it raised {one_line(error)}") from error
             raise
         first = (str(error).strip().splitlines() or [""])[0][:300]
         raise CaptureError(
@@ -148,20 +165,52 @@ def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
 
 
 def call_of(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments of a model, without labels that it does not take."""
-    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    """Positional and keyword arguments of a model, as `bound` finds them."""
+    return bound(model, inputs)[:2]
+
+
+def bound(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any], str]:
+    """Positional and keyword arguments of a model, and why they are not the usual ones, which its forward rejects.
+
+    Usually a tuple or list is unpacked, a mapping gives keywords, without labels that the model does not take, and
+    anything else is one argument. Otherwise all is one argument, or attributes are by the names of the arguments.
+    """
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # not written in Python: nothing to look at
-        return args, kwargs
-    if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-        kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters or name not in LABELS}
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(f"the model's forward{signature} does not take the inputs of the batch: {error}") from None
-    return args, kwargs
+        signature = inspect.signature(lambda *args, **kwargs: None)
+    reason = ""
+    for args, kwargs in ways_to_call(signature.parameters, inputs):
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            reason = reason or f"the model's forward{signature} does not take the inputs of the batch: {error}"
+        else:
+            return args, kwargs, reason
+    raise ConfigError(reason)
+
+
+def ways_to_call(
+    parameters: Mapping[str, inspect.Parameter], inputs: Any
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Yield positional and keyword arguments that a model with these parameters may want, the likeliest first."""
+    whole: tuple[tuple[Any, ...], dict[str, Any]] = (inputs,), {}
+    first = next(iter(parameters.values()), None)
+    if isinstance(inputs, Mapping):
+        open_ = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
+        yield (), {name: value for name, value in inputs.items() if open_ or name in parameters or name not in LABELS}
+        if first is not None and first.name not in inputs:
+            yield whole
+    elif isinstance(inputs, (tuple, list)):
+        alone = not {*getattr(inputs, "_fields", ())} <= parameters.keys()
+        if first is not None and LISTS.search(str(first.annotation)):
+            alone = alone or not any(isinstance(item, (tuple, list)) for item in inputs)
+        yield from ([whole] if alone else []) + [(tuple(inputs), {}), whole]
+    else:
+        yield whole
+        if not isinstance(inputs, torch.Tensor):
+            found = {name: getattr(inputs, name, None) for name in parameters}
+            yield (), {name: value for name, value in found.items() if value is not None}
 
 
 def scalar(loss: object) -> torch.Tensor:
@@ -321,87 +370,69 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def checked_batch(batch: Batch) -> tuple[Any, Any]:
-    """Pair (inputs, target) of a batch, or a ConfigError if it has no samples, targets or tensors.
+    """Pair (inputs, target) of a batch, or a ConfigError if it has no samples or tensors.
 
-    The target of a mapping is its item ``"labels"`` or ``"label"``, and the inputs are the whole mapping.
+    A mapping, a dataclass, a named tuple of more or fewer than two, or an object with tensors is the inputs itself, and
+    its item `LABELS` the target, or None.
     """
-    if isinstance(batch, Mapping):
-        name = next((name for name in LABELS if batch.get(name) is not None), None)
-        if name is None:
-            names = ", ".join(map(repr, batch)) or "empty"
-            raise ConfigError(
-                f"a batch that is a mapping needs its targets under 'labels' or 'label', and this one is {names}: give "
-                "a pair (inputs, targets)"
-            )
-        batch = batch, batch[name]
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ConfigError(f"the batch must be a pair (inputs, targets) or a mapping with 'labels', not {kind(batch)}")
+    if not is_pair(batch):
+        batch = batch, labels_of(batch)
     inputs, target = batch
     if target is None and isinstance(inputs, Mapping):
-        target = next((inputs[name] for name in LABELS if inputs.get(name) is not None), None)
+        target = labels_of(inputs)
     tensors = list(tensors_of(inputs))
     if not tensors:
-        raise ConfigError(f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}")
-    for tensor in tensors:
-        if tensor.ndim == 0 or len(tensor) == 0:
-            raise ConfigError("the batch is empty: it needs at least one sample")
+        raise ConfigError(
+            f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}: torch.as_tensor makes them "
+            "of arrays and numbers"
+        )
+    if any(tensor.is_nested for tensor in tensors):
+        raise ConfigError(
+            "the inputs of the batch have a nested tensor, of whose operations torch lacks second derivatives: give a "
+            "PackedSequence, a list of tensors, or a padded tensor with a mask"
+        )
+    sizes = [len(tensor) for tensor in tensors if tensor.ndim]
+    if sizes and not any(sizes if isinstance(inputs, list) else sizes[:1]):
+        raise ConfigError("the batch is empty: it needs at least one sample")
     return inputs, target
 
 
-def kind(value: Any) -> str:
-    """Description of a value, for an error message."""
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    name = type(value).__name__
-    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+def is_pair(batch: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Whether a batch is (inputs, target), and not one value that holds both; a ConfigError if it is neither."""
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return True
+    if not (isinstance(batch, Mapping) or hasattr(batch, "_fields") or attributes(batch)):
+        raise ConfigError(
+            f"the batch must be a pair (inputs, targets), or a mapping or an object with both, not {kind(batch)}"
+        )
+    return False
 
 
-def leading_dimension(inputs: Any) -> int:
-    """Number N of samples: the leading dimension of the first tensor among the inputs (1 if there is none)."""
-    return next((len(tensor) for tensor in tensors_of(inputs)), 1)
+def labels_of(value: Any) -> Any:
+    """Target among the items, fields or attributes of a batch; None: there is none."""
+    for name in LABELS:
+        found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if found is not None:
+            return found
+    return None
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield all tensors in nested tuples, lists, mappings and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_of(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_of(item)
-    elif is_record(value):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
+def first_size(value: Any) -> int | None:
+    """Leading dimension of the first tensor in a value that has one; of packed sequences, their number."""
+    if isinstance(value, PackedSequence):
+        return int(value.batch_sizes[0])
+    return next((len(tensor) for tensor in tensors_of(value) if tensor.ndim), None)
 
 
-def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply ``function`` to every tensor in nested tuples, lists, mappings and dataclasses; leave the rest as it is."""
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        # a subclass may have further attributes
-        result = copied(value) if isinstance(value, MutableMapping) else dict(value)
-        for key, item in value.items():
-            result[key] = mapped(item, function)
-        return result
-    if isinstance(value, (tuple, list)):
-        items = [mapped(item, function) for item in value]
-        # a named tuple takes its fields one by one
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if is_record(value):
-        result = copied(value)
-        for field in fields(value):
-            # it may be frozen
-            object.__setattr__(result, field.name, mapped(getattr(value, field.name), function))
-        return result
-    return value
-
-
-def is_record(value: Any) -> bool:
-    """Whether a value is an instance of a dataclass."""
-    return is_dataclass(value) and not isinstance(value, type)
+def samples_of(model: nn.Module, inputs: Any) -> int:
+    """Number N of samples in the inputs of a model: the items of a list, else the leading dimension of a tensor."""
+    args, kwargs = call_of(model, inputs)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, list) and any(True for _ in tensors_of(value)):
+            return len(value)
+        if size := first_size(value):
+            return size
+    return 1
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:

@@ -90,7 +90,7 @@ class Perturbed(Observer):
 
     def perturbed(self, x: Any) -> Any:
         """Tensor with perturbed last digits."""
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta:
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
         self.seed += 1
         generator = torch.Generator(x.device).manual_seed(self.seed)

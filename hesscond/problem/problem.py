@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from hesscond.errors import bytes_of
 from hesscond.problem.batches import Batches, Drawn, is_batch
+from hesscond.problem.containers import strided
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.snapshot import Snapshot
@@ -133,7 +134,7 @@ class Problem:
                     computed.add(name)
                 if plain and output.requires_grad:
                     # the graph has it too
-                    seen = x.detach()
+                    seen = strided(x.detach())
                     versions.setdefault(name, []).append((seen, seen._version))
                     shape = output.detach().new_zeros(()).expand(output.shape)
                     own.append(Call(seen, shape, get_gradient_edge(output)))

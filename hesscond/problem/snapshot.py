@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem.containers import tensors_of
 from hesscond.problem.evaluation import (
     Batch,
     Evaluation,
@@ -23,7 +24,6 @@ from hesscond.problem.evaluation import (
     evaluate,
     scalar,
     tensors_by_module,
-    tensors_of,
 )
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
@@ -80,12 +80,11 @@ class Snapshot:
         ``hooks`` are attached to the model meanwhile.
         """
         inputs, target = checked_batch(batch)
-        for tensor in tensors_of(inputs):
-            if tensor.device not in self._homes:
-                home = next(iter(self._homes))
-                raise ConfigError(
-                    f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them"
-                )
+        # lengths and constants may be elsewhere
+        tensor = next((tensor for tensor in tensors_of(inputs) if tensor.ndim), None)
+        if tensor is not None and tensor.device not in self._homes:
+            home = next(iter(self._homes))
+            raise ConfigError(f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them")
         evaluated = partial(self._evaluated, loss_fn, (inputs, target), counted, hooks)
         try:
             found = evaluated()

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import is_not, ne
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import CaptureError
+from hesscond.problem.containers import FOREIGN, PLAIN, stored
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -109,9 +109,6 @@ def generators_of(source: Any) -> list[torch.Generator]:
 
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-#: Types without state, and types whose state does not belong to a module.
-PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device})
-FOREIGN = (nn.Module, type, FunctionType, BuiltinFunctionType, MethodType, ModuleType)
 
 
 @contextmanager
@@ -196,7 +193,7 @@ class State:
         with torch.no_grad():
             for tensor, number, copy in self.tensors:
                 # batch normalization writes its statistics without counting
-                if version(tensor) != number or not torch.equal(tensor, copy):
+                if version(tensor) != number or not all(map(torch.equal, stored(tensor), stored(copy))):
                     # observers of quantization change shapes too
                     (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
         self.random.restore()

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
+from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import (
     LABELS,
     Batch,
@@ -23,9 +24,7 @@ from hesscond.problem.evaluation import (
     LossFunction,
     checked_batch,
     in_precision,
-    mapped,
     tensors_by_module,
-    tensors_of,
 )
 from hesscond.problem.snapshot import Snapshot, in_modes
 from hesscond.problem.untouched import untouched

@@ -16,7 +16,7 @@ from hesscond.probing.entry import probe
 from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem.batches import is_batch
-from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, leading_dimension
+from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, samples_of
 from hesscond.problem.untouched import generators_of, gpus_of, untouched_randomness
 from hesscond.problem.wrappers import check_problem, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
@@ -70,7 +70,7 @@ class Measuring:
             raise ConfigError("the data are an empty stream: they need at least one batch")
         copies = [converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
-        self.samples = sum(leading_dimension(checked_batch(batch)[0]) for batch in copies)
+        self.samples = sum(samples_of(self.model, checked_batch(batch)[0]) for batch in copies)
         self.seen_units: list[int] = []
         self._try()
 
