@@ -12,6 +12,8 @@ from hesscond.capture import EntryBounds
 from hesscond.capture.statistics import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
+from hesscond.operators import Estimate
+from hesscond.operators.estimates import norm_of
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorForm
@@ -49,6 +51,12 @@ class FactoredHessian(KeptHessian):
         F = self.factor()
         return F.T @ (F if self.sign is None else F * self.sign[:, None])
 
+    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+        F = self.factor()
+        if len(F) >= F.shape[1]:
+            return super().frobenius_norm(probes, seed)
+        return Estimate(signed_norm(F @ F.T, self.sign), 0.0, 0, 0)
+
     def diagonal(self) -> torch.Tensor:
         squares = self.factor().square()
         return (squares if self.sign is None else squares * self.sign[:, None]).sum(0)
@@ -65,6 +73,21 @@ class FactoredHessian(KeptHessian):
         if self.row_error is not None:
             found = torch.maximum(found, LOST_IN_FACTOR * self.column_errors())
         return found
+
+    def damped(self, damping: float) -> FactoredHessian:
+        """H + λI from the factor [F; √λ I]."""
+        F, error = self.factor(), torch.as_tensor(self.factor_error())
+        own = torch.cat([F, damping**0.5 * torch.eye(F.shape[1]).to(F)])
+        sign = None if self.sign is None else torch.cat([self.sign, torch.ones_like(own[len(F) :, 0]).to(self.sign)])
+        error = (error.norm(dim=0) if error.ndim == 2 else error.expand(F.shape[1])).to(F)
+        spread = spread_in(self.spread, self.P, self.units)
+        return FactoredHessian(
+            own,
+            None,
+            sign,
+            error if bool(error.any()) else None,
+            spread=None if spread is None else F.new_tensor(spread),
+        )
 
     def column_errors(self) -> torch.Tensor:
         """Bounds ``row_error`` (n,) of each column in the 2-norm, at P = I."""
@@ -156,6 +179,14 @@ class FactoredHessian(KeptHessian):
         norms = torch.linalg.vector_norm(self.rows, dim=0)
         per_column = error + error_factor(*self.rows.shape) * EPS * norms
         return P.carried(per_column[None], self.units)[0].cpu().numpy()
+
+
+def signed_norm(K: torch.Tensor, sign: torch.Tensor | None) -> float:
+    """‖Fᵀ diag(s) F‖_F from K = FFᵀ: its square is Σ s_i s_j K_ij²."""
+    if sign is None:
+        return norm_of(K)
+    scale = float(K.abs().max()) or 1.0
+    return scale * float(sign @ (K / scale).square() @ sign) ** 0.5
 
 
 def factors_of(hessians: Sequence[FactoredHessian]) -> list[torch.Tensor]:

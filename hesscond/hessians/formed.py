@@ -46,8 +46,15 @@ class FormedHessian(KeptHessian):
     def scales(self) -> torch.Tensor:
         return torch.maximum(self.H.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
 
+    def damped(self, damping: float) -> FormedHessian:
+        H, spread = self.matrix(), self._spread().square()
+        H = H + damping * torch.eye(len(H)).to(H)
+        return FormedHessian(H, (spread + damping).sqrt(), self.terms + 1, memory=self.memory)
+
+    def _spread(self) -> torch.Tensor:
+        return self.spread if self.P is None else self._dense(self.P).abs().T @ self.spread
+
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
-        spread = self.spread if self.P is None else self._dense(self.P).abs().T @ self.spread
         least = (lambda: self.order) if self.vanishing else None
-        return SummedForm(self.matrix(), spread, self.terms, least, self.vanishing, graded).condition(rtol=rtol)
+        return SummedForm(self.matrix(), self._spread(), self.terms, least, self.vanishing, graded).condition(rtol=rtol)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -14,8 +14,16 @@ import torch
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
-from hesscond.hessians.factored import FactoredHessian, noise_of
+from hesscond.hessians.coordinates.base import (
+    LOST_IN_FACTOR,
+    LOST_IN_SQUARE,
+    KeptHessian,
+    LinearCoordinates,
+    Padded,
+    Spectrum,
+)
+from hesscond.hessians.factored import FactoredHessian, noise_of, signed_norm
+from hesscond.operators import Estimate
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import DualForm, FactorForm
@@ -24,6 +32,8 @@ from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.
 FACTORED = 2**21
+#: Order up to which F + √λ I is decomposed instead of its dual.
+SMALL = 1000
 #: Columns of F that are brought to triangular form at a time.
 PANEL = 8192
 
@@ -127,6 +137,43 @@ class LayerHessian(KeptHessian):
         if signs is not None:
             images = images * signs.flatten()[:, None]
         return torch.cat([(panel.mT @ images).flatten(0, 1) for panel in self._unit_panels(self.P)])
+
+    def diagonal(self) -> torch.Tensor:
+        if not self.has_dual:
+            return self.dense().diagonal()
+        if self._one_position and self.P is None:
+            squares, signs = self._factor.B[..., 0].square(), self._factor.sign
+            squares = squares if signs is None else squares * signs[..., None]
+            return (squares.sum(0).T @ self.captured.H_hat.square()).flatten()
+        signs = self._factor.B.new_ones(self.count) if self.sign is None else self.sign
+        return torch.cat([(panel.square() * signs[:, None]).sum(1).flatten() for panel in self._unit_panels(self.P)])
+
+    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+        if not self.has_dual:
+            return self.dense().frobenius_norm(probes, seed)
+        return Estimate(signed_norm(self.gram()[0], self.sign), 0.0, 0, 0)
+
+    def damped(self, damping: float) -> Spectrum:
+        """Spectrum from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has that of RRᵀ, and zeros."""
+        if not self.has_dual or self.columns <= max(SMALL, self.count):
+            return self.dense().damped(damping)
+        R, errors = self.triangular()
+        error, spread = R.new_full((len(R),), float(np.linalg.norm(errors))), None
+        if self._spread is not None:
+            spread = torch.full_like(error, noise_of(self._spread, self.P, self.units) ** 0.5)
+        dual = FactoredHessian(R.T, None, self.sign, error, spread=spread)
+        return Padded(dual.damped(damping), damping, self.columns - len(R))
+
+    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        if self.columns <= SMALL or damping == 0:
+            return super().inverse(damping, rtol)
+        values, V = self.eigenpairs()
+
+        def product(vectors: torch.Tensor) -> torch.Tensor:
+            inside = V.T @ vectors
+            return V @ (inside / (values + damping)[:, None] - inside / damping) + vectors / damping
+
+        return product
 
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""

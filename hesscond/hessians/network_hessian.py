@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -12,13 +13,21 @@ import torch
 from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.coordinates.base import BlockHessian, Coordinates, HessianMaker, LinearCoordinates
+from hesscond.hessians.coordinates.base import (
+    BlockHessian,
+    Coordinates,
+    HessianMaker,
+    LinearCoordinates,
+    Padded,
+)
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
-from hesscond.operators import Congruence, SymmetricOperator
+from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, solve, trace
+from hesscond.operators.estimates import exact_diagonal
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import unresolved
+from hesscond.spectra.density import density
 from hesscond.spectra.forms import MATRICES, ProductForm, SolverLimits
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
@@ -26,6 +35,8 @@ from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, ROWS, formed
 
 #: Matrices up to this order are decomposed in less time than an iteration takes.
 SMALL = 1000
+#: Traces and norms are exact up to this order, from as many products, and beyond it from this number of them.
+EXACT, PROBES = 4096, 30
 
 
 class NetworkHessian(BlockHessian):
@@ -67,6 +78,44 @@ class NetworkHessian(BlockHessian):
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
+
+    @property
+    def _few(self) -> bool:
+        """Whether the matrix is formed, or small enough to be decomposed sooner than iterated with."""
+        return "_formed" in vars(self) or self.order <= SMALL
+
+    def _probes(self, probes: int | None) -> int:
+        return probes if probes is not None else self.order if self.order <= EXACT else PROBES
+
+    def diagonal(self) -> torch.Tensor:
+        return super().diagonal() if self._few else exact_diagonal(self.operator)
+
+    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
+        return diagonal(self.operator, self._probes(probes), seed=seed)
+
+    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
+        return trace(self.operator, self._probes(probes), seed=seed)
+
+    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+        return frobenius_norm(self.operator, self._probes(probes), seed=seed)
+
+    def damped(self, damping: float) -> NetworkHessian:
+        return NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
+
+    def log_determinant(self, damping: float, probes: int, seed: int) -> Estimate[float] | None:
+        if self.order <= self.limits.dense_order and self.limits.holds(self.order):
+            return None
+        A, least = self.operator.shifted(-damping), damping
+        if not self.operator.psd:
+            least = float(lanczos(A, 1, "bottom", tol=1e-3, memory=self.limits.memory, seed=seed).lower[0])
+        if not least > 0:
+            return Estimate(math.nan, math.inf, 0, 0)
+        return density(A, probes=probes, seed=seed, method="lanczos").log_determinant(least)
+
+    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        if self._few:
+            return super().inverse(damping, rtol)
+        return lambda vectors: solve(self.operator.shifted(-damping), vectors, rtol=rtol)
 
     def scales(self) -> torch.Tensor:
         """Ones (n,), as a view of one number: no scales are known beforehand."""
@@ -173,6 +222,29 @@ class ZeroPaddedHessian(BlockHessian):
 
     def diagonal(self) -> torch.Tensor:
         return self._padded(self.inner.diagonal()[:, None])[:, 0]
+
+    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
+        found = self.inner.estimated_diagonal(probes, seed)
+        value, error = (self._padded(own[:, None])[:, 0] for own in (found.value, found.error))
+        return replace(found, value=value, error=error)
+
+    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
+        return self.inner.trace(probes, seed)
+
+    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+        return self.inner.frobenius_norm(probes, seed)
+
+    def damped(self, damping: float) -> Padded:
+        return Padded(self.inner.damped(damping), damping, self.order - len(self._index))
+
+    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        own = self.inner.inverse(damping, rtol)
+
+        def product(vectors: torch.Tensor) -> torch.Tensor:
+            outside = torch.zeros_like(vectors) if damping == 0 else vectors / damping
+            return outside.index_copy(0, self._index, own(vectors[self._index]))
+
+        return product
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         return self._padded(self.inner.product(vectors[self._index]))

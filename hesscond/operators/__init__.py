@@ -9,7 +9,7 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.operators.adapters import as_operator
-    from hesscond.operators.estimates import Estimate, trace
+    from hesscond.operators.estimates import Estimate, diagonal, frobenius_norm, trace
     from hesscond.operators.operator import (
         ApproximateInverse,
         Congruence,
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ritz_range,
     )
     from hesscond.operators.subspace import DirectSum, Span, Subspace
+    from hesscond.operators.systems import solve
 else:
     __getattr__, __dir__ = attach(__name__)
 
@@ -47,6 +48,9 @@ __all__ = [
     "Sum",
     "SymmetricOperator",
     "as_operator",
+    "diagonal",
+    "frobenius_norm",
     "ritz_range",
+    "solve",
     "trace",
 ]

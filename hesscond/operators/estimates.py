@@ -1,4 +1,4 @@
-"""Trace of an operator from its products with a few random vectors.
+"""Trace, diagonal and Frobenius norm of an operator from its products with a few random vectors.
 
 With Q (n, s) orthonormal, R = I − QQᵀ and A symmetric,
 
@@ -6,7 +6,7 @@ With Q (n, s) orthonormal, R = I − QQᵀ and A symmetric,
 
 The first three terms are known from Q and AQ; only the last is estimated, from random signs ω (Hutchinson 1990:
 E ωωᵀ = I). Q spans A times random signs, so that RAR is small where the spectrum decays (Hutch++: Meyer, Musco, Musco
-and Woodruff, SOSA 2021).
+and Woodruff, SOSA 2021). Likewise ‖A‖²_F = ‖AQ‖²_F + ‖AR‖²_F with E ‖ARω‖² = ‖AR‖²_F.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[
     Raises
     ------
     ConfigError
-        Fewer than 4 probes.
+        Fewer than 4 probes, which are too few to know the error.
 
     Examples
     --------
@@ -85,30 +85,100 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[
     """
     if probes >= A.order:
         return led(A, lambda: Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order))
+    return led(A, lambda: estimated_trace(A, Dominant(A, probes, seed)))
+
+
+def frobenius_norm(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
+    """Estimate of the Frobenius norm of A, as by `trace`; its error is to first order in that of the square.
+
+    Examples
+    --------
+    >>> from hesscond.operators import Diagonal
+    >>> frobenius_norm(Diagonal(torch.tensor([3.0, 4.0])), 4)
+    Estimate(value=5.0, error=0.0, probes=0, products=2)
+    """
+    if probes >= A.order:
+        blocks = identity_blocks(A.order, A.dtype, A.device)
+        return led(A, lambda: Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order))
+    return led(A, lambda: estimated_norm(A, Dominant(A, probes, seed)))
+
+
+def diagonal(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
+    """Estimate of the diagonal (n,) of A, the mean of ω ∘ Aω over random signs ω; exact with n probes or more.
+
+    Source: Bekas, Kokiopoulou and Saad, Appl. Numer. Math. 57 (2007), 1214-1229.
+    """
+    if probes >= A.order:
+        found = led(A, lambda: exact_diagonal(A))
+        return Estimate(found, torch.zeros_like(found), 0, A.order)
+    refuse_few(probes)
+
+    def estimated() -> Estimate[torch.Tensor]:
+        total, squares = torch.zeros(2, A.order, dtype=torch.float64, device=A.device)
+        for signs in random_signs(A, probes, torch.Generator().manual_seed(seed)):
+            own = (signs * A.multiply(signs)).to(torch.float64)
+            total += own.sum(1)
+            squares += own.square().sum(1)
+        mean = total / probes
+        spread = (squares / probes - mean.square()).clamp_min(0)
+        return Estimate(mean, (spread / (probes - 1)).sqrt(), probes, probes)
+
+    return led(A, estimated)
+
+
+def refuse_few(probes: int) -> None:
+    """Raise a ConfigError for too few probes to know an error."""
     if probes < FEWEST:
-        raise ConfigError(f"a trace takes at least {FEWEST} probes to know its error, not {probes}")
-    return led(A, lambda: estimated_trace(A, probes, seed))
+        raise ConfigError(f"an estimate takes at least {FEWEST} probes to know its error, not {probes}")
 
 
-def estimated_trace(A: SymmetricOperator, products: int, seed: int) -> Estimate[float]:
-    """Estimate of the trace from a third of the products for Q, as many for AQ, and random signs for the others."""
-    generator = torch.Generator().manual_seed(seed)
-    basis = products // 3
-    probes = products - 2 * basis
-    image = torch.cat([A.multiply(signs) for signs in random_signs(A, basis, generator)], 1)
-    # scaled first, as Householder vectors square the entries
-    Q = torch.linalg.qr(image / image.abs().amax().clamp_min(torch.finfo(image.dtype).tiny)).Q
-    del image
-    AQ = torch.cat([A.multiply(block) for block in Q.split(BLOCK, 1)], 1)
+class Dominant:
+    """Basis Q of the dominant part of A and AQ, from two thirds of the products, and random signs for the others."""
+
+    def __init__(self, A: SymmetricOperator, products: int, seed: int) -> None:
+        refuse_few(products)
+        self.A, self.products = A, products
+        self._generator = torch.Generator().manual_seed(seed)
+        basis = products // 3
+        self.probes = products - 2 * basis
+        image = torch.cat([A.multiply(signs) for signs in random_signs(A, basis, self._generator)], 1)
+        # scaled first, as Householder vectors square the entries
+        self.Q = torch.linalg.qr(image / image.abs().amax().clamp_min(torch.finfo(image.dtype).tiny)).Q
+        self.AQ = torch.cat([A.multiply(block) for block in self.Q.split(BLOCK, 1)], 1)
+
+    def without(self, vectors: torch.Tensor) -> torch.Tensor:
+        """R V."""
+        return vectors - self.Q @ (self.Q.T @ vectors)
+
+    def images(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield random signs ω and A R ω."""
+        for signs in random_signs(self.A, self.probes, self._generator):
+            yield signs, self.A.multiply(self.without(signs))
+
+
+def estimated_trace(A: SymmetricOperator, part: Dominant) -> Estimate[float]:
+    """Estimate of the trace from its dominant part, and random signs for the rest."""
+    Q, AQ = part.Q, part.AQ
     known = ((2 * AQ - Q @ (Q.T @ AQ)) * Q).sum(1, dtype=torch.float64)
-
-    def without(vectors: torch.Tensor) -> torch.Tensor:
-        return vectors - Q @ (Q.T @ vectors)
-
-    parts = ((signs, without(A.multiply(without(signs)))) for signs in random_signs(A, probes, generator))
+    parts = ((signs, part.without(image)) for signs, image in part.images())
     samples = torch.cat([(signs * image).sum(0, dtype=torch.float64) for signs, image in parts])
-    error = float(samples.std()) / math.sqrt(probes)
-    return Estimate(float(known.sum() + samples.mean()), error, probes, products)
+    error = float(samples.std()) / math.sqrt(part.probes)
+    return Estimate(float(known.sum() + samples.mean()), error, part.probes, part.products)
+
+
+def estimated_norm(A: SymmetricOperator, part: Dominant) -> Estimate[float]:
+    """Estimate of the Frobenius norm from its dominant part, and random signs for the rest."""
+    scale = float(part.AQ.abs().max()) or 1.0
+    samples = torch.cat([(image / scale).to(torch.float64).square().sum(0) for _, image in part.images()])
+    value = math.sqrt((norm_of(part.AQ) / scale) ** 2 + float(samples.mean()))
+    error = float(samples.std()) / math.sqrt(part.probes) / (2 * value) if value else 0.0
+    return Estimate(scale * value, scale * error, part.probes, part.products)
+
+
+def norm_of(A: torch.Tensor) -> float:
+    """Frobenius norm in float64, of entries whose squares may overflow or underflow."""
+    scale = float(A.abs().max()) or 1.0
+    return scale * float(torch.linalg.vector_norm((A / scale).to(torch.float64)))
 
 
 def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:

@@ -233,10 +233,12 @@ class SymmetricOperator(LinearOperator):
         """Operator A − shift·I."""
         return Shifted(self, shift)
 
-    def __add__(self, other: object) -> Sum:
+    def __add__(self, other: object) -> SymmetricOperator:
         return self._plus(1.0, other)
 
-    def __sub__(self, other: object) -> Sum:
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> SymmetricOperator:
         return self._plus(-1.0, other)
 
     def __mul__(self, factor: object) -> Sum:
@@ -256,8 +258,14 @@ class SymmetricOperator(LinearOperator):
     def __neg__(self) -> Sum:
         return self._times(-1.0)
 
-    def _plus(self, factor: float, other: object) -> Sum:
-        return Sum([(1.0, self), (factor, other)]) if isinstance(other, SymmetricOperator) else NotImplemented
+    def _plus(self, factor: float, other: object) -> SymmetricOperator:
+        """A ± B, for a number B that multiple of I."""
+        if isinstance(other, torch.Tensor) and other.ndim == 2:
+            other = Dense(other.to(self.device, self.dtype))
+        if isinstance(other, SymmetricOperator):
+            return Sum([(1.0, self), (factor, other)])
+        number = as_number(other)
+        return NotImplemented if number is None else self.shifted(-factor * number)
 
     def _times(self, factor: float) -> Sum:
         return Sum([(factor, self)])

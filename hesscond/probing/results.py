@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +17,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NullDirections
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.roles import NETWORK
-from hesscond.operators import SymmetricOperator
+from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.probing.check import Check
 from hesscond.probing.differences import worst
 from hesscond.sheets import Sheet, Shown
@@ -144,7 +146,7 @@ class LayerResult(Shown):
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
         """Return κ of one block; zero or unresolved if its products, or those of the check, are only rounding."""
         zero = self.rounding.get(unit)
-        if zero is None and self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM):
+        if zero is None and self.check is not None and self._coarse:
             zero = self.check.zero and not self._vanishing(unit)
         if zero is None:
             zero = kappa.is_zero or None
@@ -152,6 +154,11 @@ class LayerResult(Shown):
             return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or ALL_ROUNDING)
         cause = Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
         return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
+
+    @property
+    def _coarse(self) -> bool:
+        """Whether the products that H was compared with are only rounding, and no closed form is better."""
+        return self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM)
 
     def _vanishing(self, unit: int | None) -> Cause:
         """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
@@ -213,6 +220,168 @@ class LayerResult(Shown):
         """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`."""
         return self.block(self._checked(unit)).eigenpairs()[1]
 
+    def trace(self, unit: int | None = None, *, probes: int | None = None, seed: int = 0) -> Estimate[float]:
+        """Trace of a Hessian, without forming it.
+
+        Parameters
+        ----------
+        unit
+            Unit; None at other levels.
+        probes
+            Random vectors where only products with the Hessian are known; None: exact up to 4,096 parameters, and
+            beyond that 30. Elsewhere it is exact.
+        seed
+            Seed of the random vectors.
+
+        Returns
+        -------
+        Estimate[float]
+            With ``value`` and ``error``: a standard error, plus a bound of what `uncertainty` makes of it.
+
+        Raises
+        ------
+        ConfigError
+            No such unit; fewer than 4 probes.
+        """
+        return self._estimate(self.block(self._checked(unit)).trace(probes, seed), unit)
+
+    def diagonal(self, unit: int | None = None, *, probes: int | None = None, seed: int = 0) -> Estimate[torch.Tensor]:
+        """Diagonal (k,) of a Hessian, in the order of `hessian`; arguments and errors as of `trace`."""
+        return self._estimate(self.block(self._checked(unit)).estimated_diagonal(probes, seed), unit)
+
+    def frobenius_norm(self, unit: int | None = None, *, probes: int | None = None, seed: int = 0) -> Estimate[float]:
+        """Frobenius norm ‖H‖_F of a Hessian; arguments and errors as of `trace`."""
+        return self._estimate(self.block(self._checked(unit)).frobenius_norm(probes, seed), unit)
+
+    def _estimate(self, found: Estimate[Any], unit: int | None) -> Estimate[Any]:
+        # entry (i, j) is off by at most ε d_i d_j, so that all three are by no more than ε Σ d_i²
+        return replace(found, error=found.error + self.error(unit))
+
+    def condition(self, unit: int | None = None, *, damping: float = 0.0) -> ConditionNumber:
+        """κ(H + λI) of a Hessian; with a damping λ = 0 that of the nonzero eigenvalues of H, as in `kappa`.
+
+        Parameters
+        ----------
+        unit
+            Unit; None at other levels.
+        damping
+            λ ≥ 0, in the coordinates that were measured: κ(PᵀHP + λI).
+
+        Returns
+        -------
+        ConditionNumber
+            With rank and eigenvalues of H + λI. If H is indefinite, it is that of |λ_i + λ|.
+
+        Raises
+        ------
+        ConfigError
+            No such unit; a damping that is negative or not finite; a result from a given number of products.
+        """
+        unit = self._checked(unit)
+        own = self.conditions[self.blocks.index(unit)]
+        if self._damping(damping) == 0:
+            return own
+        kappa = self.block(unit).damped(damping).condition_number(rtol=self._rtol)
+        error = self.error(unit)
+        if own.is_zero or unit in self.rounding or self._coarse:
+            # round-off may be any matrix of its size
+            error += self.frobenius_norm(unit).value
+        return kappa.widened(error, self.uncertain) if error else kappa
+
+    def _damping(self, damping: float) -> float:
+        if isinstance(damping, bool) or not isinstance(damping, Real) or not 0 <= damping < math.inf:
+            raise ConfigError(f"damping must be a number from 0 on, not {damping!r}")
+        return float(damping)
+
+    def log_determinant(
+        self,
+        unit: int | None = None,
+        *,
+        damping: float = 0.0,
+        nonzero: bool = False,
+        probes: int = 30,
+        seed: int = 0,
+    ) -> Estimate[float]:
+        """Logarithm of det(H + λI) of a Hessian.
+
+        Parameters
+        ----------
+        unit
+            Unit; None at other levels.
+        damping
+            λ ≥ 0.
+        nonzero
+            Whether it is Σ log |λ_i + λ| over the nonzero eigenvalues, for a matrix that is singular or indefinite.
+        probes, seed
+            Random vectors for a network of more than 12,000 parameters, whose log det is estimated by stochastic
+            Lanczos quadrature.
+
+        Returns
+        -------
+        Estimate[float]
+            With ``value`` and ``error``: a bound that holds where the eigenvalues were computed (``probes`` 0), else a
+            standard error.
+
+        Raises
+        ------
+        ConfigError
+            H + λI is singular, indefinite, or not known well enough; no such unit; a wrong damping.
+        """
+        unit, damping = self._checked(unit), self._damping(damping)
+        block = self.block(unit)
+        found = block.log_determinant(damping, probes, seed)
+        place = f"{self.name!r}" if unit is None else f"unit {unit} of {self.name!r}"
+        if found is not None:
+            if not math.isfinite(found.value):
+                raise ConfigError(
+                    f"the Hessian of {place} plus {damping:g} I is not shown to be positive definite, so that it has "
+                    "no log det: give a larger damping"
+                )
+            return found
+        kappa, way = self.condition(unit, damping=damping), "give a larger damping="
+        if not kappa.resolved:
+            raise ConfigError(f"log det of {place} is not known, as κ is unresolved ({kappa.reason}): {way}")
+        if not nonzero and (kappa.nullity or kappa.negative):
+            which = f"{kappa.negative} negative" if kappa.negative else f"{kappa.nullity} zero"
+            raise ConfigError(
+                f"the matrix of {place} has {which} eigenvalues, and so no log det: {way}, or nonzero=True for log "
+                "|det| of the nonzero ones"
+            )
+        values = block.damped(damping).eigenvalues() if damping else self.eigenvalues(unit)
+        error = len(values) * math.log(kappa.upper / kappa.lower)
+        return Estimate(float(values.abs().log().sum()), error, 0, 0)
+
+    def solve(
+        self, vectors: torch.Tensor, unit: int | None = None, *, damping: float = 0.0, rtol: float = 1e-8
+    ) -> torch.Tensor:
+        """Solution x of (H + λI) x = v for a Hessian, with a residual ‖(H + λI) x − v‖ ≤ rtol ‖v‖ that is checked.
+
+        Parameters
+        ----------
+        vectors
+            v (k,) in the order of `hessian`, or several as columns (k, c).
+        unit
+            Unit; None at other levels.
+        damping
+            λ ≥ 0.
+        rtol
+            Largest relative residual.
+
+        Returns
+        -------
+        torch.Tensor
+            x in the shape of ``vectors``, float64. Matrices up to an order of 1,000 and factors are decomposed; where
+            only products are known, x is found by conjugate gradients or MINRES (`hesscond.operators.solve`).
+
+        Raises
+        ------
+        MatrixError
+            The residual was not reached: H + λI is singular or too ill-conditioned.
+        ConfigError
+            Vectors of another length; no such unit; a wrong damping.
+        """
+        return self.block(self._checked(unit)).solve(vectors, self._damping(damping), rtol)
+
     def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian, as in `ProbeResult.to_frame`."""
         return ProbeResult({self.name: self}, {}, "").to_frame()
@@ -269,6 +438,11 @@ class NetworkResult(LayerResult):
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ of the network's Hessian, with bounds that include the uncertainty of its products."""
         return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
+
+    def condition(self, unit: int | None = None, *, damping: float = 0.0) -> ConditionNumber:
+        if self.bounded is not None and damping:
+            raise ConfigError("products= bounds κ of H alone: probe without it for κ(H + λI)")
+        return super().condition(unit, damping=damping)
 
     @cached_property
     def top(self) -> EigenResult:

@@ -48,6 +48,17 @@ class Recurrence:
         weights = vectors[0] ** 2
         return nodes, weights / weights.sum(), self.betas[-1] * np.abs(vectors[-1])
 
+    def left_radau(self, x: float) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes and weights of Gauss–Radau quadrature with a node at x, left of the spectrum; see `radau`."""
+        if self.invariant:
+            return self.gauss()[:2]
+        pivot = self.alphas[0] - x
+        for alpha, beta in zip(self.alphas[1:], self.betas[:-1], strict=True):
+            pivot = alpha - x - beta**2 / pivot
+        nodes, vectors = eigh_tridiagonal(np.append(self.alphas, x + self.betas[-1] ** 2 / pivot), self.betas)
+        # x is the smallest node, up to rounding
+        return np.maximum(nodes, x), vectors[0] ** 2
+
     def below(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of μ's distribution function: lower ≤ μ((−∞, x)) and μ((−∞, x]) ≤ upper, for x (m,).
 

@@ -48,6 +48,9 @@ def B():
         (lambda A, B: A / 4, ONE / 4),
         (lambda A, B: A / np.float32(4), ONE / 4),
         (lambda A, B: A.shifted(1.5), ONE - 1.5 * torch.eye(2)),
+        (lambda A, B: A + 1.5, ONE + 1.5 * torch.eye(2)),
+        (lambda A, B: np.float64(1.5) + A - 0.5, ONE + torch.eye(2)),
+        (lambda A, B: A + 1.5 * torch.eye(2), ONE + 1.5 * torch.eye(2)),
         (lambda A, B: 3 * (A - B / 2) - 0.5 * (A + A), 2 * ONE - 1.5 * TWO),
     ],
 )
@@ -70,8 +73,8 @@ def test_sums_are_flat(A, B):
 @pytest.mark.parametrize(
     "combine",
     [
-        lambda A: A + 1.0,
-        lambda A: A - ONE,
+        lambda A: A + "1",
+        lambda A: A - ONE[0],
         lambda A: A * A,
         lambda A: A * np.ones(2),
         lambda A: np.ones(2) * A,

@@ -14,7 +14,9 @@ from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
-from hesscond.operators import SymmetricOperator
+from hesscond.operators import Estimate, SymmetricOperator
+from hesscond.operators.estimates import norm_of
+from hesscond.operators.systems import corrected
 from hesscond.spectra import ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
@@ -23,6 +25,44 @@ LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 
 #: Makes the Hessian of a loss from ``layers=``, ``unit=`` or ``parameters=``, as `HessianOperator` does.
 HessianMaker = Callable[..., HessianOperator]
+
+
+class Spectrum(Protocol):
+    """Eigenvalues of a matrix, as far as they are asked for."""
+
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ."""
+
+    def eigenvalues(self) -> torch.Tensor:
+        """All nonzero eigenvalues, descending, float64."""
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Spectrum of a positive number and another spectrum."""
+
+    inner: Spectrum
+    number: float
+    count: int  # how often the number is an eigenvalue
+
+    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        """κ of both together."""
+        kappa = self.inner.condition_number(rtol=rtol)
+        if not self.count:
+            return kappa
+        rank = kappa.rank + self.count
+        if not kappa.resolved:
+            return replace(kappa, rank=rank)
+        top, bottom = max(kappa.lambda_max, self.number), min(kappa.lambda_min, self.number)
+        lower, upper = (max(1.0, top / bottom * end / kappa.value) for end in (kappa.lower, kappa.upper))
+        return replace(
+            kappa, value=top / bottom, lower=lower, upper=upper, lambda_max=top, lambda_min=bottom, rank=rank
+        )
+
+    def eigenvalues(self) -> torch.Tensor:
+        """All eigenvalues, descending."""
+        own = self.inner.eigenvalues()
+        return torch.cat([own, own.new_full((self.count,), self.number)]).sort(descending=True).values
 
 
 class BlockHessian(ABC):
@@ -73,6 +113,43 @@ class BlockHessian(ABC):
         """Product (k, c) with V (k, c), float64."""
         return self.matrix() @ vectors
 
+    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
+        """Diagonal (k,), from random vectors if only products are known; ``probes`` None: as many as it takes."""
+        found = self.diagonal()
+        return Estimate(found, torch.zeros_like(found), 0, 0)
+
+    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
+        """Trace, as by `estimated_diagonal`."""
+        return Estimate(float(self.diagonal().sum()), 0.0, 0, 0)
+
+    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+        """Frobenius norm, as by `estimated_diagonal`."""
+        return Estimate(norm_of(self.matrix()), 0.0, 0, 0)
+
+    @abstractmethod
+    def damped(self, damping: float) -> Spectrum:
+        """Spectrum of H + λI."""
+
+    def log_determinant(self, damping: float, probes: int, seed: int) -> Estimate[float] | None:
+        """Estimate of log det(H + λI) if it has too many eigenvalues to compute them; None: compute them."""
+        return None
+
+    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Product with an approximation of (H + λI)⁻¹."""
+        H = self.matrix()
+        factors = torch.linalg.lu_factor_ex(H + damping * torch.eye(len(H)).to(H))
+        return lambda vectors: torch.linalg.lu_solve(*factors[:2], vectors)
+
+    def solve(self, vectors: torch.Tensor, damping: float, rtol: float) -> torch.Tensor:
+        """Solution x of (H + λI) x = v, with a relative residual of at most ``rtol``."""
+        inverse = self.inverse(damping, rtol)
+        return corrected(lambda x: self.product(x) + damping * x, inverse, vectors, self.columns, rtol)
+
+    @property
+    def columns(self) -> int:
+        """Order k of PᵀHP."""
+        return self.order
+
     def scales(self) -> torch.Tensor:
         """Scales d (k,) of the parameters: entry (i, j) of H is at most d_i d_j, and its round-off far smaller."""
         return self.plain.diagonal().abs().sqrt()
@@ -108,6 +185,12 @@ class KeptHessian(BlockHessian):
         if P is None:
             return self
         return replace(self, P=P if self.P is None else self.P @ P)
+
+    @property
+    def columns(self) -> int:
+        if self.P is None:
+            return self.order
+        return self.P.multiplied(torch.zeros(1, self.order, dtype=torch.float64), self.units).shape[1]
 
 
 class HessianSource(Protocol):
