@@ -21,7 +21,15 @@ GONE: dict[str, str] = {
     "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",
     "BaselineError": "there are no baseline files, and assert_condition_number raises ConditionNumberError",
     "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",
-    "blocks_figure": 'hesscond.report.heatmap_figure(runs, by="kind", quantity="kappa")',
+    **dict.fromkeys(
+        ("blocks", "blocks_figure", "heatmap", "heatmap_figure"),
+        "figures block-bands and layers, hesscond.report.bands_figure, and table blocks show the same blocks",
+    ),
+    **dict.fromkeys(
+        ("accuracy_axes", "gain_axes", "layer_axes", "loss_axes", "method_legend"),
+        "take the axes of a figure: hesscond.report.FIGURES[kind].draw(runs).axes",
+    ),
+    **dict.fromkeys(("rate", "rate_figure", "rate_trials"), "hesscond verify STATEMENT --figure draws its trials"),
     "comparison_figure": "hesscond.report.equal_loss_figure",
     "layers_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="kappa_own")',
     "timing_figure": "the column time of comparison.csv",

@@ -116,21 +116,6 @@ def draw_accuracy(ax: Axes, groups: Sequence[Group]) -> None:
     plotting.along_iterations(ax)
 
 
-def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Draw training loss (dashed) and test loss (solid), as `training_figure` does."""
-    groups = trained_groups(runs)
-    draw_loss(ax, groups, stretch(groups))
-    ax.set_xlabel("iteration")
-    return ax
-
-
-def accuracy_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
-    """Draw test accuracy in percent, as `training_figure` does."""
-    draw_accuracy(ax, trained_groups(runs))
-    ax.set_xlabel("iteration")
-    return ax
-
-
 # --- condition numbers of a unit --------------------------------------------------------------------------------------
 
 
