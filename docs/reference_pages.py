@@ -313,7 +313,6 @@ def expressions() -> str:
     parts.append("\n## Functions\n\n| | |\n|---|---|")
     for names, meaning in (
         (parser.AGGREGATES, "one value for all rows; `last` and `first`: for each layer, unit and kind of data"),
-        (parser.POINTWISE, "row by row"),
         (parser.OF_TRUTHS, "take a comparison, the others a number"),
     ):
         parts.append(f"| {', '.join(f'`{name}`' for name in names)} | {meaning} |")

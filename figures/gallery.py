@@ -117,10 +117,6 @@ ENTRIES = {
         "The gain κ(H)/κ(PᵀHP) against κ(D)², which section 3.3 of Lange, Helfrich and Ye (JMLR 2022) expects it to be "
         "about.",
     ),
-    "spectra": Entry(
-        "Both ends of the spectrum of an output unit's Hessian along training, and its rank.",
-        small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
-    ),
     "margins": Entry(
         "How much of what BNP's Theorem 4 allows is used on the activations of a network in training.",
         "hesscond study fc-digits --method vanilla --method bnp --statement bnp-theorem-4 --out runs",

@@ -70,6 +70,10 @@ GONE: dict[str, str] = {
     "density_figure": "draw hesscond.density(…).curve(): plt.semilogy(curve.x, curve.density)",
     **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
     **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
+    "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
+    "eigenvalue_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="lambda_max")',
+    **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
+    "spectra": "figure layers --quantity lambda_max, lambda_min or rank",
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 

@@ -2,12 +2,10 @@
 
 import json
 import math
-from xml.etree import ElementTree
 
 import pytest
 
 from hesscond.commands.check import escaped, escaped_property
-from hesscond.commands.junit import Case, junit_report
 from hesscond.runs import RunLog
 from tests.expectations.expectation_runs import probe_row
 
@@ -89,32 +87,6 @@ def test_json(call_cli, write):
     assert unresolved["worst"] == {"iteration": 2, "data": "batch", "layer": "fc3", "unit": 3}
     assert unresolved["values"] == {"kappa_preconditioned": [11.0, None]}
     assert result.err.startswith("::error title=unresolved%3A kappa_preconditioned < 12 (bnp-seed0)::undecided")
-
-
-def test_junit_counts_what_is_in_it(call_cli, write, tmp_path):
-    report = tmp_path / "report.xml"
-    options = ["--expect", MET, "--expect", FAILED, "--expect", OPEN, "--junit", report]
-    assert call_cli("check", write(), *options, "--unresolved", "pass").code == 1
-    suite = ElementTree.parse(report).getroot()
-    assert (suite.tag, suite.get("name")) == ("testsuite", "hesscond check")
-    assert [suite.get(key) for key in ("tests", "failures", "errors", "skipped")] == ["3", "1", "0", "1"]
-    met, failed, skipped = suite
-    assert [case.get("name") for case in suite] == [MET, FAILED, OPEN]
-    assert {case.get("classname") for case in suite} == {"bnp-seed0"}
-    assert len(met) == 0
-    assert failed.find("failure").get("type") == "failed"
-    assert "fails in 2 of 3 rows" in failed.find("failure").get("message")
-    assert "undecided" in skipped.find("skipped").get("message")
-    call_cli("check", write(name="again"), *options)
-    kinds = [found.get("type") for found in ElementTree.parse(report).getroot().iter("failure")]
-    assert kinds == ["failed", "unresolved"]
-
-
-def test_junit_survives_any_text():
-    text = "\x00\x1b[31m <script>&\"' \ud800 \ufffe é"
-    root = junit_report(text, [Case(text, text, "failed", text)]).getroot()
-    again = ElementTree.fromstring(ElementTree.tostring(root, encoding="utf-8"))
-    assert again.find("testcase/failure").get("message") == "��[31m <script>&\"' � � é"
 
 
 def test_github(call_cli, write, monkeypatch):

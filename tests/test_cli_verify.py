@@ -2,7 +2,6 @@
 
 import json
 import re
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -52,14 +51,8 @@ def test_json(call_cli):
     assert verdict["counterexamples"][0]["factor"] > 1
 
 
-def test_a_violated_statement_that_should_hold_is_exit_code_1(call_cli, false_statement, tmp_path):
-    report = tmp_path / "report.xml"
-    result = call_cli("verify", "wrong", "--trials", "30", "--junit", str(report))
-    assert result.code == 1
-    (case,) = ElementTree.parse(report).getroot()
-    assert case.get("classname") == "wrong"
-    assert "violated in" in case.find("failure").get("message")
-    assert ElementTree.parse(report).getroot().get("failures") == "1"
+def test_a_violated_statement_that_should_hold_is_exit_code_1(call_cli, false_statement):
+    assert call_cli("verify", "wrong", "--trials", "30").code == 1
 
 
 def test_other_ids_of_a_statement(call_cli):

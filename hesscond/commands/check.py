@@ -17,7 +17,6 @@ from rich.text import Text
 
 from hesscond.commands import options
 from hesscond.commands.exits import UNMET
-from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
@@ -44,7 +43,6 @@ def check(
     runs: options.Runs,
     expect: Expect = None,
     unresolved: Unresolved = "fail",
-    junit: options.Junit = None,
     github: Annotated[
         bool | None,
         typer.Option("--github/--no-github", help="Annotate the pull request. Default: if GITHUB_ACTIONS is true."),
@@ -58,7 +56,7 @@ def check(
     data. A filter selects rows: kappa[data = train, layer = fc3, iteration > 100]. median, mean, min, max and
     quantile(kappa, 0.9) reduce them to one value, last and first to one per layer, unit and kind of data;
     share(…) >= 0.9 and any(…) require less than all rows. METHOD.column compares runs of the same seed. Also allowed:
-    + - * / **, abs, log10, sqrt, < <= > >= == !=, and, or, not, parentheses.
+    + - * /, < <= > >= == !=, and, or, not, parentheses.
 
     An expectation is met only if it holds for every value within the bounds, failed only if it holds for none,
     else unresolved. A run that diverged fails; one that is not finished is unresolved.
@@ -67,11 +65,10 @@ def check(
 
     Example: hesscond check runs/mine --expect "median(kappa_preconditioned) < median(kappa) / 10"
 
-    Example: hesscond check runs/mine --expect "last(bnp.test_accuracy) > last(vanilla.test_accuracy)" --junit k.xml
+    Example: hesscond check runs/mine --expect "last(bnp.test_accuracy) > last(vanilla.test_accuracy)"
     """
     if not expect:
         raise ConfigError('say what is expected: --expect "kappa_preconditioned < kappa / 10", for example')
-    options.check_file("--junit", junit, None)
     options.choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect]
     found = decisions(expectations, options.collect(runs))
@@ -79,8 +76,6 @@ def check(
         typer.echo(json.dumps([as_dict(one, unresolved) for one in found], indent=1))
     else:
         show(found)
-    if junit is not None:
-        write_junit(junit, "hesscond check", [as_case(one, unresolved) for one in found])
     refuse(found, unresolved, github=github, quiet=as_json)
 
 
@@ -143,13 +138,6 @@ def show(found: Sequence[Decision]) -> None:
     print_table(table)
     counts = {status: sum(one.status == status for one in found) for status in STYLES}
     stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
-
-
-def as_case(one: Decision, unresolved: str) -> Case:
-    """JUnit case of a decision; an unresolved decision that passes is a skipped case."""
-    if one.status == "met":
-        return Case(one.runs, one.expectation)
-    return Case(one.runs, one.expectation, "skipped" if passes(one, unresolved) else one.status, one.reason)
 
 
 def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:

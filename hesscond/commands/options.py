@@ -45,7 +45,6 @@ DataDir = Annotated[
 Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold run folders.")]
 TargetSpec = Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() returns (model, loss_fn, data).")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback if the file's own code fails.")]
-Junit = Annotated[Path | None, typer.Option(help="Write a JUnit report to this file.")]
 
 
 #: Largest number of seeds in one range.

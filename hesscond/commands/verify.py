@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,6 @@ from rich.text import Text
 
 from hesscond.commands import options
 from hesscond.commands.exits import UNMET
-from hesscond.commands.junit import Case, write_junit
 from hesscond.commands.printing import (
     AsJson,
     listing,
@@ -42,7 +40,6 @@ def verify_statements(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
     as_json: AsJson = False,
-    junit: options.Junit = None,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -61,7 +58,6 @@ def verify_statements(
     options.check_seed(seed)
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {trials}")
-    options.check_file("--junit", junit, None)
     options.check_file("--figure", figure, METADATA)
     # one that is named by several of its ids is checked once
     chosen = list(statements()) if all_of_them else list({s.id: s for s in map(statement, ids or ())}.values())
@@ -77,8 +73,6 @@ def verify_statements(
                 stdout.print(line, soft_wrap=True)
     if figure is not None:
         save_figure(margin_figure(verdicts[0]), figure)
-    if junit is not None:
-        write_junit(junit, "hesscond verify", list(junit_cases(verdicts)))
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(UNMET)
 
@@ -197,18 +191,3 @@ def claim_dict(claim: Claim) -> dict[str, Any]:
 def number(value: float) -> float | None:
     """Number for JSON, which has no NaN: None in its place."""
     return None if math.isnan(value) else value
-
-
-def junit_cases(verdicts: list[Verdict]) -> Iterator[Case]:
-    """One JUnit case for each claim; it fails if the claim is known to be true and was violated."""
-    for verdict in verdicts:
-        for tally in verdict.tallies:
-            result, message = "passed", ""
-            if not tally.as_expected:
-                result, first = "violated", tally.first_violation
-                message = (
-                    f"violated in {tally.violated} of {verdict.trials} trials, first in {first}: {tally.claim.text}"
-                )
-            elif tally.status == "not-applicable":
-                result, message = "skipped", "; ".join(tally.reasons)
-            yield Case(verdict.id, tally.claim.name, result, message)

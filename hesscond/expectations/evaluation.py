@@ -11,7 +11,7 @@ import numpy as np
 
 from hesscond.errors import ConfigError
 from hesscond.expectations.intervals import COMPARISONS, Interval, Truth
-from hesscond.expectations.parser import COLUMNS, POINTWISE, Condition, Node, columns_of, did_you_mean
+from hesscond.expectations.parser import COLUMNS, Condition, Node, columns_of, did_you_mean
 from hesscond.runs import TABLES
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hesscond.runs import StoredRun
 
-ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow}
+ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 #: Columns that identify a row in another table, or in another run.
 KEYS = ("iteration", "data", "layer", "unit")
 
@@ -217,9 +217,6 @@ class Evaluation:
         if name == "share":
             truths = self._inside().truth(part)
             return self._remember(node, RowValues(truths.values.share(), None, truths.unmatched))
-        if name in POINTWISE:
-            inner = self.number(part)
-            return inner.replaced(abs(inner.values) if name == "abs" else getattr(inner.values, name)())
         inner = self._inside().number(part)
         if name in ("last", "first"):
             return self._remember(node, at_end(inner, name))

@@ -12,15 +12,9 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import numpy as np
-
-#: Units in the last place by which numpy's logarithm and power may be off.
-ULPS = 8
-#: Whole exponents up to this one are multiplied out, which is exact where the product is.
-MULTIPLIED_OUT = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,34 +66,12 @@ class Interval:
         return self + -other
 
     def __mul__(self, other: Interval) -> Interval:
-        return corners(partial(rounded, operator.mul), self, other)
+        return corners(operator.mul, self, other)
 
     def __truediv__(self, other: Interval) -> Interval:
-        found = corners(partial(rounded, operator.truediv), self, other)
+        found = corners(operator.truediv, self, other)
         # a divisor that may be zero
         return found.where(~((other.lower <= 0) & (other.upper >= 0)))
-
-    def __pow__(self, other: Interval) -> Interval:
-        exponent = whole(other)
-        if exponent is not None:
-            return integer_power(self, exponent)
-        found = corners(rounded_power, self, other)
-        return found.where(np.broadcast_to(self.lower > 0, found.lower.shape))
-
-    def __abs__(self) -> Interval:
-        low = np.where(self.lower >= 0, self.lower, np.where(self.upper <= 0, -self.upper, 0.0))
-        return Interval(low, np.maximum(-self.lower, self.upper)).where(~self.missing)
-
-    def log10(self) -> Interval:
-        """Logarithm to the base 10; NaN where not everything is positive."""
-        with np.errstate(all="ignore"):
-            return Interval(down(np.log10(self.lower)), up(np.log10(self.upper))).where(self.lower > 0)
-
-    def sqrt(self) -> Interval:
-        """Square root; NaN where something is negative."""
-        with np.errstate(all="ignore"):
-            found = Interval(np.maximum(down(np.sqrt(self.lower), 1), 0.0), up(np.sqrt(self.upper), 1))
-        return found.where(self.lower >= 0)
 
     def where(self, defined: np.ndarray) -> Interval:
         """The same intervals, NaN where ``defined`` is false."""
@@ -209,19 +181,6 @@ def slack(a: Interval, b: Interval) -> np.ndarray:
     return np.where(np.isnan(found), -np.inf, found)
 
 
-def down(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
-    """Values made smaller by some units in the last place."""
-    with np.errstate(all="ignore"):
-        for _ in range(ulps):
-            values = np.nextafter(values, -np.inf)
-    return values
-
-
-def up(values: np.ndarray, ulps: int = ULPS) -> np.ndarray:
-    """Values made larger by some units in the last place."""
-    return -down(-values, ulps)
-
-
 def directed(value: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
     """The doubles on both sides of value + error, of which only the sign of the error counts (NaN: not known)."""
     with np.errstate(all="ignore"):
@@ -263,41 +222,11 @@ def mean_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return directed(float(exact), float((exact > float(exact)) - (exact < float(exact))))
 
 
-def rounded_power(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The power a^b rounded down and up, for a > 0."""
-    with np.errstate(all="ignore"):
-        value = np.power(a, b)
-        return np.maximum(down(value), 0.0), up(value)
-
-
-def corners(
-    operation: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]], a: Interval, b: Interval
-) -> Interval:
+def corners(operation: Callable[[Any, Any], Any], a: Interval, b: Interval) -> Interval:
     """Result of an operation that is monotone in each argument, from its values at the ends."""
-    found = [operation(x, y) for x in a.ends for y in b.ends]
+    found = [rounded(operation, x, y) for x in a.ends for y in b.ends]
     low, high = np.min([one[0] for one in found], axis=0), np.max([one[1] for one in found], axis=0)
     return Interval(low, high).where(~(a.missing | b.missing))
-
-
-def whole(exponent: Interval) -> int | None:
-    """The exponent, if it is one whole number that can be multiplied out."""
-    if exponent.lower.ndim or exponent.lower != exponent.upper or not abs(exponent.lower) <= MULTIPLIED_OUT:
-        return None
-    return int(exponent.lower) if float(exponent.lower).is_integer() else None
-
-
-def integer_power(base: Interval, exponent: int) -> Interval:
-    """The power by repeated squaring; an even one is a power of |base|."""
-    result, square, left = Interval.point(np.ones_like(base.lower)), base, abs(exponent)
-    if exponent % 2 == 0:
-        square = abs(base)
-    while left:
-        if left & 1:
-            result = result * square
-        left >>= 1
-        if left:
-            square = square * square
-    return (Interval.point(1.0) / result if exponent < 0 else result).where(~base.missing)
 
 
 def shown(lower: float, upper: float) -> str:

@@ -4,7 +4,7 @@ Python's own parser reads the text; only the following is allowed, everything el
 
     a < b    <=  >  >=  ==  !=     comparisons; a < b < c is a < b and b < c
     p and q, p or q, not p         of comparisons
-    a + b    -  *  /  **           of numbers, which are written as 10, 0.5 or 1e6
+    a + b    -  *  /               of numbers, which are written as 10, 0.5 or 1e6
     kappa                          a column of the run that is checked
     bnp.kappa, "bnp+groupnorm".kappa
                                    a column of the run of a method
@@ -48,8 +48,6 @@ COLUMNS = {
 
 #: Functions of the rows: one value for all of them, or (last, first) for each layer, unit and kind of data.
 AGGREGATES = ("median", "mean", "min", "max", "quantile", "last", "first", "all", "any", "share")
-#: Functions row by row.
-POINTWISE = ("abs", "log10", "sqrt")
 #: These take a comparison, the others a number.
 OF_TRUTHS = ("all", "any", "share")
 
@@ -60,7 +58,7 @@ WORDS = ("and", "or", "not")
 SIGNS: dict[type[ast.AST], str] = {
     ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
     ast.And: "and", ast.Or: "or", ast.Not: "not", ast.USub: "-",
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**",
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
 }  # fmt: skip
 NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.])"
 PIECE = re.compile(
@@ -70,7 +68,7 @@ PIECE = re.compile(
     | (?P<text>"[^"]*"|'[^']*')
     | (?P<filter>\[(?:[^\]"']|"[^"]*"|'[^']*')+\])
     | (?P<bracket>[()\[\],])
-    | (?P<sign>\*\*|<=|>=|==|!=|[-+*/<>=.])""",
+    | (?P<sign><=|>=|==|!=|[-+*/<>=.])""",
     re.VERBOSE,
 )
 CONDITION = re.compile(
@@ -329,22 +327,22 @@ class Reader:
             complaint = f"{name} says which row it is: use it in a filter, as in kappa[{name} = …]"
             self.fail(end - len(name), end, complaint)
         if name not in COLUMNS:
-            known, tables = (*COLUMNS, *AGGREGATES, *POINTWISE), ", ".join(READ)
+            known, tables = (*COLUMNS, *AGGREGATES), ", ".join(READ)
             hint = did_you_mean(name, known, otherwise=f"it has those of the tables {tables}")
             self.fail(end - len(name), end, f"{name!r} is not a column of the log: {hint}")
         return Node("column", start, end, name=name, method=method)
 
     def call(self, start: int, end: int, function: ast.expr, args: list[ast.expr]) -> Node:
         """Node of a function and its arguments."""
-        name, known = self.source(function), (*AGGREGATES, *POINTWISE)
-        if name not in known:
-            hint = did_you_mean(name, known, otherwise=f"there are {', '.join(known)}")
+        name = self.source(function)
+        if name not in AGGREGATES:
+            hint = did_you_mean(name, AGGREGATES, otherwise=f"there are {', '.join(AGGREGATES)}")
             self.fail(start, start + len(name), f"{name!r} is not a function: {hint}")
         if len(args) != 1 + (name == "quantile"):
             takes = "a number, too, as in quantile(kappa, 0.9)" if name == "quantile" else "one thing"
             self.fail(end - 1, end, f"{name} takes {takes}")
         a = self.wanted(self.read(args[0]), name in OF_TRUTHS, name)
-        if name in AGGREGATES and not columns_of(a):
+        if not columns_of(a):
             self.refuse(a, f"{name} takes columns, and there is none in this")
         if name != "quantile":
             return Node(name, start, end, (a,))

@@ -13,7 +13,6 @@ from hesscond.lazy import attach
 if TYPE_CHECKING:
     from hesscond.report.curves import (
         conditioning_figure,
-        eigenvalue_figure,
         training_figure,
     )
     from hesscond.report.equal_loss import equal_loss_figure
@@ -45,7 +44,6 @@ __all__ = [
     "bands_figure",
     "block_frame",
     "conditioning_figure",
-    "eigenvalue_figure",
     "equal_loss_figure",
     "gain_figure",
     "margin_figure",

@@ -1,9 +1,8 @@
-"""Interval arithmetic against exact fractions and 60 digits."""
+"""Interval arithmetic against exact fractions."""
 
 import math
 from fractions import Fraction
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -69,35 +68,6 @@ def test_numbers_are_rounded_to_both_sides_or_not_at_all(sign, x, y):
 
 
 @settings(deadline=None, max_examples=25)
-@given(a=intervals(unbounded=False), n=st.integers(-5, 5))
-def test_whole_powers(a, n):
-    found = a[0] ** Interval.point(n)
-    for x in a[1]:
-        if x != 0 or n >= 0:
-            assert contains(found, x**n)
-
-
-@settings(deadline=None, max_examples=25)
-@given(base=st.tuples(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6)), power=st.tuples(st.floats(-9, 9), st.floats(-9, 9)))
-def test_other_powers_and_functions(base, power):
-    a, b = Interval.between(*sorted(base)), Interval.between(*sorted(power))
-    with mpmath.workdps(60):
-        for x in base:
-            for y in power:
-                assert contains(a**b, fraction(mpmath.mpf(x) ** mpmath.mpf(y)))
-            assert contains(a.log10(), fraction(mpmath.log10(mpmath.mpf(x))))
-            assert contains(a.sqrt(), fraction(mpmath.sqrt(mpmath.mpf(x))))
-    for found in (a.log10(), a.sqrt()):
-        assert found.upper - found.lower <= abs(base[0] - base[1]) * 1e7 + 1e-10
-
-
-def fraction(x):
-    """The value of a number of mpmath's."""
-    sign, mantissa, exponent, _ = x._mpf_
-    return (-1 if sign else 1) * Fraction(int(mantissa)) * Fraction(2) ** exponent
-
-
-@settings(deadline=None, max_examples=25)
 @given(st.lists(intervals(unbounded=False), min_size=1, max_size=6), st.floats(0, 1))
 def test_functions_of_all_rows(rows, q):
     together = Interval(*(np.array([getattr(one, end) for one, _ in rows], float) for end in ("lower", "upper")))
@@ -136,10 +106,8 @@ def test_comparisons_are_decided_only_if_all_values_agree(sign, a, b):
 
 def test_what_has_no_value_decides_nothing():
     nothing, one = Interval.point(math.nan), Interval.point(1.0)
-    for found in (nothing + one, nothing * Interval.point(0.0), abs(nothing), nothing ** Interval.point(0.0),
-                  one / Interval.between(-1.0, 1.0), one / Interval.point(0.0), Interval.point(-1.0).log10(),
-                  Interval.between(-1.0, 4.0).sqrt(), Interval.point(-1.0) ** Interval.point(0.5),
-                  Interval.between(2.0, 1.0)):  # fmt: skip
+    for found in (nothing + one, nothing * Interval.point(0.0), one / Interval.between(-1.0, 1.0),
+                  one / Interval.point(0.0), Interval.between(2.0, 1.0)):  # fmt: skip
         assert found.missing
         for compare in COMPARISONS.values():
             truth = compare(found, one)

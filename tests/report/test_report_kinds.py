@@ -39,7 +39,7 @@ from hesscond.report.tables import numbers, words
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
-DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
+DRAWN = [name for name in FIGURES if name != "margins"]
 
 
 def artists(figure: Figure) -> dict[str, object]:
