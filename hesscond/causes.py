@@ -47,6 +47,10 @@ REPEATED = Cause(
     "an operation rounds different features to equal values, which may be independent of one another",
     "standardize the inputs or shrink the weights, so that activations keep digits that tell features apart",
 )
+BY_DIFFERENCES = Cause(
+    "the Hessian is known by differences of gradients, whose error may hide its smallest eigenvalues",
+    "let torch differentiate twice what it cannot, or measure fewer parameters together (level='unit')",
+)
 DIFFERENCES = Cause(
     "some second derivatives are differences of larger terms, of which little more than rounding is left",
     "write the loss without them, as with softplus, logsumexp or log1p, or standardize the inputs",

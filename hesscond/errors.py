@@ -103,7 +103,7 @@ class NotFiniteError(CaptureError):
 
 
 class NoDerivativeError(CaptureError):
-    """An operation for which torch has no second derivative."""
+    """An operation for which torch has no second derivative, or a wrong one."""
 
 
 class MatrixError(HesscondError):

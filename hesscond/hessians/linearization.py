@@ -19,7 +19,7 @@ import torch
 from hesscond.capture.backward import Derivatives
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.forward import variables_of
-from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 from hesscond.problem.containers import mapped, stored, tensors_of
 from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, scalar
 from hesscond.problem.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives, shape_of
@@ -189,7 +189,7 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
 
 @contextmanager
 def differentiable() -> Iterator[None]:
-    """Record graphs, and turn torch's errors about missing derivatives into a CaptureError."""
+    """Record graphs, and turn torch's errors about missing derivatives into a NoDerivativeError."""
     try:
         with torch.enable_grad():
             yield
@@ -197,7 +197,7 @@ def differentiable() -> Iterator[None]:
         if not re.search(r"derivative|differentiat|double backward", str(error), re.IGNORECASE):
             raise
         reason = str(error).splitlines()[0].rstrip(".")
-        raise CaptureError(f"the model or the loss has no second derivatives in torch: {reason}") from error
+        raise NoDerivativeError(f"the model or the loss has no second derivatives in torch: {reason}") from error
 
 
 def is_convex(loss: torch.Tensor) -> bool:

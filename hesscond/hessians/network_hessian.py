@@ -145,6 +145,8 @@ class NetworkHessian(BlockHessian):
         if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known.directions) and self._saturated():
             kappa = unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
+        if self.operator.error:
+            kappa = replace(kappa, solver=f"{kappa.solver}, by differences of gradients")
         return kappa.widened(self.error) if self.error else kappa
 
     @property

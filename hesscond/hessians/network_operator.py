@@ -143,7 +143,7 @@ class NetworkOperator(SymmetricOperator):
         """Return the rows and columns in a layout of some of the parameters or parts of them, with the same graphs."""
         place = {id(parameter): i for i, parameter in enumerate(self.layout.tensors)}
         found = copy(self)
-        for measured in ("rounding", "_extremes"):
+        for measured in ("rounding", "_extremes", "_formed"):
             vars(found).pop(measured, None)
         found.layout, found.placements = layout, self._placed(layout, self.problem.model)
         own = [place[id(parameter)] for parameter in layout.tensors]
@@ -159,7 +159,7 @@ class NetworkOperator(SymmetricOperator):
         return [own for own in placements(layout, model) if own.squares <= self._squares] if self._squares else []
 
     @abstractmethod
-    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
+    def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
         """Matrix of one batch."""
 
     # the parameters
@@ -206,11 +206,10 @@ class NetworkOperator(SymmetricOperator):
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
             try:
-                linearization = self._linearized(evaluation)
+                linearization = self._linearized(evaluation, drawn)
                 refuse_dead_ends(linearization.ends())
                 if not depends and linearization.depends:
-                    # an operation without a second derivative, or an infinite one, is found here
-                    checked(self._product(linearization, torch.ones_like(self.point)))
+                    self._try(linearization)
             except NotFiniteError as error:
                 raise self._explained(error, [drawn]) from None
             depends |= linearization.depends
@@ -239,6 +238,10 @@ class NetworkOperator(SymmetricOperator):
         self.psd = psd
         self.loss = loss / self.total_mass
         self.gradient = gradient.div_(self.total_mass)
+
+    def _try(self, linearization: Linearization) -> None:
+        """Raise a CaptureError for an operation without a second derivative, or with an infinite one."""
+        checked(self._product(linearization, torch.ones_like(self.point)))
 
     @property
     def weights(self) -> Sequence[float]:
@@ -311,7 +314,7 @@ class NetworkOperator(SymmetricOperator):
             return
         for drawn, _ in self.problem.counted():
             known = self._retained.get(drawn.number)
-            yield drawn.number, self._linearized(self.problem.evaluate(drawn)) if known is None else known
+            yield drawn.number, self._linearized(self.problem.evaluate(drawn), drawn) if known is None else known
 
     @cached_property
     def uses(self) -> Uses:
@@ -398,7 +401,7 @@ class HessianOperator(NetworkOperator):
     True
     """
 
-    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
+    def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
         return HessianLinearization(evaluation, self.problem.snapshot.leaves)
 
 
@@ -411,6 +414,6 @@ class GGNOperator(NetworkOperator):
     Source: Schraudolph, Neural Computation 14 (2002), sec. 3.
     """
 
-    def _linearized(self, evaluation: WatchedEvaluation) -> Linearization:
+    def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
         problem = self.problem
         return GGNLinearization(evaluation, problem.snapshot.leaves, problem.loss_fn, problem.dtype)

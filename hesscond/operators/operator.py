@@ -94,6 +94,11 @@ class LinearOperator(ABC):
         return ROUNDING * torch.finfo(self.dtype).eps
 
     @property
+    def error(self) -> float:
+        """Bound, in the 2-norm, of the error of the matrix itself, if it approximates another; its products have 0."""
+        return 0.0
+
+    @property
     def measures_rounding(self) -> bool:
         """Whether `rounding` still has to be measured by extra products, which those of an iteration can replace."""
         return False
@@ -535,6 +540,10 @@ class Congruence(SymmetricOperator):
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         return self.P.multiply_adjoint(self.A.multiply(self.P.multiply(vectors)))
+
+    @property
+    def error(self) -> float:
+        return self.A.error * Gram(self.P).norm_bound if self.A.error else 0.0
 
     @property
     def rounding(self) -> float:

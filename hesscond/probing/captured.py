@@ -13,7 +13,7 @@ from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian
@@ -279,14 +279,18 @@ class LayerCapturing:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""
         names = [name for name in self.layers if name not in self.failed]
         if not names:
-            raise CaptureError("; ".join(f"layer {name!r}: {self.measurement.skipped[name]}" for name in self.layers))
+            why = self.measurement.differenced | self.measurement.skipped
+            raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers))
         captures = self._capture(names, batch, weights, self.in_parameters)
         for name, error in captures.failed.items():
-            if self.question.named(name) or self.question.team is not None:
+            if self.question.team is not None:
                 raise type(error)(f"layer {name!r} cannot be probed: {error}")
             self.failed.add(name)
             self.directions.pop(name, None)
-            self.measurement.skipped[name] = str(error)
+            with self.measurement.skipping(name, CaptureError):
+                raise type(error)(
+                    f"layer {name!r} cannot be probed: {error}" if self.question.named(name) else str(error)
+                )
         return captures
 
     def _skip_without_units(self, captures: Captures, batch: Batch) -> None:
@@ -332,13 +336,9 @@ class LayerCapturing:
 
     def _skip_wrong(self, name: str, verdict: Check) -> None:
         """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
-        try:
+        with self.measurement.skipping(name, CaptureError):
             refuse_failed(name, verdict, "")
-        except CaptureError as error:
-            if self.question.named(name):
-                raise
-            self.measurement.skipped[name] = str(error)
-            self.layers = {other: layer for other, layer in self.layers.items() if other != name}
+        self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
     def _refuse_expensive(self, name: str, captures: Captures, verdict: Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""

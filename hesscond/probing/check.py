@@ -19,7 +19,7 @@ from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.forward import variables_of
 from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.causes import DIFFERENCES, Cause, imprecise
-from hesscond.errors import CaptureError, HesscondError
+from hesscond.errors import CaptureError, HesscondError, NoDerivativeError
 from hesscond.hessians import BlockHessian, HessianOperator
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.linearization import differentiable, gradients
@@ -73,6 +73,8 @@ class Check:
     culprit: str = ""
     #: whether the Hessian is numerically zero: no product is larger than the rounding of the model's product
     zero: bool = False
+    #: what the product is compared with
+    reference: str = "the model's own double backward"
 
     @property
     def passed(self) -> bool:
@@ -86,8 +88,8 @@ class Check:
 
     def __str__(self) -> str:
         if self.bound >= 1:
-            return "the model's own double backward is round-off here, and tells nothing"
-        own = f"{self.difference:.0e} from the model's own double backward (bound {self.bound:.0e})"
+            return f"{self.reference} is round-off here, and tells nothing"
+        own = f"{self.difference:.0e} from {self.reference} (bound {self.bound:.0e})"
         return own + (f"; {self.against}" if self.central is not None else "")
 
     @property
@@ -564,13 +566,13 @@ def most_curved(own: LayerCapture) -> int:
 
 
 def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
-    """Raise a CaptureError for a check that failed."""
+    """Raise a CaptureError for a check that failed, a NoDerivativeError if second derivatives are wrong."""
     if check.passed:
         return
     if check.contradicted:
         assert check.central is not None
         own = check.central
-        raise CaptureError(
+        raise NoDerivativeError(
             f"the second derivatives of the model in layer {name!r} are not those of its gradient: vᵀHv is "
             f"{own.double:.6g} by double backward and {own.central:.6g} by central differences of the gradient"
             + (f"; they are wrong in {check.culprit}" if check.culprit else "")

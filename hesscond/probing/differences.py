@@ -10,7 +10,6 @@ Steps and points vary until two of them agree with each other, or one agrees wit
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
@@ -19,9 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
-from torch.overrides import TorchFunctionMode
 
 from hesscond.capture.curved import without_cancellation
 from hesscond.errors import HesscondError
@@ -29,6 +26,7 @@ from hesscond.hessians.linearization import gradients
 from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
 from hesscond.problem.graph import nodes
+from hesscond.problem.held import Held
 from hesscond.problem.precision import Perturbed
 
 #: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
@@ -197,55 +195,6 @@ class Differences:
             if any(trial.repeats(other, k) for other, _ in wrong[:number]):
                 return replace(own, agrees=False)
         return best
-
-
-class Held(TorchFunctionMode):
-    """Mode that records the values a model detaches or computes under ``no_grad``, and replays them later.
-
-    Values in the body of an `autograd.Function` are not held, since its derivative is to be checked.
-    """
-
-    #: Functions that return a value without its derivative.
-    LEAVES = frozenset(
-        {torch.Tensor.detach, torch.Tensor.item, torch.Tensor.tolist, vars(torch._C.TensorBase)["data"].__get__}
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._values: list[Any] = []
-        self._place: int | None = None
-
-    def replaying(self) -> Held:
-        """Return the context in which recorded values replace the computed ones."""
-        self._place = 0
-        return self
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(found)))
-        if not constant or inside_function():
-            return found
-        if self._place is None:
-            self._values.append(mapped(found, lambda t: t.detach().clone()))
-            return found
-        if self._place >= len(self._values):
-            raise RuntimeError("the model takes another path")
-        value = self._values[self._place]
-        self._place += 1
-        if args and found is args[0]:
-            found.copy_(value)
-            return found
-        return mapped(value, torch.clone)
-
-
-def inside_function() -> bool:
-    """Whether Python runs the body of an `autograd.Function` or of a custom operator."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is Function.apply.__func__.__code__ or "torch/_library/" in frame.f_code.co_filename:  # type: ignore[attr-defined]
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 @dataclass

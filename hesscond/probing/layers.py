@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from hesscond.capture import Layer
 from hesscond.capture.layers import stock_class
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import block_coordinates
+from hesscond.probing.by_differences import by_differences
 from hesscond.probing.captured import captured_results, reached
 from hesscond.probing.products import by_products, causes, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
@@ -86,11 +88,27 @@ def measured(m: Measurement) -> dict[str, LayerResult]:
     if bool(charts) + bool(captured) + bool(plain) > 1:
         # they read the data one after the other
         m.keep_data()
-    found = captured_results(m, captured) if captured else {}
+    found = captured_apart(m, captured) if captured else {}
     for name, chart in charts.items():
         with m.skipping(name, CaptureError):
             found[name] = in_chart(m, name, chart)
-    return found | (by_products(m, plain) if plain else {})
+    found |= by_products(m, plain) if plain else {}
+    return found | by_differences(m)
+
+
+def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
+    """Results of captured layers: together, or one by one if second derivatives are missing that all of them share."""
+    try:
+        return captured_results(m, layers)
+    except NoDerivativeError as error:
+        left = {name: layer for name, layer in layers.items() if name not in m.differenced}
+        if not m.question.takes_differences:
+            raise
+        if len(left) <= 1:
+            m.differenced |= dict.fromkeys(left, str(error))
+            return {}
+    m.keep_data()
+    return {key: own for name in left for key, own in captured_apart(m, {name: left[name]}).items()}
 
 
 def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, str]:

@@ -9,11 +9,12 @@ from itertools import accumulate
 
 from hesscond.capture import eligible_layers
 from hesscond.capture.backward import readable
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
+from hesscond.hessians.differenced import DifferencedOperator
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.hessians.parameters import BlockLayout
@@ -23,6 +24,7 @@ from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, Gram, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
 from hesscond.probing.applied import coordinates_at, layer_coordinates, layers_with_everything, of_trained
+from hesscond.probing.by_differences import ROUTE, difference_check, refuse_many, refuse_other
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.probing.processes import agreed, shared
 from hesscond.probing.question import Measurement, Question
@@ -36,16 +38,26 @@ def network_result(question: Question) -> ProbeResult:
     probe = NetworkProbe(question)
     probe.refuse_large()
     chart = network_chart(question)
-    return probe.plain_or_linear() if chart is None else probe.in_chart(chart)
+    if chart is not None:
+        return probe.in_chart(chart)
+    try:
+        return probe.plain_or_linear()
+    except NoDerivativeError as error:
+        if not question.takes_differences:
+            raise
+        try:
+            return NetworkProbe(question, DifferencedOperator).plain_or_linear()
+        except CaptureError as other:
+            raise CaptureError(f"{error}; by differences of the gradient: {other}") from None
 
 
 class NetworkProbe:
     """Measurement of the Hessian of a network, one block of all its parameters or of those of some layers."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, kind: type[HessianOperator] = HessianOperator) -> None:
         self.question, self.model, self.method = question, question.model, question.method
         self.choice, self.team = question.choice, question.team
-        self.measurement, self.source = Measurement(question), question.source()
+        self.measurement, self.source = Measurement(question), question.source(kind=kind)
 
     def in_chart(self, chart: Coordinates) -> ProbeResult:
         """Return the result in a chart of all parameters."""
@@ -61,7 +73,11 @@ class NetworkProbe:
         blocks, by_parameter = self._blocks()
         H = self._operator(blocks)
         whole = H if self.team is None else shared(H, self.team)
-        route = f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
+        differenced = isinstance(H, DifferencedOperator)
+        if differenced:
+            refuse_many(H.order)
+            H.to_dense()
+        route = ROUTE if differenced else f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
         products = self.source.products
         if self.method is not None and not by_parameter:
             change = coordinates_of(H, self._coordinates(H))
@@ -148,7 +164,10 @@ class NetworkProbe:
         question, operator = self.question, block.operator
         result = NetworkResult(block, parts, H.names, route, question.rtol)
         precision = "not looked at (check=False)"
-        if question.check:
+        if isinstance(H, DifferencedOperator):
+            result.check = difference_check(H)
+            refuse_other(NETWORK, result.check)
+        elif question.check:
             result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
             told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
@@ -160,7 +179,7 @@ class NetworkProbe:
             result.bounded = bounded_condition(
                 operator,
                 question.products,
-                error=result.uncertainty,
+                error=result.uncertainty + operator.error,
                 # for a method's coordinates it is unknown which ones are alike
                 level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=block.limits.memory,

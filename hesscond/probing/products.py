@@ -89,9 +89,9 @@ def by_products(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerR
     except CaptureError as error:
         if len(blocks) > 1 and not isinstance(question.data, Iterator):
             return apart(m, blocks)
-        if any(map(question.named, blocks)):
-            raise
-        m.skipped |= dict.fromkeys(blocks, str(error))
+        for name in blocks:
+            with m.skipping(name, CaptureError):
+                raise error
         return {}
     work: dict[str, ByProducts] = {}
     chosen = blocks_by_use(m, blocks, H, catalogue) if question.level == "unit" else blocks

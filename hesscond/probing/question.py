@@ -14,7 +14,7 @@ from torch import nn
 
 from hesscond.capture import ProgressRecord
 from hesscond.capture.backward import readable
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError, NoDerivativeError
 from hesscond.hessians import BlockHessian, Coordinates, HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Choice
@@ -105,10 +105,19 @@ class Question:
                 f"take {readable(8 * least)}: memory= is a number of bytes, or a size such as '2 GB'"
             )
 
-    def source(self, captured: Callable[[str, int | None], BlockHessian] | None = None) -> BlockSource:
+    @property
+    def takes_differences(self) -> bool:
+        """Whether the gradient can be differenced: by one process in float64."""
+        return self.team is None and self.dtype is torch.float64
+
+    def source(
+        self,
+        captured: Callable[[str, int | None], BlockHessian] | None = None,
+        kind: type[HessianOperator] = HessianOperator,
+    ) -> BlockSource:
         """Source of blocks: products with the Hessian of the loss, and Hessians that were captured."""
         make = partial(
-            HessianOperator,
+            kind,
             self.model,
             self.loss_fn,
             self.data,
@@ -127,6 +136,7 @@ class Measurement:
     blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
     systems: dict[str, Coordinates | ParameterMaps | None] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
+    differenced: dict[str, str] = field(default_factory=dict)  # blocks without second derivatives, and why
     reference: ReferenceProducts | None = None  # derivatives of the model itself, once the data were read
     precision: Precision | None = None  # precision of the forward pass, once it was observed
 
@@ -137,10 +147,16 @@ class Measurement:
 
     @contextmanager
     def skipping(self, name: str, *kinds: type[HesscondError]) -> Iterator[None]:
-        """Context in which an error of these kinds skips a block, unless it was asked for by its name."""
+        """Context in which an error of these kinds skips a block, unless it was asked for by its name.
+
+        What has no second derivatives is noted for differences of gradients instead.
+        """
         try:
             yield
         except kinds as error:
+            if isinstance(error, NoDerivativeError) and self.question.takes_differences:
+                self.differenced[name] = str(error)
+                return
             if self.question.named(name):
                 raise
             self.skipped[name] = str(error)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, NoDerivativeError
 
 
 def backward(operations: str, *numbers: int) -> set[str]:
@@ -65,13 +65,13 @@ def is_transformed(value: Any) -> bool:
 
 
 def refuse_dead_ends(start: Iterable[Any]) -> None:
-    """Raise a CaptureError for a function whose backward is marked `once_differentiable`.
+    """Raise a NoDerivativeError for a function whose backward is marked `once_differentiable`.
 
     Torch's error node for it is not on the path to any leaf and would never be run: the derivative would silently lack
     the contribution through the function.
     """
     if any(node.name() == "torch::autograd::Error" for node in nodes(start)):
-        raise CaptureError(
+        raise NoDerivativeError(
             "the model or the loss has no second derivatives in torch: it uses an autograd.Function whose backward is "
             "marked once_differentiable"
         )

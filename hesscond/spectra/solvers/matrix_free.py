@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from hesscond.causes import BELOW_BOUND, NONE_TOLD, SCALES, SUMMED, unconverged
+from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
@@ -46,7 +46,7 @@ class Formed(Solver[ProductForm]):
         # that of float64 shows in the asymmetry, and costs products to measure
         rounding = 0.0 if A.dtype == torch.float64 else A.rounding
         jacobi = A.order <= JACOBI_ORDER and form.limits.holds(A.order, JACOBI)
-        kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi)
+        kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi, more=A.error)
         return replace(kappa, nullity=kappa.nullity + form.operator.order - A.order)
 
 
@@ -92,7 +92,7 @@ def formed(operator: SymmetricOperator) -> torch.Tensor:
 
 
 def dense_condition(
-    matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float, *, jacobi: bool
+    matrix: torch.Tensor, known: Subspace | None, rounding: float, rtol: float, *, jacobi: bool, more: float = 0.0
 ) -> ConditionNumber:
     """κ of a matrix of products, whose asymmetry is rounding; with Jacobi's method if it may be used and helps."""
     given = as_matrix(matrix)
@@ -111,7 +111,7 @@ def dense_condition(
     H /= 2
     if jacobi:
         rank_bound = None if bound is None else partial(int, bound)
-        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error, floor=error)
+        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error + more, floor=error)
     else:
         alive = H.any(1)
         if not alive.any():
@@ -120,12 +120,12 @@ def dense_condition(
             H = H[np.ix_(alive, alive)]
         exponent = int(np.frexp(max(H.max(), -H.min()))[1])
         values = eigenvalue_values(
-            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(error, -exponent)) for _ in range(2))
+            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(own, -exponent)) for own in (error + more, error))
         )
         found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
     del H
     if found.cause in (BELOW_BOUND, NONE_TOLD):
-        return found.because(SUMMED)
+        return found.because(BY_DIFFERENCES if more else SUMMED)
     if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
         return unresolved(found, SCALES)
     return found
