@@ -31,7 +31,8 @@ ROUTE = "differences of the gradient"
 def by_differences(m: Measurement) -> dict[str, LayerResult]:
     """Results of the blocks that have no second derivatives."""
     found: dict[str, LayerResult] = {}
-    for name, why in list(m.differenced.items()):
+    while m.differenced:
+        name, why = m.differenced.popitem()
         try:
             found |= {own.name: own for own in results_of(m, name, m.blocks[name])}
         except HesscondError as error:

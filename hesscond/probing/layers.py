@@ -101,13 +101,14 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, Lay
     try:
         return captured_results(m, layers)
     except NoDerivativeError as error:
-        left = {name: layer for name, layer in layers.items() if name not in m.differenced}
-        if not m.question.takes_differences:
+        if m.question.team is not None or isinstance(m.question.data, Iterator):
             raise
+        left = {name: layer for name, layer in layers.items() if name not in m.differenced | m.skipped}
         if len(left) <= 1:
-            m.differenced |= dict.fromkeys(left, str(error))
+            for name in left:
+                with m.skipping(name, CaptureError):
+                    raise error
             return {}
-    m.keep_data()
     return {key: own for name in left for key, own in captured_apart(m, {name: left[name]}).items()}
 
 
@@ -150,6 +151,8 @@ def trial(m: Measurement, blocks: Mapping[str, Block], batch: Batch | None) -> t
     try:
         uses = question.source().operator(parameters=list(names)).uses
     except CaptureError as error:
+        if isinstance(error, NoDerivativeError) and question.takes_differences:
+            return {}, set()
         failing = causes(question, blocks) or dict.fromkeys(blocks, str(error))
         others, undivided = trial(m, {name: block for name, block in blocks.items() if name not in failing}, batch)
         return failing | others, undivided

@@ -107,8 +107,8 @@ class Question:
 
     @property
     def takes_differences(self) -> bool:
-        """Whether the gradient can be differenced: by one process in float64."""
-        return self.team is None and self.dtype is torch.float64
+        """Whether the gradient can be differenced: by one process, in float64, on data that can be read again."""
+        return self.team is None and self.dtype is torch.float64 and not isinstance(self.data, Iterator)
 
     def source(
         self,
