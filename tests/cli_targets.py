@@ -39,6 +39,40 @@ def bad_loss():
 def functional_loss():
     return make()[0], torch.nn.functional.cross_entropy, (make()[2][0], torch.zeros(7, dtype=torch.long))
 
+def in_place():
+    def steps(module, args, output):
+        for i in range(1, len(output)):
+            output[i] = output[i] + output[i - 1].sin()
+    model, loss_fn, data = make()
+    model[3].register_forward_hook(steps)
+    return model, loss_fn, data
+
+def twice():
+    def again(output, target):
+        torch.autograd.grad(output.sum(), output)
+        return torch.nn.functional.cross_entropy(output, target).square() + output.sum().backward()
+    return make()[0], again, make()[2]
+
+def leaves():
+    def forward(x):
+        raise SystemExit(3)
+    model, loss_fn, data = make()
+    model[4].forward = forward
+    return model, loss_fn, data
+
+def keywords():
+    return make()[0], nn.CrossEntropyLoss(), {"pictures": make()[2][0], "labels": make()[2][1]}
+
+def unlabelled():
+    return make()[0], nn.CrossEntropyLoss(), [{"input": make()[2][0]}]
+
+def nested():
+    rows = torch.nested.nested_tensor([torch.zeros(2, 6), torch.zeros(3, 6)], layout=torch.jagged)
+    return make()[0], nn.CrossEntropyLoss(), (rows, torch.zeros(5).long())
+
+def arrays():
+    return make()[0], nn.CrossEntropyLoss(), (make()[2][0].numpy(), make()[2][1].numpy())
+
 def no_layer():
     return nn.ReLU(), nn.CrossEntropyLoss(), make()[2]
 

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import re
-import sys
 import time
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from rich.cells import cell_len
 
 import hesscond
-from hesscond import cli
 from hesscond.commands.options import parse_size
 from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
@@ -226,9 +224,10 @@ def test_a_fault_of_ours_is_not_blamed_on_the_file(run_cli, monkeypatch):
     code = compile("def broken(self):\n    raise TypeError('ours')", hesscond.__file__, "exec")
     exec(code, place := {})
     monkeypatch.setattr(hesscond.ProbeResult, "to_frame", place["broken"])
-    monkeypatch.setattr(sys, "argv", ["hesscond", "probe", "net.py:make"])
-    with pytest.raises(TypeError, match="ours"):
-        cli.main()
+    fault = run_cli("probe", "net.py:make")
+    assert fault.code == 2
+    assert "by a fault of hesscond (hesscond/__init__.py:2; --traceback shows all): TypeError: ours" in fault.err
+    assert "Traceback" in run_cli("probe", "net.py:make", "--traceback").err
 
 
 def test_out_of_memory(run_cli, monkeypatch):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 import hesscond
-from hesscond.errors import ConfigError
+from hesscond.errors import CaptureError, ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS")
 CE = nn.CrossEntropyLoss()
@@ -410,3 +410,36 @@ def test_batches_that_cannot_be_measured_are_refused_in_a_sentence(data, words):
     with pytest.raises(ConfigError, match=words) as caught:
         hesscond.probe(Two(scaled), CE, data)
     assert "\n" not in str(caught.value)
+
+
+class Adjoint(torch.autograd.Function):
+    """Function that runs a module again in its backward pass, as adjoint methods do."""
+
+    @staticmethod
+    def forward(ctx, module, x, *parameters):
+        ctx.module = module
+        ctx.save_for_backward(x, *parameters)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx, slope):
+        x, *parameters = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            value = ctx.module(x)
+        own = torch.autograd.grad(value, [x, *parameters], slope, allow_unused=True)
+        return None, *own
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_module_that_a_backward_pass_runs_again_is_refused(dtype, level):
+    model = Two(lambda self, x: self.o(torch.tanh(Adjoint.apply(self.l, x, *self.l.parameters())))).to(dtype)
+    with pytest.raises(CaptureError, match=r"module 'l' is run again in a backward pass.*use a method that"):
+        hesscond.probe(model, CE, (X.to(dtype), Y), level=level)
+
+
+def test_errors_of_the_model_say_where_they_come_from():
+    inner = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Tanh(), nn.Linear(5, 2)))
+    with pytest.raises(RuntimeError, match="shapes") as caught:
+        hesscond.probe(inner, CE, (X, Y))
+    assert caught.value.__notes__ == ["(in module '1.1')"]

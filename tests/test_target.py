@@ -49,7 +49,7 @@ def test_model_loss_and_data(write):
         assert isinstance(target.model, nn.Linear)
         assert isinstance(target.loss_fn, nn.CrossEntropyLoss)
         inputs, targets = target.data
-        assert (inputs.shape, targets.shape, target.samples) == ((5, 3), (5,), 5)
+        assert (inputs.shape, targets.shape, target.samples) == ((5, 3), (5,), "5 samples")
 
 
 def test_nothing_is_left_behind(write):
@@ -85,7 +85,7 @@ def test_a_file_changed_at_once_is_read_again(write):
 def test_a_file_named_as_a_module_and_a_dataclass_in_it(write):
     write(f"from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A: x: int\n{GOOD}")
     (write(GOOD).parent / "net.py").rename(write(GOOD).parent / "random.py")
-    assert load_target("random.py:make").samples == 5
+    assert load_target("random.py:make").samples == "5 samples"
     assert sys.modules["random"] is random
 
 
@@ -130,7 +130,7 @@ def test_kinds_of_data(write, data, samples):
     else:
         for _ in range(2):
             assert [len(targets) for _, targets in target.data] == samples
-    assert target.samples == sum(samples)
+    assert target.samples == f"{sum(samples)} samples"
 
 
 def test_what_is_two_things_at_once_is_moved_once(write):

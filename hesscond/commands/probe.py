@@ -310,7 +310,7 @@ def print_summary(
     """Print what was probed, the table, and the notes below it."""
     few = request.products
     what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
-    stdout.print(f"{spec} · {target.samples} samples · level {request.level}: {what}", soft_wrap=True)
+    stdout.print(f"{spec} · {target.samples} · level {request.level}: {what}", soft_wrap=True)
     catalogue = Catalogue(measurable(target.model))
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
     sheet = result.sheet(frame, {name: catalogue.kind(name) for name in names})

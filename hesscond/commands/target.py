@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line
 from hesscond.problem.batches import is_batch, moved
 from hesscond.problem.containers import kind
-from hesscond.problem.evaluation import Batch, checked_batch, samples_of
+from hesscond.problem.evaluation import Batch, checked_batch, counted_in
 from hesscond.problem.weighting import BatchWeight, check_weighting
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
@@ -37,10 +37,10 @@ FOREIGN = tuple(
 
 
 class Stream:
-    """Batches that can be read repeatedly, on one device; ``samples`` is their number in the latest pass."""
+    """Batches that can be read again, on one device; ``samples`` and ``are``: those of the last pass (`counted_in`)."""
 
     def __init__(self, source: Iterable[Any], model: nn.Module, device: torch.device | None = None) -> None:
-        self.samples = 0
+        self.samples, self.are = 0, ""
         self._source, self._model, self._device = source, model, device
 
     def __iter__(self) -> Iterator[Batch]:
@@ -50,7 +50,8 @@ class Stream:
                 pair = checked_batch(batch)
             except ConfigError as error:
                 raise ConfigError(f"batch {number} of the data: {error}") from None
-            self.samples += samples_of(self._model, pair[0])
+            samples, self.are = counted_in(self._model, pair[0])
+            self.samples += samples
             yield moved(batch, self._device)
 
     def on(self, device: torch.device) -> Stream:
@@ -68,9 +69,11 @@ class Target:
     weight: BatchWeight | None = None
 
     @property
-    def samples(self) -> int:
-        """Number of samples; of a stream, those of its latest pass."""
-        return self.data.samples if isinstance(self.data, Stream) else samples_of(self.model, self.data[0])
+    def samples(self) -> str:
+        """Number of samples, of a stream those of its latest pass, in words, and what they are if not rows."""
+        data = self.data
+        count, are = (data.samples, data.are) if isinstance(data, Stream) else counted_in(self.model, data[0])
+        return f"{count} samples" + (f" ({are})" if are else "")
 
     def to(self, device: torch.device) -> Target:
         """The target on a device; the model itself is moved, and the loss if it is a module."""
@@ -196,41 +199,40 @@ def described(value: Any) -> str:
 
 @contextmanager
 def one_sentence(spec: str) -> Iterator[None]:
-    """Context that turns exceptions from the user's code into a ConfigError."""
+    """Context that turns exceptions from the user's code, and of our own faults, into a ConfigError."""
     try:
         yield
     except HesscondError:
         raise
-    except Exception as error:
-        sentence = explained(error, spec)
-        if sentence is None:
-            raise
-        raise ConfigError(sentence) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(explained(error, spec)) from error
 
 
 @contextmanager
 def causes_shown(wanted: bool) -> Iterator[None]:
-    """Context that prints, if wanted, the traceback of the exception behind a ConfigError."""
+    """Context that prints, if wanted, the traceback of the exception behind one of ours."""
     try:
         yield
-    except ConfigError as error:
+    except HesscondError as error:
         if wanted and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
 
 
-def explained(error: Exception, spec: str) -> str | None:
-    """Sentence for an exception during a probe; None for a fault of hesscond."""
+def explained(error: BaseException, spec: str) -> str:
+    """Sentence for an exception during a probe."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
+    if (where := user_failure(error, Path(spec.rpartition(":")[0]))) is not None:
+        return where
     # hesscond watches the operations of the model: these frames are passed on the way to the operation that failed
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
     ]
-    where = user_failure(error, Path(spec.rpartition(":")[0]))
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
-        return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
-    if where is None and not Path(frames[-1].filename).is_relative_to(OURS):
-        return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
-    return where
+    if Path(frames[-1].filename).is_relative_to(OURS):
+        place = f"{Path(frames[-1].filename).relative_to(OURS.parent)}:{frames[-1].lineno}"
+        return f"{spec} cannot be measured, by a fault of hesscond ({place}; --traceback shows all): {one_line(error)}"
+    return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
 
 
 def user_failure(error: BaseException, path: Path) -> str | None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hesscond.capture import ProbeProgress, ProgressRecord
-from hesscond.errors import ConfigError, bytes_of
+from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.layers import layer_results
@@ -190,8 +194,43 @@ def probe(
         progress=ProgressRecord(progress),
     )
     refuse_sharded(model)
-    work = applied(question)
-    return work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+    with derivatives_explained(question.model):
+        work = applied(question)
+        return work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+
+
+@contextmanager
+def derivatives_explained(model: nn.Module) -> Iterator[None]:
+    """Context that raises a CaptureError where torch cannot differentiate, or a backward pass runs the model itself."""
+    names = {id(module): name for name, module in model.named_modules()}
+    originals = set(map(id, model.parameters()))
+
+    def entered(module: nn.Module, _: Any) -> None:
+        # in a forward pass of ours, copies are in place of the parameters
+        if torch._C._current_graph_task_id() != -1 and any(id(p) in originals for p in module.parameters()):
+            name = next((names[id(inner)] for inner in module.modules() if id(inner) in names), "")
+            raise CaptureError(
+                f"module {name!r} is run again in a backward pass, as adjoint methods for "
+                "differential equations do, where no copies take the place of its parameters: use a method that "
+                "differentiates through the steps, as odeint for odeint_adjoint"
+            )
+
+    handle = register_module_forward_pre_hook(entered)
+    try:
+        yield
+    except RuntimeError as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        known = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+        derivative = "torch/autograd/" in files[-1] or "needed for gradient computation" in str(error)
+        if not derivative or not all(file.startswith(known) for file in files):
+            raise
+        first = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
+        raise CaptureError(
+            f"torch cannot differentiate the model or the loss: {first}; "
+            "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"
+        ) from error
+    finally:
+        handle.remove()
 
 
 def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...]:

@@ -113,7 +113,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 
 def kind(value: Any) -> str:
     """Description of a value, for an error message."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return f"a {type(value).__name__} of {len(value)}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class ModelAndLoss(nn.Module):
 
 @contextmanager
 def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torch.dtype | None) -> Iterator[None]:
-    """Context that explains a failure of the model if it fails only on copies of the parameters or in ``dtype``."""
+    """Context that says where the model or the loss fails, and whether only on copies of parameters or in ``dtype``."""
     try:
         yield
     except (HesscondError, MemoryError, torch.OutOfMemoryError):
@@ -143,15 +144,26 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
             raise
         if not runs(model, loss_fn, batch):
             if unusual := bound(model, batch[0])[2]:
-                raise ConfigError(f"{unusual}; with all of them as one, it raised {one_line(error)}") from error
+                raise ConfigError(f"{unusual}, and as one argument they raise {one_line(error)}") from error
+            error.add_note(f"({place_of(error, model)})")
             raise
         first = (str(error).strip().splitlines() or [""])[0][:300]
         raise CaptureError(
             "the model and its loss run as they are, but not on copies of the parameters"
             + ("" if dtype is None else f" in {named(dtype)}")
-            + f" ({type(error).__name__}: {first})"
+            + f" ({type(error).__name__}: {first}; {place_of(error, model)})"
             + ("" if dtype is None else "; dtype=None leaves the precision as it is")
         ) from error
+
+
+def place_of(error: BaseException, model: nn.Module) -> str:
+    """Innermost module of a model, or the loss, that raised an exception, in words."""
+    names = {id(module): name for name, module in model.named_modules()}
+    place = "in the loss"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if (found := names.get(id(frame.f_locals.get("self")))) is not None:
+            place = f"in module {found!r}" if found else "in the model's own forward"
+    return place
 
 
 def runs(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> bool:
@@ -184,10 +196,10 @@ def bound(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            reason = reason or f"the model's forward{signature} does not take the inputs of the batch: {error}"
+            reason = reason or f"the model's forward{signature} does not take the inputs of the batch ({error})"
         else:
             return args, kwargs, reason
-    raise ConfigError(reason)
+    raise ConfigError(f"{reason}: give a tuple of its positional or a mapping of its keyword arguments")
 
 
 def ways_to_call(
@@ -426,13 +438,19 @@ def first_size(value: Any) -> int | None:
 
 def samples_of(model: nn.Module, inputs: Any) -> int:
     """Number N of samples in the inputs of a model: the items of a list, else the leading dimension of a tensor."""
+    return counted_in(model, inputs)[0]
+
+
+def counted_in(model: nn.Module, inputs: Any) -> tuple[int, str]:
+    """Number of samples in the inputs of a model, and what they are if not the rows of a tensor."""
     args, kwargs = call_of(model, inputs)
     for value in (*args, *kwargs.values()):
         if isinstance(value, list) and any(True for _ in tensors_of(value)):
-            return len(value)
+            return len(value), "items of a list"
         if size := first_size(value):
-            return size
-    return 1
+            own = "sequences" if isinstance(value, PackedSequence) else "rows of the first tensor"
+            return size, f"{own} of {kind(value)}" if hasattr(value, "_fields") or attributes(value) else ""
+    return 1, "no input has a dimension"
 
 
 def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> Any:

@@ -256,7 +256,9 @@ class Strict(nn.Module):
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_errors_of_the_model_are_its_own_and_those_of_another_precision_are_explained(level):
-    with pytest.raises(CaptureError, match=r"float64 \(ValueError: this\).*dtype=None") as caught:
+    with pytest.raises(
+        CaptureError, match=r"float64 \(ValueError: this; in the model's own forward\).*dtype=None"
+    ) as caught:
         hesscond.probe(Strict(False), LOSS, (X, Y), level=level)
     assert isinstance(caught.value.__cause__, ValueError)
     hesscond.probe(Strict(False), LOSS, (X, Y), level=level, dtype=None)
