@@ -74,6 +74,7 @@ GONE: dict[str, str] = {
     "eigenvalue_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="lambda_max")',
     **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
     "spectra": "figure layers --quantity lambda_max, lambda_min or rank",
+    **dict.fromkeys(("layerwise-gauss-newton", "width-copies"), "it was a claim of ours, which no paper makes"),
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }
 

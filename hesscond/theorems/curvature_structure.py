@@ -1,4 +1,4 @@
-"""Effects of blocks, depth, width and classes on κ of quadratic functions, Gauss–Newton matrices and Hessians."""
+"""Effects of blocks, depth and classes on κ of quadratic functions, Gauss–Newton matrices and Hessians."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.func import hessian, jacrev
 
 from hesscond.spectra import condition_number
-from hesscond.theorems import exact
 from hesscond.theorems.base import (
     ALLOWED,
     Claim,
@@ -27,9 +26,9 @@ from hesscond.theorems.base import (
     not_applicable,
     register,
 )
-from hesscond.theorems.matrices import kappa, random_matrix, random_size
+from hesscond.theorems.matrices import kappa, random_size
 from hesscond.theorems.matrix_preconditioners import interval
-from hesscond.theorems.networks import ROUND_OFF, cross_entropy, hessian_kappa
+from hesscond.theorems.networks import ROUND_OFF, cross_entropy
 from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 
 #: Draws of a start, and the standard errors that a share of them may be off.
@@ -183,84 +182,6 @@ class AdamBlocks(Statement):
         return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
 
 
-@register
-class LayerwiseGaussNewton(Statement):
-    """The layerwise Gauss–Newton method is the best block diagonal preconditioner up to the number of layers."""
-
-    id = "layerwise-gauss-newton"
-    title = "layerwise Gauss–Newton is nearly the best layerwise preconditioner"
-    source = "our own, after Abreu et al., ICLR 2026"
-    text = (
-        "That preconditioning with the blocks of single layers does nearly as well as with the whole Gauss–Newton "
-        "matrix is what Abreu et al. measure, with no bound (a summary was at hand). Our own, after the known bounds "
-        "for block Jacobi methods: with G = FᵀF positive definite, L blocks, D its block diagonal, κ(D^−½GD^−½) ≤ L · "
-        "min over block diagonal B of κ(B^−½GB^−½): G ≤ L D, and κ(B^−½GB^−½) ≥ 1/λ_min(D^−½GD^−½), for B^−½GB^−½ has "
-        "a block whose λ_max is that of B⁻¹D, and xᵀGx/xᵀBx ≤ λ_min λ_max(B⁻¹D) at the bottom eigenvector. For two "
-        "layers D is the best of all: D^−½GD^−½ has eigenvectors (u, w) and (u, −w) of 1 ± ρ, ρ the cosine of the "
-        "least angle between what the two layers can do to the outputs, and no B tells them apart. Against the whole "
-        "matrix, for which κ = 1, there is no bound: ρ may be anything."
-    )
-    hypotheses = ("G is positive definite",)
-    claims = (
-        Claim("within L", "κ(D^−½GD^−½) ≤ L · min over block diagonal B of κ(B^−½GB^−½)", True),
-        Claim("two layers", "κ(D^−½GD^−½) = (1 + ρ)/(1 − ρ) ≤ κ(B^−½GB^−½) for all B", True),
-        Claim("nearly the whole", "κ(D^−½GD^−½) ≤ L", False, published=False),
-    )
-    trials = 80
-    elsewhere = "speaks of several layers together"
-
-    def orthonormal(self, F: np.ndarray) -> np.ndarray:
-        """F_l D_l^−½ up to a rotation of the layer's parameters."""
-        found: np.ndarray = np.linalg.qr(F)[0]
-        return found
-
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Layers with up to six parameters each, of two, and of three and more."""
-        two, more = (self.layers(rng, count) for count in (2, int(rng.integers(3, 6))))
-        Q = [np.hstack([self.orthonormal(F) for F in layers]) for layers in (two, more)]
-        own, other = kappa(Q[1]), kappa(Q[0])
-        # the least κ of all is 1/λ_min at least, with D from orthonormal columns
-        sigma = np.linalg.svd(np.hstack([np.linalg.qr(F)[0] for F in more]), compute_uv=False)
-        error = ALLOWED * sigma[0] / sigma[-1]
-        factor = (own.lower**2 * sigma[-1] ** 2 * (1 - error), own.upper**2 * sigma[-1] ** 2 * (1 + error))
-        rho = float(np.linalg.norm(self.orthonormal(two[0]).T @ self.orthonormal(two[1]), 2))
-        return [
-            decided(*factor, len(more)),
-            self.best_of_two(rng, Q[0], two, (1 + rho) / (1 - rho)),
-            decided(other.lower**2, other.upper**2, 2.0),
-        ]
-
-    def layers(self, rng: np.random.Generator, count: int) -> list[np.ndarray]:
-        """Derivatives of the outputs in the parameters of each layer."""
-        sizes = rng.integers(1, 7, count)
-        F = random_matrix(rng, int(sizes.sum() + rng.integers(1, 10)), int(sizes.sum()))
-        # what reaches several layers makes them alike
-        F += 10.0 ** rng.uniform(-1, 1) * rng.standard_normal((len(F), 1)) @ rng.standard_normal((1, F.shape[1]))
-        return np.split(F, np.cumsum(sizes)[:-1], axis=1)
-
-    def best_of_two(
-        self, rng: np.random.Generator, Q: np.ndarray, layers: list[np.ndarray], expected: float
-    ) -> Outcome:
-        """κ is (1 + ρ)/(1 − ρ), and that with random blocks is no smaller."""
-        own = kappa(Q)
-        off = equal(np.array(own.upper**2), np.array(expected), allowed=ALLOWED * expected**2)
-        if off.status != "holds":
-            return off
-        changes = [
-            np.eye(F.shape[1]) + 10.0 ** rng.uniform(-2, 1) * rng.standard_normal([F.shape[1]] * 2) for F in layers
-        ]
-        parts = np.split(Q, [layers[0].shape[1]], axis=1)
-        found = own / kappa(np.hstack([part @ change for part, change in zip(parts, changes, strict=True)]))
-        return decided(found[0] ** 2, found[1] ** 2, SLACK)
-
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """Two layers with one parameter each."""
-        k = int(np.random.default_rng(seed).integers(3, 9))
-        # ρ = 2k(k + 1)/(k² + (k + 1)²), and 1 ∓ ρ are 1 and (2k + 1)² over the same
-        text = f"κ(D^−½GD^−½) = {(2 * k + 1) ** 2} for two layers with one parameter each: F"
-        yield Counterexample("nearly the whole", [[k + 1, k], [k, k + 1]], text, (2 * k + 1) ** 2 / 2)
-
-
 @dataclass(frozen=True)
 class LinearLayers:
     """W_L … W_1 x with the mean square loss, identities already added where layers are skipped."""
@@ -384,102 +305,6 @@ UNITS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": torch.nn.functional.softplus,
     "linear": torch.clone,
 }
-
-
-@register
-class WidthCopies(Statement):
-    """Under μP the sharpness does not change with width if every unit is split into equal ones; κ may."""
-
-    id = "width-copies"
-    title = "sharpness under μP does not depend on the width"
-    source = "our own, after Noci et al., NeurIPS 2024"
-    text = (
-        "Under μP the largest eigenvalue of the Hessian is measured to be nearly the same at every width, along "
-        "training. The abstract was at hand, and it has no bound; our own exact version is for widths that compute "
-        "the same function: f = (1/n) Σ v_i σ(w_iᵀx), a unit (v_i, w_i) split into m equal ones, and n∇²L, for the "
-        "rate grows with n. n JJᵀ is then the same, so the Gauss–Newton matrix has the same λ_max, λ_min⁺ and κ. n∇²L "
-        "has the eigenvalues of width n on what is the same for all copies, and on what sums to zero over them those "
-        "of R_i = E[r ∇²(v_i σ(w_iᵀx))], r the loss's slope, m − 1 times each. λ_max is therefore the same, for R_i "
-        "is at most a diagonal block of n∇²L, but R_i may have smaller eigenvalues than n∇²L: λ_min⁺ and κ do not "
-        "share it. From two copies on nothing changes."
-    )
-    hypotheses = ("one hidden layer, σ is twice differentiable",)
-    claims = (
-        Claim("Gauss–Newton", "n JJᵀ is the same for m copies", True),
-        Claim("spectrum", "λ(n∇²L) with m copies = λ(n∇²L) and (m − 1) times all λ(R_i)", True),
-        Claim("sharpness", "λ_max(n∇²L) is the same for m copies", True),
-        Claim("κ", "κ(n∇²L) is no larger for m copies", False, published=False),
-    )
-    trials = 60
-    elsewhere = "speaks of networks of different widths"
-
-    def scale(self, units: int) -> float:
-        """Divisor of the sum over units."""
-        return float(units)
-
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """One to three units, one or two inputs, two or three copies."""
-        n, d, m, N = (int(rng.integers(*ends)) for ends in ((1, 4), (1, 3), (2, 4), (2, 6)))
-        sigma = UNITS[str(rng.choice(list(UNITS)))]
-        theta, x = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((n, 1 + d), (N, d)))
-        y = self.output(theta, x, sigma) + torch.from_numpy(10.0 ** rng.uniform(-3, 0) * rng.standard_normal(N))
-        copies = theta.repeat(m, 1)
-        J, H = zip(*(self.derivatives(own, x, y, sigma) for own in (theta, copies)), strict=True)
-        r = self.output(theta, x, sigma) - y
-
-        def residual(own: Tensor) -> Tensor:
-            return (r * own[0] * sigma(x @ own[1:])).mean()
-
-        parts = [torch.linalg.eigvalsh(hessian(residual)(own)) for own in theta]
-        values = [torch.linalg.eigvalsh((own + own.T) / 2) for own in H]
-        expected = torch.cat([values[0], *parts * (m - 1)]).sort().values
-        size, before, after = float(values[1].abs().max()), hessian_kappa(H[0]), hessian_kappa(H[1])
-        ends = [interval(found) for found in (after, before)]
-        return [
-            equal((J[1] @ J[1].T).numpy(), (J[0] @ J[0].T).numpy()),
-            equal(values[1].numpy(), expected.numpy(), size * len(H[1])),
-            equal(values[1][-1:].numpy(), values[0][-1:].numpy(), size * len(H[1])),
-            decided(ends[0][0] / ends[1][1], ends[0][1] / ends[1][0], SLACK),
-        ]
-
-    def output(self, theta: Tensor, x: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
-        """The outputs (N,) of units (n, 1 + d)."""
-        return sigma(x @ theta[:, 1:].T) @ theta[:, 0] / self.scale(len(theta))
-
-    def derivatives(
-        self, theta: Tensor, x: Tensor, y: Tensor, sigma: Callable[[Tensor], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """√(n/N) J (N, parameters) and n∇²L, L = ½ E(f − y)²."""
-
-        def loss(flat: Tensor) -> Tensor:
-            return (self.output(flat.view_as(theta), x, sigma) - y).square().mean() / 2
-
-        J = jacrev(lambda flat: self.output(flat.view_as(theta), x, sigma))(theta.flatten())
-        return J * (len(theta) / len(x)) ** 0.5, len(theta) * hessian(loss)(theta.flatten())
-
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """One unit v(wx + w²x²) with two integer samples, and two copies of it."""
-        rng = np.random.default_rng(seed)
-        while True:
-            v, w = rng.integers(1, 6, 2).tolist()
-            x, r = rng.choice([-3, -2, -1, 1, 2, 3], 2, replace=False).tolist(), rng.choice([-1, 1], 2).tolist()
-            slopes = [[w * a + (w * a) ** 2, v * (a + 2 * w * a * a)] for a in x]
-            G = exact.gram(slopes)
-            mixed = sum(s * (a + 2 * w * a * a) for s, a in zip(r, x, strict=True))
-            R = [[0, mixed], [mixed, sum(s * 2 * v * a * a for s, a in zip(r, x, strict=True))]]
-            one = [[G[i][j] + R[i][j] for j in range(2)] for i in range(2)]
-            # n∇²L of two copies: half of the Gauss–Newton matrix everywhere, R on the diagonal
-            two = [
-                [G[i % 2][j % 2] / 2 + (R[i % 2][j % 2] if i // 2 == j // 2 else 0) for j in range(4)] for i in range(4)
-            ]
-            if exact.below(one, Fraction(0)) or mixed == 0:
-                continue
-            low, high = exact.kappa_absolute(two)[0], exact.kappa_absolute(one)[1]
-            if low > 2 * high:
-                bounds = f"κ ≥ {float(low):.6f} for two copies, ≤ {float(high):.6f} for one"
-                text = f"{bounds}: [v, w], x, f − y of v(wx + (wx)²)"
-                yield Counterexample("κ", [[v, w], x, r], text, float(low / high))
-                return
 
 
 @register

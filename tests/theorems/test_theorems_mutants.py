@@ -40,9 +40,7 @@ from hesscond.theorems.curvature_structure import (
     AdamBlocks,
     AdamDiagonal,
     GaussNewtonLinear,
-    LayerwiseGaussNewton,
     SoftmaxRowBlocks,
-    WidthCopies,
 )
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
 from hesscond.theorems.matrices import kappa
@@ -301,9 +299,7 @@ SLOW = [
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
     (AdamDiagonal, "preconditioner", lambda s, g: np.ones_like(g), ["start"], 40),
     (AdamBlocks, "constant", lambda s, least, most: float(np.mean(most) / np.mean(least)), ["Adam"], 100),
-    (LayerwiseGaussNewton, "orthonormal", lambda s, F: F / np.linalg.norm(F), ["within L", "two layers"], 40),
     (GaussNewtonLinear, "ends", two_ends, ["attained"], 60),
-    (WidthCopies, "scale", lambda s, units: units**0.5, ["spectrum", "sharpness"], 10),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
     (PreconditionedRate, "curvature", lambda s, H, P: H, ["attained"], 10),
     (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),
