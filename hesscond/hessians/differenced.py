@@ -142,6 +142,8 @@ class DifferencedOperator(HessianOperator):
     Hessian in the 2-norm: that of the extrapolation, of rounding and of what H lacks of symmetry.
     """
 
+    route = "differences of the gradient"
+
     def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
         problem, held = self.problem, Held()
         with drawn.state.again(), held:

@@ -259,6 +259,11 @@ class NetworkOperator(SymmetricOperator):
         return self.problem.held + self._taken
 
     @property
+    def route(self) -> str:
+        """How its products are computed, in words."""
+        return "products, {} of {} graphs kept".format(*self.retained)
+
+    @property
     def retained(self) -> tuple[int, int]:
         """Number of batches whose graphs are kept, and of all batches."""
         return len(self._retained), len(self.weights)

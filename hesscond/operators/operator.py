@@ -543,13 +543,17 @@ class Congruence(SymmetricOperator):
 
     @property
     def error(self) -> float:
-        return self.A.error * Gram(self.P).norm_bound if self.A.error else 0.0
+        return self.A.error * self.stretch if self.A.error else 0.0
+
+    @property
+    def stretch(self) -> float:
+        """Bound of ‖P‖²."""
+        return Gram(self.P).norm_bound
 
     @property
     def rounding(self) -> float:
         """Rounding of the three products times ‖P‖²‖A‖/‖PᵀAP‖: the better P conditions A, the more digits are lost."""
-        gram = Gram(self.P)
-        return amplified(self.A.rounding + 2 * self.P.rounding, self.A.norm_bound * gram.norm_bound, self.norm_bound)
+        return amplified(self.A.rounding + 2 * self.P.rounding, self.A.norm_bound * self.stretch, self.norm_bound)
 
 
 class Deflated(SymmetricOperator):

@@ -25,7 +25,6 @@ from hesscond.probing.results import LayerResult
 COLUMNS = 1000
 #: Difference from those of the loss that needs no explanation.
 TOLERANCE = 1e-6
-ROUTE = "differences of the gradient"
 
 
 def by_differences(m: Measurement) -> dict[str, LayerResult]:
@@ -76,7 +75,7 @@ def layer_result(m: Measurement, name: str, layer: Layer, H: HessianOperator) ->
         partial(source.block, system, name),
         parameters=H.names,
         n_params=next(iter(made.values())).order,
-        route=ROUTE,
+        route=DifferencedOperator.route,
         rtol=question.rtol,
     )
     return checked(m, result)
@@ -84,26 +83,32 @@ def layer_result(m: Measurement, name: str, layer: Layer, H: HessianOperator) ->
 
 def checked(m: Measurement, result: LayerResult) -> LayerResult:
     """Result with its Hessians formed, each compared with differences of the loss."""
-    result.route = ROUTE
+    result.route = DifferencedOperator.route
     for unit in result.blocks:
         block = result.block(unit)
         plain = (block.inner if isinstance(block, ZeroPaddedHessian) else block).plain
         assert isinstance(plain, NetworkHessian)
         assert isinstance(plain.operator, DifferencedOperator)
-        check = replace(difference_check(plain.operator), unit=unit)
-        refuse_other(result.name, check)
+        check = replace(difference_check(result.name, plain.operator), unit=unit)
         if result.check is None or check.difference > result.check.difference:
             result.check = check
     return result
 
 
-def difference_check(H: DifferencedOperator) -> Check:
-    """Comparison of vᵀHv, along a random direction, with differences of the loss alone."""
+def difference_check(name: str, H: DifferencedOperator) -> Check:
+    """Comparison of vᵀHv, along a random direction, with differences of the loss; a CaptureError if they differ."""
+    refuse_many(H.order)
     v = H.sizes * torch.rand(H.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.point)
     built = float(v @ (H @ v))
     own, error = H.curvature(v)
     whole = float((H.to_dense() * v * v[:, None]).norm()) or 1.0
     bound = max(TOLERANCE, (error + H.error * float(v @ v)) / whole)
+    if not abs(built - own) <= bound * whole:
+        raise CaptureError(
+            f"vᵀHv is {built:.6g} by them and {own:.6g} by differences of the loss, so that the gradient in layer "
+            f"{name!r} is not that of the loss: let the backward of each autograd.Function be the derivative of its "
+            "forward"
+        )
     return Check(abs(built - own) / whole, bound, built, own, reference="differences of the loss")
 
 
@@ -113,14 +118,4 @@ def refuse_many(columns: int) -> None:
         raise CaptureError(
             f"its Hessians have {columns:,} columns, of {GRADIENTS} gradients each, and up to {COLUMNS:,} are formed: "
             "name fewer units (units=), smaller parts (layers=), or level='unit'"
-        )
-
-
-def refuse_other(name: str, check: Check) -> None:
-    """Raise a CaptureError if the gradient is not that of the loss."""
-    if not check.passed:
-        raise CaptureError(
-            f"vᵀHv is {check.built:.6g} by them and {check.own:.6g} by differences of the loss, so that the gradient "
-            f"in layer {name!r} is not that of the loss: let the backward of each autograd.Function be the derivative "
-            "of its forward"
         )

@@ -21,10 +21,10 @@ from hesscond.hessians.parameters import BlockLayout
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators import Congruence, Gram, SymmetricOperator
+from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
 from hesscond.probing.applied import coordinates_at, layer_coordinates, layers_with_everything, of_trained
-from hesscond.probing.by_differences import ROUTE, difference_check, refuse_many, refuse_other
+from hesscond.probing.by_differences import difference_check
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.probing.processes import agreed, shared
 from hesscond.probing.question import Measurement, Question
@@ -73,12 +73,7 @@ class NetworkProbe:
         blocks, by_parameter = self._blocks()
         H = self._operator(blocks)
         whole = H if self.team is None else shared(H, self.team)
-        differenced = isinstance(H, DifferencedOperator)
-        if differenced:
-            refuse_many(H.order)
-            H.to_dense()
-        route = ROUTE if differenced else f"products, {H.retained[0]} of {H.retained[1]} graphs kept"
-        products = self.source.products
+        route, products = H.route, self.source.products
         if self.method is not None and not by_parameter:
             change = coordinates_of(H, self._coordinates(H))
             ends = list(accumulate(change.columns))
@@ -165,8 +160,7 @@ class NetworkProbe:
         result = NetworkResult(block, parts, H.names, route, question.rtol)
         precision = "not looked at (check=False)"
         if isinstance(H, DifferencedOperator):
-            result.check = difference_check(H)
-            refuse_other(NETWORK, result.check)
+            result.check = difference_check(NETWORK, H)
         elif question.check:
             result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
@@ -218,7 +212,7 @@ def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOpera
 
 def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     """Bound of the error of PᵀHP, in the 2-norm, if that of H is ``error``."""
-    return error * Gram(operator.P).norm_bound if error > 0 and isinstance(operator, Congruence) else error
+    return error * operator.stretch if error > 0 and isinstance(operator, Congruence) else error
 
 
 def network_chart(question: Question) -> Coordinates | None:
