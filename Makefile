@@ -69,7 +69,9 @@ dist: ## build sdist and wheel, and try the wheel in a new environment and an em
 	$(PYTHON) -m venv build/dist/new
 	build/dist/new/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) dist/*.whl
 	mkdir build/dist/empty
-	cd build/dist/empty && ../new/bin/hesscond --version && ../new/bin/hesscond study fc-digits -m vanilla --iterations 5
+	cd build/dist/empty && ../new/bin/hesscond --version && ../new/bin/hesscond verify van-der-sluis
+	build/dist/new/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) "$$(ls dist/*.whl)[studies]"
+	cd build/dist/empty && ../new/bin/hesscond study fc-digits -m vanilla --iterations 5
 
 gallery: setup ## draw figures/gallery with small runs
 	$(BIN)/python figures/gallery.py

@@ -19,6 +19,7 @@ import hesscond
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
 from hesscond.commands.printing import complain, stderr, write_everywhere
 from hesscond.errors import GONE, HesscondError
+from hesscond.lazy import optional
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
 them.
@@ -133,7 +134,8 @@ def main() -> None:
     """Entry point: one sentence on stderr and exit code 2 for bad use, never a traceback."""
     write_everywhere()
     try:
-        code = app(standalone_mode=False)
+        with optional("this command"):
+            code = app(standalone_mode=False)
     except HesscondError as error:
         fail(str(error))
     except ParserError as error:

@@ -1,10 +1,11 @@
-"""Packages whose names are imported when they are first used, or whose modules register what they define."""
+"""Names that are imported when they are first used, modules that register what they define, optional packages."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,36 @@ from types import ModuleType
 from typing import Any
 
 from hesscond.errors import GONE, ConfigError
+
+#: Optional modules, with the names that pip knows them by and the extra of hesscond that has them.
+OPTIONAL = {
+    "matplotlib": ("matplotlib tueplots", "figures"),
+    "tueplots": ("tueplots", "figures"),
+    "sklearn": ("scikit-learn", "studies"),
+    "pooch": ("pooch", "studies"),
+    "jinja2": ("jinja2", "reports"),
+    "pyarrow": ("pyarrow", "parquet"),
+    "PIL": ("pillow", "images"),
+    "tensorboard": ("tensorboard", "watch"),
+    "wandb": ("wandb", "watch"),
+    "mlflow": ("mlflow", "watch"),
+    "lightning": ("lightning", "lightning"),
+    "transformers": ("transformers accelerate", "transformers"),
+    "distributed": ("distributed", "dask"),
+}
+
+
+@contextmanager
+def optional(purpose: str) -> Iterator[None]:
+    """Context of imports that ``purpose`` needs; a ConfigError says what to install if a package is missing."""
+    try:
+        yield
+    except ImportError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in OPTIONAL:
+            raise
+        packages, extra = OPTIONAL[module]
+        raise ConfigError(f"{purpose} needs {module}: pip install {packages} (extra {extra!r})") from None
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -32,7 +63,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes():
-            found = getattr(import_module(homes()[name]), name)
+            with optional(f"{package}.{name}"):
+                found = getattr(import_module(homes()[name]), name)
             setattr(sys.modules[package], name, found)
             return found
         try:

@@ -1,12 +1,17 @@
 """What a repository has: versions, extras and make targets that agree with each other."""
 
 import re
+import subprocess
+import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import hesscond
+from hesscond.errors import ConfigError
+from hesscond.lazy import OPTIONAL, optional
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -17,6 +22,14 @@ PAGES = [
     *ROOT.glob("*.md"),
     *(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("methods", "statements")),
 ]
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return model, nn.MSELoss(), (torch.rand(8, 4), torch.rand(8, 3))
+"""
 #: Extras of those who work on hesscond.
 WORK = {"dev", "docs", "bench", "support"}
 
@@ -96,15 +109,37 @@ def test_the_page_on_installing_has_every_extra_of_users():
     assert set(re.findall(r"`(\w+)`", "\n".join(table))) == set(EXTRAS) - WORK
 
 
-def test_messages_name_an_extra_and_what_is_in_it():
-    found = 0
-    for path in (ROOT / "hesscond").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        assert "hesscond[" not in text, path
-        for packages, extra in re.findall(r"pip install ([\w -]+) \(extra '(\w+)'\)", text):
-            found += 1
-            assert set(packages.split()) <= requirements(extra)[0], path
-    assert found
+@pytest.mark.parametrize(("module", "advice"), OPTIONAL.items())
+def test_an_optional_package_is_named_with_an_extra_that_has_it(module, advice, monkeypatch):
+    packages, extra = advice
+    assert set(packages.split()) <= requirements(extra)[0]
+    monkeypatch.setitem(sys.modules, module, None)
+    sentence = rf"^a task needs {module}: pip install {packages} \(extra '{extra}'\)$"
+    with pytest.raises(ConfigError, match=sentence), optional("a task"):
+        import_module(module)
+
+
+def test_what_is_required_suffices_to_measure_and_verify(tmp_path):
+    """With every optional package blocked: probes, statements and lists work; studies and figures are a sentence."""
+    blocked = f"import sys\nfor name in {list(OPTIONAL)}: sys.modules[name] = None\n"
+    code = blocked + "from hesscond.cli import main\nmain()"
+    model = tmp_path / "mymodel.py"
+    model.write_text(MODEL, encoding="utf-8")
+
+    def command(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+
+    for arguments in (["probe", "mymodel.py:make"], ["verify", "van-der-sluis"], ["studies"], ["methods", "bnp"]):
+        assert (done := command(*arguments)).returncode == 0, done.stderr
+    for arguments, package in (
+        (["study", "fc-digits", "--method", "vanilla"], "matplotlib"),
+        (["probe", "mymodel.py:make", "--figure", "kappa.png"], "matplotlib"),
+    ):
+        done = command(*arguments)
+        assert (done.returncode, len(done.stderr.splitlines()[-1:])) == (2, 1)
+        assert f"needs {package}: pip install" in done.stderr
 
 
 def test_the_changelog_has_this_version():

@@ -17,6 +17,7 @@ from hesscond.commands.live_view import SweepView, progress_bar
 from hesscond.commands.printing import complain, sign_of_life, stderr
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
+from hesscond.lazy import optional
 from hesscond.study import RunPlan, load_data, resolve_device, run
 from hesscond.study.grid import FILE, read_sweep
 from hesscond.study.sections import DataConfig
@@ -120,6 +121,8 @@ def cores() -> int:
 
 def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
     """The data of a study, with a sign of life while they are loaded."""
+    with optional("the figure of a study"):
+        import matplotlib  # noqa: F401  (before an hour of training)
     label = f"loading {config.name}"
     with sign_of_life(label) as say:
         return load_data(

@@ -33,7 +33,6 @@ from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
 from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
-from hesscond.report.probed import probe_figure
 from hesscond.report.tables import duration
 from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
@@ -130,6 +129,8 @@ def probe(
         if not (as_json or as_csv):
             print_summary(result, frame, request, found, target)
         if figure is not None:
+            from hesscond.report.probed import probe_figure
+
             save_figure(probe_figure(frame, target), figure)
             if not (as_json or as_csv):
                 stdout.print(f"figure: {figure}", soft_wrap=True)

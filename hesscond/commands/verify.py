@@ -23,7 +23,6 @@ from hesscond.commands.printing import (
     stdout,
 )
 from hesscond.errors import ConfigError
-from hesscond.report.margins import margin_figure
 from hesscond.report.page import METADATA, save_figure
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
 from hesscond.theorems.base import verdict_table
@@ -72,6 +71,8 @@ def verify_statements(
             for line in verdict.remarks():
                 stdout.print(line, soft_wrap=True)
     if figure is not None:
+        from hesscond.report.margins import margin_figure
+
         save_figure(margin_figure(verdicts[0]), figure)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(UNMET)

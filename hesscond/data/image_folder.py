@@ -14,6 +14,7 @@ from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
 from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+from hesscond.lazy import optional
 
 #: Suffixes of pictures, as in torchvision's ``ImageFolder``, in upper or lower case; other files are ignored.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -57,10 +58,8 @@ class ImageFolder(FolderSource):
         test_samples: int | None,
         **how: Any,
     ) -> Dataset:
-        try:
+        with optional("image-folder"):
             import PIL  # noqa: F401  (before an hour of training)
-        except ImportError:
-            raise ConfigError("image-folder needs Pillow: pip install pillow (extra 'images')") from None
         folder = self.folder(options["folder"], directories)
         for split in SPLITS:
             if not (folder / split).is_dir():

@@ -13,6 +13,7 @@ from hesscond.data.dataset import Dataset, Form
 from hesscond.data.image_folder import SUFFIXES
 from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
+from hesscond.lazy import optional
 
 #: Numbers of a ray: its origin, its direction, where it begins and ends, and the direction of the view.
 RAY = 3 + 3 + 2 + 3
@@ -82,10 +83,8 @@ def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
 
 def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, float]:
     """Views, uint8 (N, H, W, 3), and the width of a pixel of the original as a share of one of theirs."""
-    try:
+    with optional("llff"):
         from PIL import Image
-    except ImportError:
-        raise ConfigError("llff needs Pillow: pip install pillow (extra 'images')") from None
     small = folder / f"images_{factor}"
     place = small if factor > 1 and small.is_dir() else folder / "images"
     if not place.is_dir():

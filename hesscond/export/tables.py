@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import optional
 from hesscond.runs import printable
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> Non
         if format == "csv":
             frame.to_csv(target, index=False, lineterminator="\n")
         elif format == "parquet":
+            with optional("--format parquet"):
+                import pyarrow  # type: ignore[import-untyped]  # noqa: F401  (pandas would not say which package)
             frame.to_parquet(target, index=False, engine="pyarrow")
         else:
             text = json.dumps(json_rows(frame), indent=1) + "\n"
             target.write_text(text, encoding="utf-8") if isinstance(target, Path) else target.write(text)
-    except ImportError:
-        raise ConfigError("parquet needs pyarrow: pip install pyarrow (extra 'parquet'), or use --format csv") from None
     except BrokenPipeError:
         raise
     except OSError as error:

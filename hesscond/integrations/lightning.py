@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hesscond.errors import ConfigError
+from hesscond.lazy import optional
 from hesscond.problem.batches import moved
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.watching import Alarm, watch
 from hesscond.watching import Watch as LoopWatch
 
-try:
+with optional("hesscond.integrations.lightning"):
     from lightning.pytorch.callbacks import Callback
-except ImportError:
-    raise ConfigError("Lightning is not installed: pip install lightning (extra 'lightning')") from None
 
 __all__ = ["Alarm", "Watch"]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hesscond.errors import ConfigError
+from hesscond.lazy import optional
 from hesscond.problem.batches import moved
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.watching import Alarm, watch
 from hesscond.watching import Watch as LoopWatch
 
-try:
+with optional("hesscond.integrations.transformers"):
     from transformers import TrainerCallback
-except ImportError:
-    raise ConfigError("transformers is missing: pip install transformers accelerate (extra 'transformers')") from None
 
 __all__ = ["Alarm", "Watch"]
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import optional
 
 #: Seconds that calls have to end by themselves after SIGTERM.
 GRACE = 20.0
@@ -117,10 +118,8 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
 @contextmanager
 def dask_workers(address: str) -> Iterator[Executor]:
     """Executor of the workers of a Dask scheduler, with an address as ``tcp://host:8786``."""
-    try:
+    with optional("--dask"):
         from distributed import Client
-    except ImportError:
-        raise ConfigError("--dask needs Dask: pip install distributed (extra 'dask')") from None
     try:
         client = Client(address, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.lazy import imported, load_installed
+from hesscond.lazy import imported, load_installed, optional
 from hesscond.runs import RunLog, can_be_resumed, check_free
 
 Metrics = dict[str, Any]
@@ -74,10 +74,8 @@ class ToTensorBoard(Destination):
     name, takes_place = "tensorboard", True
 
     def __init__(self, folder: str) -> None:
-        try:
+        with optional("log='tensorboard'"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError("TensorBoard files need tensorboard: pip install tensorboard (extra 'watch')") from None
         if not folder:
             raise ConfigError("log='tensorboard:DIR' needs a folder: 'tensorboard:runs/mine'")
         try:
@@ -102,10 +100,8 @@ class ToWandb(Destination):
     name = "wandb"
 
     def __init__(self) -> None:
-        try:
+        with optional("log='wandb'"):
             import wandb
-        except ImportError:
-            raise ConfigError("log='wandb' needs Weights & Biases: pip install wandb (extra 'watch')") from None
         self._own = wandb.run is None
         self._run = wandb.init(project="hesscond") if wandb.run is None else wandb.run
         self._run.define_metric("hesscond/step")
@@ -125,10 +121,8 @@ class ToMLflow(Destination):
     name = "mlflow"
 
     def __init__(self) -> None:
-        try:
+        with optional("log='mlflow'"):
             import mlflow
-        except ImportError:
-            raise ConfigError("log='mlflow' needs MLflow: pip install mlflow (extra 'watch')") from None
         self._mlflow = mlflow
         self._own = mlflow.active_run() is None
         self._id = (mlflow.active_run() or mlflow.start_run()).info.run_id

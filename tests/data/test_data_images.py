@@ -385,5 +385,5 @@ def test_there_is_nothing_to_fetch(requested_urls):
 
 def test_pillow_is_asked_for(folder, written, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"image-folder needs Pillow: pip install pillow \(extra 'images'\)"):
+    with pytest.raises(ConfigError, match=r"image-folder needs PIL: pip install pillow \(extra 'images'\)"):
         loaded(folder)
