@@ -106,9 +106,16 @@ ENTRIES = {
         "κ of every layer along training, method by method: the median over its units in a band of the quartiles.",
         small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
     ),
+    "heatmap": Entry("log10 κ of every probed unit at every iteration, method by method."),
+    "blocks": Entry(
+        "κ of the blocks of a transformer by type and depth at every probed iteration; `--quantity` takes λ_max, "
+        "λ_min⁺, rank or the share of negative eigenvalues.",
+        "hesscond study vit-small.toml --method vanilla --seed 0,1 --out runs",
+        ("study", "--method", "vanilla", "--seed", "0,1"),
+        TRANSFORMER,
+    ),
     "block-bands": Entry(
-        "κ of the blocks of a transformer along training, type by type: the median in a band of the quartiles; "
-        "`--quantity` takes λ_max, λ_min⁺, rank or the share of negative eigenvalues.",
+        "The same along training, type by type: the median in a band of the quartiles.",
         "hesscond study vit-small.toml --method vanilla --seed 0,1 --out runs",
         ("study", "--method", "vanilla", "--seed", "0,1"),
         TRANSFORMER,
@@ -116,6 +123,16 @@ ENTRIES = {
     "gain": Entry(
         "The gain κ(H)/κ(PᵀHP) against κ(D)², which section 3.3 of Lange, Helfrich and Ye (JMLR 2022) expects it to be "
         "about.",
+    ),
+    "spectra": Entry(
+        "Both ends of the spectrum of an output unit's Hessian along training, and its rank.",
+        small=("study", *TWO, "--method", "batchnorm", "--seed", "0,1,2"),
+    ),
+    "rate": Entry(
+        "Measured rates of convergence against the predicted (κ − 1)/(κ + 1), on the steps of gradient descent near "
+        "random minima.",
+        "",
+        (),
     ),
     "margins": Entry(
         "How much of what BNP's Theorem 4 allows is used on the activations of a network in training.",
@@ -169,7 +186,10 @@ def small_runs(folder: Path, entry: Entry) -> Path:
 
 def section(name: str, entry: Entry) -> str:
     """What it shows, the commands, the picture."""
-    shown = f"{entry.command}\nhesscond figure {name} runs -o {name}.pdf"
+    commands = [entry.command] * bool(entry.command) + [
+        f"hesscond figure {name} {'runs ' * bool(entry.command)}-o {name}.pdf"
+    ]
+    shown = "\n".join(commands)
     return f"\n## {name}\n\n{entry.sentence}\n\n```sh\n{shown}\n```\n\n![{entry.sentence}]({name}.png)\n"
 
 
@@ -183,7 +203,7 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [name for name in ENTRIES if name != "conditioning"]:
             entry, path = ENTRIES[name], GALLERY / f"{name}.png"
-            hesscond("figure", name, small_runs(Path(folder), entry), "-o", path)
+            hesscond("figure", name, *([small_runs(Path(folder), entry)] if entry.small else []), "-o", path)
             shrink(path)
             print(path)
     (GALLERY / "README.md").write_text(page(), encoding="utf-8")

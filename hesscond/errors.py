@@ -21,15 +21,7 @@ GONE: dict[str, str] = {
     "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",
     "BaselineError": "there are no baseline files, and assert_condition_number raises ConditionNumberError",
     "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",
-    **dict.fromkeys(
-        ("blocks", "blocks_figure", "heatmap", "heatmap_figure"),
-        "figures block-bands and layers, hesscond.report.bands_figure, and table blocks show the same blocks",
-    ),
-    **dict.fromkeys(
-        ("accuracy_axes", "gain_axes", "layer_axes", "loss_axes", "method_legend"),
-        "take the axes of a figure: hesscond.report.FIGURES[kind].draw(runs).axes",
-    ),
-    **dict.fromkeys(("rate", "rate_figure", "rate_trials"), "hesscond verify STATEMENT --figure draws its trials"),
+    "blocks_figure": 'hesscond.report.heatmap_figure(runs, by="kind", quantity="kappa")',
     "comparison_figure": "hesscond.report.equal_loss_figure",
     "layers_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="kappa_own")',
     "timing_figure": "the column time of comparison.csv",
@@ -71,9 +63,7 @@ GONE: dict[str, str] = {
     **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
     **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
     "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
-    "eigenvalue_figure": 'hesscond.report.bands_figure(runs, by="layer", quantity="lambda_max")',
     **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
-    "spectra": "figure layers --quantity lambda_max, lambda_min or rank",
     **dict.fromkeys(("layerwise-gauss-newton", "width-copies"), "it was a claim of ours, which no paper makes"),
     "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
 }

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from hesscond.commands import options
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.report.page import COLUMN, METADATA, save_figure, venue_page
-from hesscond.report.registry import FIGURES, QUANTITIES, TABLES, UNIT
+from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
+from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
+
+#: Figure that is not drawn from runs but from the trials of a statement.
+RATE = "rate"
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
@@ -24,9 +27,14 @@ Quantity = Annotated[
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(FIGURES))],
-    runs: options.Runs,
+    kind: Annotated[str, typer.Argument(help=" | ".join([*FIGURES, RATE]))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(RATED)}).",
+        ),
+    ] = None,
     layer: Layer = None,
     unit: Unit = None,
     quantity: Quantity = None,
@@ -39,15 +47,34 @@ def figure(
 
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind not in FIGURES:
-        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, FIGURES)}")
+    if kind != RATE and kind not in FIGURES:
+        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
     options.check_file("--output", output, METADATA)
-    asked = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
-    save_figure(FIGURES[kind].draw(options.collect(runs), page=page, **asked), output)
+    names = runs or []
+    if kind == RATE:
+        drawn = drawn_rate(names, page)
+    else:
+        if not names:
+            raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
+        asked = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
+        drawn = FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
+    save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
+
+
+def drawn_rate(names: list[str], page: Page) -> Any:
+    """Figure of the rates of a statement; by default of the first statement that has one."""
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    id, *others = names or RATED[:1]
+    if others:
+        raise ConfigError(f"{RATE} takes one statement: {', '.join(RATED)}")
+    with sign_of_life(id) as say:
+        found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return rate_figure(found, id, page=page)
 
 
 def table(

@@ -12,19 +12,26 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.report.curves import (
+        accuracy_axes,
         conditioning_figure,
+        eigenvalue_figure,
+        loss_axes,
         training_figure,
     )
     from hesscond.report.equal_loss import equal_loss_figure
     from hesscond.report.html_report import write_report
-    from hesscond.report.layers import bands_figure, block_frame
+    from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
     from hesscond.report.margins import (
+        gain_axes,
         gain_figure,
         margin_figure,
+        rate_figure,
+        rate_trials,
         stored_margin_figure,
     )
     from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
     from hesscond.report.palette import method_colors, method_looks
+    from hesscond.report.plotting import method_legend
     from hesscond.report.probed import probe_figure
     from hesscond.report.registry import FIGURES, TABLES, FigureKind, TableKind
     from hesscond.report.series import rounding_note
@@ -41,15 +48,24 @@ __all__ = [
     "FigureKind",
     "Page",
     "TableKind",
+    "accuracy_axes",
     "bands_figure",
     "block_frame",
     "conditioning_figure",
+    "eigenvalue_figure",
     "equal_loss_figure",
+    "gain_axes",
     "gain_figure",
+    "heatmap_figure",
+    "layer_axes",
+    "loss_axes",
     "margin_figure",
     "method_colors",
+    "method_legend",
     "method_looks",
     "probe_figure",
+    "rate_figure",
+    "rate_trials",
     "rounding_note",
     "save_figure",
     "statement_frame",

@@ -1,4 +1,4 @@
-"""Blocks along training, by type or by layer: bands and tables of κ, λ, rank and inertia.
+"""Blocks along training, by type and depth, by layer or by unit: heat maps, bands and tables of κ, λ, rank and inertia.
 
 A block is a unit, or a layer that was probed as a whole.
 """
@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
@@ -31,11 +37,13 @@ if TYPE_CHECKING:
 
     from hesscond.runs import StoredRun
 
-By = Literal["kind", "layer"]
+By = Literal["kind", "layer", "unit"]
+#: Name of a type of block or of a layer, and depth or unit within it.
+Row = tuple[str, int | None]
 Ends = tuple[np.ndarray, np.ndarray]
 
-#: Most panels of a figure, and most points of a band.
-PANELS, POINTS = 12, 30
+#: Most panels of a figure, most columns of a heat map, most points of a band, and most rows labelled one by one.
+PANELS, CELLS, POINTS, LABELLED = 12, 160, 30, 60
 
 
 # --- quantities -------------------------------------------------------------------------------------------------------
@@ -136,24 +144,31 @@ def quantity_of(name: str) -> Quantity:
 # --- rows of the log --------------------------------------------------------------------------------------------------
 
 
-def block_probes(runs: Sequence[StoredRun], by: By, quantity: str, layer: str | None = None) -> dict[str, pd.DataFrame]:
-    """The probe rows of each group of runs by its label, with the ``name`` of the type of block or layer."""
+def block_probes(
+    runs: Sequence[StoredRun], by: By, quantity: str, layer: str | None = None
+) -> tuple[dict[str, pd.DataFrame], list[Row]]:
+    """The probe rows of each group of runs by its label, and the rows of a figure that show them."""
     import pandas as pd
 
     found = rows_of_groups(runs, quantity_of(quantity))
-    everything = pd.concat([rows[["layer", "lower"]] for rows in found.values()], ignore_index=True)
+    everything = pd.concat([rows[["layer", "unit", "lower"]] for rows in found.values()], ignore_index=True)
     if everything["lower"].isna().all():
         raise ConfigError(f"the logs of the runs have no {quantity_of(quantity).title} of any block")
     layers = list(everything["layer"].unique())
     if layer is not None and layer not in layers:
         raise ConfigError(f"layer {layer!r} was not probed: choose from {', '.join(layers)}")
-    if by == "kind" and len(layers) < 2:
-        raise ConfigError("only one layer was probed: blocks are compared where the study's [probe] names several")
-    names = {own: role_of(own).kind if by == "kind" else own for own in layers}
+    blocks = everything.loc[:, ["layer", "unit"]].drop_duplicates()
+    if (len(layers) if by == "kind" else len(blocks)) < 2 and by != "layer":
+        noun = "layer" if by == "kind" else "unit"
+        raise ConfigError(f"only one {noun} was probed: blocks are compared where the study's [probe] names several")
+    # a row for each of many units would be too thin to be seen
+    places = row_of_blocks(blocks, "layer" if by == "unit" and len(blocks) > LABELLED else by)
+    order = in_order(places.values(), KINDS if by == "kind" else ())
     for label, rows in found.items():
-        rows = rows if layer is None else rows[rows["layer"] == layer]
-        found[label] = rows.assign(name=rows["layer"].map(names))
-    return found
+        keys = zip(rows["layer"], rows["unit"].fillna(NO_UNIT), strict=True)
+        rows = rows.assign(row=[order.index(places[key]) for key in keys])
+        found[label] = rows if layer is None else rows[rows["layer"] == layer]
+    return found, order
 
 
 def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, pd.DataFrame]:
@@ -176,17 +191,31 @@ def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, p
     return found
 
 
-def in_order(names: Iterable[str], by: By) -> list[str]:
-    """Distinct names: types of blocks in their order, then others as they come."""
-    distinct = list(dict.fromkeys(names))
-    first = [kind for kind in KINDS if kind in distinct] if by == "kind" else []
-    return list(dict.fromkeys([*first, *distinct]))
+#: Stands for the unit of a block that is a whole layer, among keys.
+NO_UNIT = -1
 
 
-def stretches_of(probes: Mapping[str, pd.DataFrame]) -> tuple[np.ndarray, int]:
-    """First iterations of at most `POINTS` stretches, and the number of probed iterations in each."""
+def row_of_blocks(blocks: pd.DataFrame, by: By) -> dict[tuple[str, int], Row]:
+    """The row of the figure that shows each block, by layer and unit."""
+    found: dict[tuple[str, int], Row] = {}
+    for layer, unit in zip(blocks["layer"], blocks["unit"].fillna(NO_UNIT), strict=True):
+        number = None if by == "layer" or unit == NO_UNIT else int(unit)
+        role = role_of(layer)
+        found[layer, unit] = (role.kind, role.depth) if by == "kind" else (layer, number)
+    return found
+
+
+def in_order(rows: Iterable[Row], first: Sequence[str]) -> list[Row]:
+    """Distinct rows: names in the order of ``first``, then others as they come; by number, those without one last."""
+    distinct = list(dict.fromkeys(rows))
+    order = list(dict.fromkeys([*first, *(name for name, _ in distinct)]))
+    return sorted(distinct, key=lambda row: (order.index(row[0]), row[1] is None, row[1] or 0))
+
+
+def stretches_of(probes: Mapping[str, pd.DataFrame], most: int) -> tuple[np.ndarray, int]:
+    """First iterations of at most ``most`` stretches, and the number of probed iterations in each."""
     iterations = np.unique(np.concatenate([rows["iteration"].to_numpy() for rows in probes.values()]))
-    width = -(-len(iterations) // POINTS)
+    width = -(-len(iterations) // most)
     return iterations[::width], width
 
 
@@ -204,6 +233,169 @@ def quartiles(rows: pd.DataFrame) -> dict[str, float]:
     return found
 
 
+# --- heat map ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Bounds of the median in each cell of a heat map, (rows, columns); NaN where there is no value."""
+
+    lower: np.ndarray
+    upper: np.ndarray
+
+    @property
+    def open(self) -> np.ndarray:
+        """Cells whose median is left open by unresolved values."""
+        return ~np.isnan(self.lower) & (self.lower < self.upper)
+
+
+def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dict[str, Cells], list[Row], np.ndarray]:
+    """The cells of each method, the rows, and the first iteration of each column."""
+    probes, rows = block_probes(runs, by, quantity)
+    starts, _ = stretches_of(probes, CELLS)
+    found = {}
+    for label, probe in probes.items():
+        lower, upper = np.full((2, len(rows), len(starts)), np.nan)
+        for place, cell in probe.groupby([probe["row"].to_numpy(), stretch_of(probe, starts)]):
+            ends = cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float)
+            lower[place], upper[place] = quantile(*ends, 0.5)
+        found[label] = Cells(lower, upper)
+    return found, rows, starts
+
+
+def heatmap_figure(
+    runs: Sequence[StoredRun], *, by: By = "unit", quantity: str = "kappa_own", page: Page = COLUMN
+) -> Figure:
+    """A quantity of blocks (rows) at every probed iteration (columns): a panel a method.
+
+    A cell is the median over the blocks of a row, their probed units, the seeds, and the iterations of a column where
+    there are more than fit. Where unresolved values leave it open, the cell has the colour of its bound and is hatched;
+    where it is negative, as a trace may be, the cell has the colour of its absolute value and a minus; white: not
+    measured, or zero, as for a unit that is never active. The data are mini-batches, or the training set where only
+    that was probed.
+
+    Parameters
+    ----------
+    runs
+        Runs of one study.
+    by
+        Rows: ``"kind"`` for types of blocks by depth, ``"layer"``, or ``"unit"`` (layers where there are too many).
+    quantity
+        ``"kappa_own"`` (in the method's own coordinates), or a quantity in plain parameters: ``"kappa"``,
+        ``"lambda_max"``, ``"lambda_min"``, ``"trace"``, ``"rank"``, ``"negative"``.
+    page
+        Page that the figure is drawn for.
+    """
+    cells, rows, starts = heat_cells(runs, by=by, quantity=quantity)
+    chosen = quantity_of(quantity)
+    medians = {label: np.where(one.open, chosen.bound(one.lower, one.upper), one.lower) for label, one in cells.items()}
+    colors = {label: color_values(values, chosen) for label, values in medians.items()}
+    shown = np.concatenate([values[~np.isnan(values)] for values in colors.values()])
+    low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
+    scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
+    with page.styled():
+        wide = min(3, len(cells)) if len(cells) != 4 else 2
+        columns = wide if page.wide else 1 if len(cells) <= 2 else 2
+        height = max(0.6, float(row_edges(rows)[-1]))
+        figure = page.figure(1.0 + -(-len(cells) // columns) * (0.5 + height))
+        axes = plotting.panels(figure, len(cells), columns, sharey=True)
+        for ax, (label, one) in zip(axes, cells.items(), strict=True):
+            draw_cells(ax, colors[label], one.open, medians[label] < 0, row_edges(rows), scale, label)
+            for place in range(1, len(rows)):
+                if rows[place][0] != rows[place - 1][0]:
+                    ax.axhline(row_edges(rows)[place], color="white", lw=1.0)
+            ax.set_yticks(*row_labels(rows))
+            step = max(1, -(-len(starts) // 5))
+            ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
+            ax.set_title(page.wrapped(label) if columns == 1 else plotting.shortened(label), loc="left", pad=2.0)
+        bar = figure.colorbar(ScalarMappable(scale, plotting.COLORS), ax=axes, location="right", aspect=30, pad=0.02)
+        bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
+        bar.outline.set_linewidth(0.5)
+        handles: list[Artist] = []
+        if any(one.open.any() for one in cells.values()):
+            label = f"unresolved: {chosen.known} bound of the median"
+            handles.append(Patch(facecolor="0.75", edgecolor=plotting.NEUTRAL, hatch=HATCH, lw=0.4, label=label))
+        if any((values < 0).any() for values in medians.values()):
+            handles.append(Line2D([], [], color=plotting.NEUTRAL, **MINUS, label="negative: its absolute value"))
+        what = " · blocks by type and depth" if by == "kind" else ""
+        plotting.add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
+    return figure
+
+
+def color_values(values: np.ndarray, quantity: Quantity) -> np.ndarray:
+    """Values that give cells their colours: log10 of the absolute value of the median."""
+    return np.log10(np.where(values != 0, np.abs(values), np.nan)) if quantity.logarithmic else values
+
+
+HATCH = "//////"
+#: Style of the mark of a negative median.
+MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
+
+
+def draw_cells(
+    ax: Axes,
+    values: np.ndarray,
+    hatched: np.ndarray,
+    negative: np.ndarray,
+    edges: np.ndarray,
+    scale: Normalize,
+    name: str,
+) -> None:
+    """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``) and signs (``NAME-negative``)."""
+    columns = values.shape[1]
+    mesh = ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=plotting.COLORS, norm=scale, rasterized=True)
+    mesh.set_gid(f"{name}-cells")
+    # dark hatches on light cells, light ones on dark
+    light = np.nan_to_num(scale(values)) > 0.55
+    for tone, where in ((plotting.NEUTRAL, light), ("0.85", ~light)):
+        places = zip(*np.nonzero(hatched & where), strict=True)
+        cells = [Rectangle((x - 0.5, edges[y]), 1, edges[y + 1] - edges[y]) for y, x in places]
+        if cells:
+            style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
+            ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
+        y, x = np.nonzero(negative & where)
+        if len(x):
+            ax.plot(x, (edges[y] + edges[y + 1]) / 2, color=tone, gid=f"{name}-negative", **MINUS)
+    ax.set_xlim(-0.5, columns - 0.5)
+    ax.set_ylim(edges[-1], 0)
+    ax.tick_params(axis="y", length=0)
+
+
+#: Heights in inches: of a row, and of all rows together where they are many.
+ROW, TALLEST = 0.13, 6.0
+
+
+def places_of_names(rows: Sequence[Row]) -> list[list[int]]:
+    """Places of the rows of each name."""
+    return [list(places) for _, places in groupby(range(len(rows)), key=lambda place: rows[place][0])]
+
+
+def row_edges(rows: Sequence[Row]) -> np.ndarray:
+    """(rows + 1,) edges of the rows, in inches from the top."""
+    one = ROW if len(rows) <= LABELLED else TALLEST / len(rows)
+    heights = [max(one, ROW / len(places)) for places in places_of_names(rows) for _ in places]
+    return np.concatenate([[0.0], np.cumsum(heights)])
+
+
+def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
+    """Heights and texts of labels: the name at its first row with numbers below, or one for all of its rows."""
+    edges = row_edges(rows)
+    heights, labels = [], []
+    for places in places_of_names(rows):
+        name, numbers = plotting.shortened(rows[places[0]][0]), [rows[place][1] for place in places]
+        known = [number for number in numbers if number is not None]
+        if len(rows) > LABELLED:
+            heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
+            labels.append(f"{name}  {known[0]}–{known[-1]}" if len(known) > 1 else name)
+            continue
+        for place, one in zip(places, numbers, strict=True):
+            heights.append((edges[place] + edges[place + 1]) / 2)
+            # a layer outside the transformer blocks has no depth
+            shown = ("–" if len(numbers) > 1 else "") if one is None else str(one)
+            labels.append(f"{name}  {shown}".rstrip() if place == places[0] else shown)
+    return heights, labels
+
+
 # --- bands ------------------------------------------------------------------------------------------------------------
 
 
@@ -211,24 +403,26 @@ def bands_of(runs: Sequence[StoredRun], *, by: By, quantity: str, layer: str | N
     """The median and the quartiles of each type of block or layer along training, by the label of the group."""
     import pandas as pd
 
-    probes = block_probes(runs, by, quantity, layer)
-    (starts, width), found = stretches_of(probes), {}
+    probes, rows = block_probes(runs, by, quantity, layer)
+    (starts, width), found = stretches_of(probes, POINTS), {}
     for label, probe in probes.items():
+        names = probe["row"].map([name for name, _ in rows].__getitem__)
         lines = [
             {"name": name, "iteration": starts[stretch]} | quartiles(cell)
-            for (name, stretch), cell in probe.groupby(["name", stretch_of(probe, starts)], sort=False)
+            for (name, stretch), cell in probe.groupby([names, stretch_of(probe, starts)], sort=False)
         ]
         found[label] = pd.DataFrame(lines).sort_values("iteration", kind="stable", ignore_index=True)
         found[label].attrs["width"] = width
-    names = names_in(found, by)
+    names = names_in(found)
     if by == "layer" and len(names) > PANELS:
-        raise ConfigError(f"{len(names)} layers are too many for one figure: choose one, or draw block-bands")
+        raise ConfigError(f"{len(names)} layers are too many for one figure: choose one, or draw a heatmap")
     return found
 
 
-def names_in(bands: Mapping[str, pd.DataFrame], by: By) -> list[str]:
+def names_in(bands: Mapping[str, pd.DataFrame], by: By = "layer") -> list[str]:
     """The names of the panels in their order."""
-    return in_order((name for table in bands.values() for name in table["name"]), by)
+    rows = [(name, None) for table in bands.values() for name in table["name"]]
+    return [name for name, _ in in_order(rows, KINDS if by == "kind" else ())]
 
 
 def bands_figure(
@@ -252,8 +446,7 @@ def bands_figure(
     by
         Panels: ``"kind"`` for types of blocks, or ``"layer"``.
     quantity
-        ``"kappa_own"`` (in the method's own coordinates), or a quantity in plain parameters: ``"kappa"``,
-        ``"lambda_max"``, ``"lambda_min"``, ``"trace"``, ``"rank"``, ``"negative"``.
+        As for `heatmap_figure`.
     layer
         The only layer to show; all by default.
     page
@@ -340,6 +533,16 @@ def draw_bands(
     ax.set_ylim(bottom, top)
 
 
+def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str, quantity: str = "kappa_own") -> Axes:
+    """Draw a quantity of a layer's blocks along training, as `bands_figure` does."""
+    bands = bands_of(runs, by="layer", quantity=quantity, layer=layer)
+    set_heights(ax, bands, quantity_of(quantity))
+    draw_bands(ax, bands, layer, quantity_of(quantity), looks_of(probed_groups(runs)))
+    ax.set_xlabel("iteration")
+    ax.set_ylabel(quantity_of(quantity).label)
+    return ax
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 #: Moments at which blocks are shown, as fractions of the way from the first to the last probe.
@@ -379,13 +582,14 @@ def block_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    probes = block_probes(runs, "kind", "kappa")
-    kinds, lines = in_order((name for probe in probes.values() for name in probe["name"]), "kind"), []
+    probes, places = block_probes(runs, "kind", "kappa")
+    lines = []
     for label, probe in probes.items():
         moments = moments_of(np.unique(probe["iteration"].to_numpy()))
-        for kind in kinds:
+        probe = probe.assign(kind=probe["row"].map([kind for kind, _ in places].__getitem__))
+        for kind in dict.fromkeys(kind for kind, _ in places):
             for moment, iteration in moments.items():
-                rows = probe[(probe["name"] == kind) & (probe["iteration"] == iteration)]
+                rows = probe[(probe["kind"] == kind) & (probe["iteration"] == iteration)]
                 if not len(rows):
                     continue
                 line: dict[str, Any] = {"method": label, "kind": kind, "moment": moment, "iteration": iteration}
@@ -424,7 +628,7 @@ def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     import pandas as pd
 
     lines = []
-    for label, probe in block_probes(runs, "layer", "kappa_own").items():
+    for label, probe in block_probes(runs, "layer", "kappa_own")[0].items():
         for layer, rows in probe.groupby("layer", sort=False):
             lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
             line: dict[str, Any] = {"method": label, "layer": layer, "data": rows["data"].iloc[0]}
@@ -450,6 +654,26 @@ def layer_kappa_columns(frame: pd.DataFrame) -> list[Column]:
 
 
 SEVERAL = f"{PROBED} at several layers"
+
+HEATMAP_FIGURE = FigureKind(
+    "heatmap",
+    50,
+    "κ in each method's coordinates, or another quantity, of every probed unit at every iteration, a panel a method",
+    f"{PROBED} at several units",
+    heatmap_figure,
+    partial(heat_cells, by="unit", quantity="kappa_own"),
+    ("quantity",),
+)
+
+BLOCKS_FIGURE = FigureKind(
+    "blocks",
+    60,
+    "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
+    SEVERAL,
+    partial(heatmap_figure, by="kind", quantity="kappa"),
+    partial(heat_cells, by="kind", quantity="kappa"),
+    ("quantity",),
+)
 
 LAYERS_FIGURE = FigureKind(
     "layers",

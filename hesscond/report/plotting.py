@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
@@ -20,15 +21,18 @@ from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.selection import Group
+from hesscond.report.selection import Group, groups_of, looks_of
 from hesscond.report.series import across_seeds, mean_over_seeds, running_median, thinned, thinned_band
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hesscond.runs import StoredRun
 
 #: Colour of legend handles that stand for every method, and of remarks.
 NEUTRAL = "0.25"
+#: Colour map whose perceived lightness grows with the value, for every common type of colour vision.
+COLORS = "cividis"
 #: Markers along a curve.
 MARKS = 7
 #: Up to this number of evaluations are drawn as points: a line would suggest values between them.
@@ -274,6 +278,13 @@ def plain_length(label: str) -> int:
 def heading_height(labels: Sequence[str], page: Page) -> float:
     """Height of `add_heading` in inches, for the font size of `STYLE`."""
     return 0.17 + 0.115 * -(-len(labels) // column_count(labels, page)) if labels else 0.17
+
+
+def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Legend:
+    """Add a legend of the methods in their looks; ``options`` go to ``Axes.legend``."""
+    groups = groups_of(runs)
+    looks = looks_of(groups)
+    return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
 
 
 #: Names of the samples of a probe.

@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from typer.testing import CliRunner
 
 from hesscond.cli import app
 from hesscond.errors import ConfigError
 from hesscond.hessians.roles import role_of
 from hesscond.report import FIGURES, TABLES, block_frame
-from hesscond.report.layers import moments_of
+from hesscond.report.layers import heat_cells, moments_of
 from hesscond.report.registry import QUANTITIES
 from hesscond.runs import StoredRun, open_run
 from tests import report_page
@@ -172,6 +174,35 @@ def quantile_of(rows: list[dict[str, Any]], quantity: str, q: float) -> tuple[fl
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", QUANTITIES)
+def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
+    rows = exported(folder)
+    pictures, names, iterations = heat_cells(runs, by="kind", quantity=quantity)
+    kinds = [("embedding", None), *((k, d) for k in ("query", "attention output", "mlp in") for d in (1, 2))]
+    assert names == [*kinds, ("head", None)]
+    assert iterations.tolist() == [0, 5, 10]
+    figure = FIGURES["blocks"].draw(runs, quantity=quantity)
+    (mesh,) = [a for a in figure.findobj() if a.get_gid() == "vanilla-cells"]
+    colours = mesh.get_array().filled(np.nan).reshape(len(names), len(iterations))
+    hatched = 0
+    for place, (kind, depth) in enumerate(names):
+        for column, iteration in enumerate(iterations):
+            own = [row for row in rows if (row["kind"], row["depth"]) == (kind, depth)]
+            own = [row for row in own if int(row["iteration"]) == iteration]
+            assert len(own) == 4
+            low, high = quantile_of(own, quantity, 0.5)
+            assert (pictures["vanilla"].lower[place, column], pictures["vanilla"].upper[place, column]) == (low, high)
+            shown = high if quantity == "lambda_min" else low
+            expected = shown if quantity in ("rank", "negative") else np.log10(abs(shown)) if shown else np.nan
+            assert colours[place, column] == pytest.approx(expected, rel=1e-12, nan_ok=True)
+            hatched += low < high
+    boxes = [a for a in figure.findobj() if a.get_gid() == "vanilla-unresolved"]
+    assert sum(len(box.get_paths()) for box in boxes) == hatched
+    said = [text.get_text() for text in figure.findobj(Text)]
+    assert any("unresolved" in text for text in said) == (hatched > 0)
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize("quantity", QUANTITIES)
 def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
     rows = exported(folder)
     figure = FIGURES["block-bands"].draw(runs, quantity=quantity)
@@ -266,16 +297,37 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) ->
     assert {a.get_marker() for a in down.findobj() if a.get_gid() == "vanilla-mlp in-unresolved"} == {"v"}
 
 
+def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path: Path) -> None:
+    traces = {"h.0.ln_1": -20.0, "h.1.ln_1": 500.0, "lm_head": -0.3}
+    run = logged(tmp_path / "run", [row(layer, trace=trace) for layer, trace in traces.items()])
+    figure = FIGURES["blocks"].draw([run], quantity="trace")
+    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    # of order 10 each
+    np.testing.assert_allclose(found["vanilla-cells"].get_array().ravel(), np.log10([2.0, 50.0, 0.03]))
+    marks = [a for a in figure.findobj() if a.get_gid() == "vanilla-negative"]
+    edges = found["vanilla-cells"].get_coordinates()[:, 0, 1]
+    heights = sorted(y for mark in marks for y in mark.get_ydata())
+    np.testing.assert_allclose(heights, [edges[:2].mean(), edges[2:].mean()])
+    said = [text.get_text() for text in figure.findobj(Text)]
+    assert "negative: its absolute value" in said
+    rows = [row(layer, trace=abs(trace)) for layer, trace in traces.items()]
+    positive = FIGURES["blocks"].draw([logged(tmp_path / "other", rows)], quantity="trace")
+    assert "negative: its absolute value" not in [text.get_text() for text in positive.findobj(Text)]
+
+
 def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:
     zero = {"rank": 0, "nullity": 10, "lambda_max": 0.0, "lambda_min": 0.0, "kappa_lower": 1.0}
     rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0, unit=None)]
     run = logged(tmp_path / "run", rows)
-    frame = block_frame([run]).set_index("kind")
-    # a block that is zero has no κ
-    assert frame["kappa"].to_dict() == {"norm": 9.0, "head": 4.0}
-    assert frame["negative_lower"].to_dict() == {"norm": 0.0, "head": 0.0}
-    assert frame["negative_q75"].to_dict() == {"norm": 1.0, "head": 0.0}
-    assert FIGURES["block-bands"].draw([run]).axes
+    pictures, names, _ = heat_cells([run], by="kind", quantity="kappa")
+    assert names == [("norm", 0), ("norm", 1), ("head", None)]
+    assert np.isnan(pictures["vanilla"].lower[0, 0])
+    assert pictures["vanilla"].lower[1:, 0].tolist() == [9.0, 4.0]
+    pictures, _, _ = heat_cells([run], by="kind", quantity="negative")
+    assert pictures["vanilla"].lower[:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert pictures["vanilla"].upper[:, 0].tolist() == [0.0, 1.0, 0.0]
+    for kind in ("blocks", "block-bands"):
+        assert FIGURES[kind].draw([run]).axes
 
 
 def test_a_row_measured_again_after_a_resume_counts_once(tmp_path: Path) -> None:
@@ -291,11 +343,25 @@ def test_moments_are_the_nearest_probes() -> None:
     assert moments_of(np.array([7])) == {"0 %": 7}
 
 
+def test_many_blocks_stay_on_the_page(tmp_path: Path) -> None:
+    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    names = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(24) for part in parts), "ln_f", "lm_head"]
+    rng = np.random.default_rng(0)
+    rows = [row(n, 10 ** rng.uniform(1, 9), iteration=k) for n in names for k in range(0, 400, 20)]
+    figure = FIGURES["blocks"].draw([logged(tmp_path / "run", rows)])
+    figure.draw_without_rendering()
+    labels = [text for text in figure.axes[0].get_yticklabels() if text.get_text()]
+    boxes = [text.get_window_extent() for text in labels]
+    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    assert figure.get_size_inches()[1] <= 9
+    assert all(box.x0 >= 0 for box in boxes)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (
-            ["figure", "layers", "RUN", "-o", "x.png", "--quantity", "traces"],
+            ["figure", "blocks", "RUN", "-o", "x.png", "--quantity", "traces"],
             "unknown quantity 'traces': choose from kappa",
         ),
         (["figure", "block-bands", "RUN", "-o", "x.png", "--quantity", ""], "unknown quantity ''"),
@@ -311,5 +377,5 @@ def test_bad_use_is_one_sentence(folder: Path, words: list[str], sentence: str) 
 
 def test_one_layer_alone_is_no_comparison(tmp_path: Path) -> None:
     run = logged(tmp_path / "run", [row("fc3"), row("fc3", unit=1)])
-    for kind in (FIGURES["block-bands"], TABLES["blocks"]):
+    for kind in (FIGURES["blocks"], FIGURES["block-bands"], TABLES["blocks"]):
         assert "only one layer was probed" in str(kind.fits([run]))

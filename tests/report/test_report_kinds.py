@@ -32,6 +32,7 @@ from hesscond.report import (
 )
 from hesscond.report.curves import training_figure
 from hesscond.report.html_report import render_report
+from hesscond.report.layers import heat_cells
 from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
@@ -39,7 +40,7 @@ from hesscond.report.tables import numbers, words
 from hesscond.runs import StoredRun
 
 MakeRun = Callable[..., StoredRun]
-DRAWN = [name for name in FIGURES if name != "margins"]
+DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
 
 
 def artists(figure: Figure) -> dict[str, object]:
@@ -125,7 +126,8 @@ def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun]
         figure = FIGURES[name].draw(chosen)
         assert any(ax.has_data() for ax in figure.axes)
         labels = {text.get_text() for text in figure.findobj(Text)}
-        assert {run.method for run in chosen} <= labels
+        if name not in ("heatmap", "blocks"):
+            assert {run.method for run in chosen} <= labels
 
 
 def test_no_run_and_no_probe_are_one_sentence(make_run: MakeRun) -> None:
@@ -189,7 +191,7 @@ def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
 @pytest.mark.slow
 def test_long_runs_are_small_files(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run(iterations=1500, epochs=2)
-    for name in ("training", "layers", "gain"):
+    for name in ("training", "layers", "heatmap", "gain"):
         save_figure(FIGURES[name].draw([run]), tmp_path / "figure.pdf")
         assert (tmp_path / "figure.pdf").stat().st_size < 400_000
 
@@ -212,6 +214,20 @@ def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
     assert found["bnp-fc3-unresolved"].get_markerfacecolor() == "none"
 
 
+def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: MakeRun) -> None:
+    run = make_run("bnp", iterations=30, unresolved=0.5)
+    figure = FIGURES["heatmap"].draw([run])
+    _, names, starts = heat_cells([run], by="unit", quantity="kappa_own")
+    mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(starts))
+    rows = unit_rows(run)
+    known = rows["resolved_own"].astype(bool)
+    bounds = np.log10(rows["kappa_own"].where(known, rows["kappa_own_lower"]))
+    np.testing.assert_allclose(mesh[names.index(("fc3", 3))], bounds)
+    hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
+    lost = run.table("probe").query("data == 'batch' and resolved_own == 0")
+    assert sum(len(a.get_paths()) for a in hatched) == len(lost)
+
+
 def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -221,6 +237,17 @@ def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None
         low, high = quantile(lower, upper, q)
         true = np.where(np.isinf(upper), lower * 10 ** rng.uniform(0, 8, len(lower)), lower)
         assert low <= np.quantile(true, q, method="inverted_cdf") <= high
+
+
+def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) -> None:
+    import sqlite3
+
+    run = make_run("bnp", iterations=20, unresolved=3.0)
+    with sqlite3.connect(run.folder / "run.sqlite") as connection:
+        connection.execute("UPDATE probe SET rank_own = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
+    cells, names, _ = heat_cells([run], by="unit", quantity="kappa_own")
+    assert np.isnan(cells["bnp"].lower[names.index(("fc1", 3))]).all()
+    assert np.isinf(cells["bnp"].upper[names.index(("fc1", 5))]).all()
 
 
 def test_an_unprobed_twin_of_a_comparison_gives_way(make_run: MakeRun) -> None:
@@ -275,3 +302,33 @@ def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> N
     assert b"STIXGeneral" in content
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
+
+
+def test_rates_are_those_of_the_trials_of_the_statement() -> None:
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    found = rate_trials("prec-theorem-1", trials=2, seed=2)
+    attained = found[found["claim"] == "attained"]
+    assert len(attained)
+    np.testing.assert_allclose(attained["measured"], attained["predicted"], rtol=1e-3)
+    drawn = artists(rate_figure(found, "prec-theorem-1"))
+    np.testing.assert_array_equal(drawn["attained"].get_xdata(), attained["predicted"])
+    np.testing.assert_array_equal(drawn["attained"].get_ydata(), attained["measured"])
+    with pytest.raises(ConfigError, match="no trial of 'van-der-sluis' compares rates: choose from"):
+        rate_trials("van-der-sluis", trials=1)
+
+
+def test_panels_go_into_axes_of_ones_own(four_runs: list[StoredRun]) -> None:
+    from hesscond.report import accuracy_axes, gain_axes, layer_axes, loss_axes, method_legend
+
+    figure = Figure()
+    axes = figure.subplots(2, 2).ravel()
+    loss_axes(axes[0], four_runs)
+    accuracy_axes(axes[1], four_runs)
+    layer_axes(axes[2], four_runs, "fc1")
+    gain_axes(axes[3], four_runs)
+    legend = method_legend(axes[0], four_runs, loc="upper right")
+    assert [text.get_text() for text in legend.get_texts()] == ["vanilla", "bnp"]
+    assert all(ax.has_data() and ax.get_xlabel() and ax.get_ylabel() for ax in axes)
+    own = artists(training_figure(four_runs))["bnp-train-loss-mean"].get_ydata()
+    np.testing.assert_array_equal(artists(figure)["bnp-train-loss-mean"].get_ydata(), own)
