@@ -23,7 +23,7 @@ from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
-from hesscond.probing.applied import coordinates_at, layer_coordinates, layers_with_everything, of_trained
+from hesscond.probing import applied
 from hesscond.probing.by_differences import difference_check
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.probing.processes import agreed, shared
@@ -99,7 +99,7 @@ class NetworkProbe:
             blocks = self._moved()
             return blocks, any(block.layer is None for block in blocks.values())
         if self.method is not None and named is None:
-            named = tuple(layers_with_everything(self.model))
+            named = tuple(applied.layers_with_everything(self.model))
         return {} if named is None else replace(self.choice, names=named).blocks(self.model), False
 
     def _moved(self) -> dict[str, Block]:
@@ -141,10 +141,10 @@ class NetworkProbe:
 
     def _coordinates(self, H: HessianOperator) -> Mapping[str, LinearCoordinates | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
-        found = layer_coordinates(self.method, H, team=self.team)
+        found = applied.layer_coordinates(self.method, H, team=self.team)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
             return found
-        return {name: of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
+        return {name: applied.of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
 
     def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
         """Layout of blocks one after another."""
@@ -219,7 +219,7 @@ def network_chart(question: Question) -> Coordinates | None:
     """Coordinates of all parameters of the network together, if the method is no P of its layers; else None."""
     if isinstance(question.method, ByParameter):
         return None
-    found = [coordinates_at(question.method, name) for name in eligible_layers(question.model)]
+    found = [applied.coordinates_at(question.method, name) for name in eligible_layers(question.model)]
     charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
     if not charts:
         return None
