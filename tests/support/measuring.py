@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 import hesscond
 from hesscond.errors import HesscondError
-from tests.support import constructions, kinds, libraries
+from tests.support import batches, constructions, kinds, libraries
 from tests.support.judging import Construction, text_of
 from tests.support.truth import Truth
 
-KINDS = [*kinds.KINDS, *libraries.KINDS, *constructions.KINDS]
+KINDS = [*kinds.KINDS, *batches.KINDS, *libraries.KINDS, *constructions.KINDS]
 LEVELS = ("unit", "layer", "network")
 #: Allowed relative difference of a Hessian to the truth.
 CLOSE = 1e-8
@@ -75,8 +75,8 @@ def here(kind):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        model, loss_fn, batch = kind.make()
-        truth = Truth(kind.twin(model), loss_fn, batch)
+        model, loss_fn, batch, *by_hand = kind.make()
+        truth = Truth(kind.twin(model), loss_fn, batch, *by_hand)
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             batch = tree_map_only(torch.Tensor, lambda t: t[rank::size], batch)
@@ -222,8 +222,8 @@ def state(model):
 
 
 def full(tensor):
-    """This process's part of a tensor."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """This process's part of a tensor, without gaps."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).to_dense()
 
 
 def same(was, now):

@@ -4,6 +4,7 @@ It shares nothing with hesscond: no functional call, no hook, no capture. The mo
 the parameter's own tensors as leaves.
 """
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -49,21 +50,20 @@ class Truth:
         Names of those of any kind that receive a gradient.
     """
 
-    def __init__(self, twin, loss_fn, batch):
+    def __init__(self, twin, loss_fn, batch, by_hand=None):
         self.twin = twin
         # the second derivatives of the loss, not of what a hook makes of its gradient
         for module in twin.modules():
             module._backward_hooks.clear()
             module._backward_pre_hooks.clear()
-        inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
+        by_hand = by_hand or functools.partial(as_called, loss_fn, batch)
         own = [(name, p) for name, p in twin.named_parameters() if p.is_floating_point()]
         self.trained = {name for name, p in own if p.requires_grad}
         tensors = [p.requires_grad_() for _, p in own]
         torch.manual_seed(1)
         # the fused kernels have no second derivative
         with InDouble(), sdpa_kernel(SDPBackend.MATH):
-            args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
-            loss = loss_fn(twin(*args, **kwargs), target)
+            loss = by_hand(twin)
             gradients = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
             rows = [row for g, p in zip(gradients, tensors, strict=True) for row in derivatives(g, p, tensors)]
         self.matrix = torch.stack(rows)
@@ -96,6 +96,13 @@ class Truth:
                 where = where.flatten(0, 1)
             found.append(where.reshape(len(where), -1))
         return torch.cat(found, 1)
+
+
+def as_called(loss_fn, batch, twin):
+    """Loss of a model on a pair (inputs, target), in float64."""
+    inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
+    return loss_fn(twin(*args, **kwargs), target)
 
 
 def derivatives(gradient, parameter, tensors):
