@@ -572,9 +572,13 @@ def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
     if check.contradicted:
         assert check.central is not None
         own = check.central
+        differs = (
+            f"vᵀHv is {own.double:.6g} by double backward and {own.central:.6g} by central differences of the gradient"
+        )
+        if math.isclose(own.double, own.central, rel_tol=1e-3):
+            differs = f"Hv by double backward differs by {own.relative:.1e} of its norm from central differences of it"
         raise NoDerivativeError(
-            f"the second derivatives of the model in layer {name!r} are not those of its gradient: vᵀHv is "
-            f"{own.double:.6g} by double backward and {own.central:.6g} by central differences of the gradient"
+            f"the second derivatives of the model in layer {name!r} are not those of its gradient: {differs}"
             + (f"; they are wrong in {check.culprit}" if check.culprit else "")
             + ": an autograd.Function does this whose backward keeps an intermediate, makes no graph, or is not the "
             "derivative of its forward; let its backward compute that from its saved inputs by operations of torch"
