@@ -55,6 +55,10 @@ def tokens():
     )
 
 
+def wide_tanh():
+    return made(lambda: nn.Linear(30, 40), nn.Tanh, lambda: nn.Linear(40, 3), batch=rows(9, 30))
+
+
 #: Model and batch, layer, level.
 CASES = {
     "factor with signs": (tanh, "0", "layer"),
@@ -62,6 +66,7 @@ CASES = {
     "units with signs": (tanh, "0", "unit"),
     "units": (tanh, "2", "unit"),
     "dual": (wide, "0", "layer"),
+    "dual with signs": (wide_tanh, "0", "layer"),
     "positions": (convolution, "0", "layer"),
     "embedding": (tokens, "0", "layer"),
     "normalization": (tokens, "1", "layer"),
@@ -210,7 +215,7 @@ def test_what_is_singular_is_refused_in_a_sentence():
     assert "\n" not in str(refusal.value)
     values = own.eigenvalues()
     assert own.log_determinant(nonzero=True).value == pytest.approx(float(values.log().sum()))
-    with pytest.raises(MatrixError, match="singular or too ill-conditioned: give a larger damping"):
+    with pytest.raises(MatrixError, match="singular, or too ill-conditioned for its precision: give a larger damping"):
         own.solve(torch.ones(24, dtype=torch.float64))
     for wrong in (-1.0, math.inf, math.nan, "1", True):
         with pytest.raises(ConfigError, match="damping must be a number from 0 on"):

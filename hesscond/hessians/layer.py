@@ -141,11 +141,11 @@ class LayerHessian(KeptHessian):
     def diagonal(self) -> torch.Tensor:
         if not self.has_dual:
             return self.dense().diagonal()
+        B = self._factor.B
+        signs = B.new_ones(self.count) if self.sign is None else self.sign
         if self._one_position and self.P is None:
-            squares, signs = self._factor.B[..., 0].square(), self._factor.sign
-            squares = squares if signs is None else squares * signs[..., None]
+            squares = B[..., 0].square() * signs.view(*B.shape[:2], 1)
             return (squares.sum(0).T @ self.captured.H_hat.square()).flatten()
-        signs = self._factor.B.new_ones(self.count) if self.sign is None else self.sign
         return torch.cat([(panel.square() * signs[:, None]).sum(1).flatten() for panel in self._unit_panels(self.P)])
 
     def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
@@ -158,11 +158,10 @@ class LayerHessian(KeptHessian):
         if not self.has_dual or self.columns <= max(SMALL, self.count):
             return self.dense().damped(damping)
         R, errors = self.triangular()
-        error, spread = R.new_full((len(R),), float(np.linalg.norm(errors))), None
-        if self._spread is not None:
-            spread = torch.full_like(error, noise_of(self._spread, self.P, self.units) ** 0.5)
-        dual = FactoredHessian(R.T, None, self.sign, error, spread=spread)
-        return Padded(dual.damped(damping), damping, self.columns - len(R))
+        error = R.new_full((len(R),), float(np.linalg.norm(errors)))
+        dual = FactoredHessian(R.T, None, self.sign, error)
+        noise = error_factor(len(R), 1) * EPS * noise_of(self._spread, self.P, self.units)
+        return Padded(dual.damped(damping), damping, self.columns - len(R), noise)
 
     def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
         if self.columns <= SMALL or damping == 0:

@@ -90,5 +90,5 @@ def corrected(
             break
     raise MatrixError(
         f"the system is not solved to rtol={rtol:g}: the residual is {relative:.1e} of the right-hand side, since the "
-        "matrix is singular or too ill-conditioned: give a larger damping or rtol"
+        "matrix is singular, or too ill-conditioned for its precision: give a larger damping or rtol"
     )

@@ -44,10 +44,12 @@ class Padded:
     inner: Spectrum
     number: float
     count: int  # how often the number is an eigenvalue
+    error: float = 0.0  # bound of the error in the other one's matrix, in the 2-norm
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ of both together."""
         kappa = self.inner.condition_number(rtol=rtol)
+        kappa = kappa.widened(self.error) if self.error else kappa
         if not self.count:
             return kappa
         rank = kappa.rank + self.count
