@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 from hesscond.commands import doctor
 
@@ -17,6 +16,7 @@ def test_all_is_well_here(call_cli):
     checks = json.loads(done.out)
     assert [check["name"] for check in checks] == ["packages", "threads", "devices", "κ"]
     assert "failed" not in {check["status"] for check in checks}
+    assert f"torch {torch.__version__}, " in checks[0]["found"]
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -28,14 +28,6 @@ def test_a_failed_check_is_exit_code_1(call_cli, monkeypatch):
     done = call_cli("doctor")
     assert done.code == 1
     assert "RuntimeError: no luck" in done.out
-
-
-def test_missing_and_old_packages(monkeypatch):
-    wanted = {"torch>=2.0": True, "scipy": True, "numpy>=99": False, "no-such-package>=1": False}
-    assert {text: doctor.installed(Requirement(text)) for text in wanted} == wanted
-    monkeypatch.setattr(doctor, "requires", lambda name: [*wanted, "absent; extra == 'dev'"])
-    check = doctor.packages()
-    assert (check.status, check.advice) == ("failed", "pip install numpy>=99 no-such-package>=1")
 
 
 @pytest.mark.parametrize(("allowed", "status"), [(1, "warning"), (2, "ok"), (64, "ok")])
