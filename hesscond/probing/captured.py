@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +24,7 @@ from hesscond.probing.check import (
     ReferenceProducts,
     in_coordinates,
     most_curved,
+    refuse_draws,
     refuse_failed,
     uncertain,
 )
@@ -200,6 +200,7 @@ class LayerCapturing:
             return captures, weight
         if self.directions or captures.skipped:
             self.reference.add(batch, list(self.directions.values()), weight)
+            refuse_draws(captures.loss, self.reference.loss, self.question.dtype)
         captures = self._with_unseen(captures, batch)
         self._skip_without_units(captures, batch)
         self._note_skipped(captures)
@@ -240,7 +241,7 @@ class LayerCapturing:
             captures = self._captures(batch, None)
             again = {name: own for name, own in captures.items() if name in failed}
             for name, verdict in self._failed(batch, captures, again).items():
-                refuse_failed(name, verdict, self._reason(captures, verdict))
+                refuse_failed(name, verdict, self._reason(verdict))
         return captures
 
     def _capture(
@@ -323,6 +324,7 @@ class LayerCapturing:
         assert self.reference is not None
         self.directions |= self._new_directions(chosen)
         self.reference.add(batch, [self.directions[name] for name in chosen])
+        refuse_draws(captures.loss, self.reference.loss, self.question.dtype)
         failed = {}
         for name, own in chosen.items():
             direction = self.directions[name]
@@ -342,7 +344,7 @@ class LayerCapturing:
 
     def _refuse_expensive(self, name: str, captures: Captures, verdict: Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
-        why, own = self._reason(captures, verdict), captures[name]
+        why, own = self._reason(verdict), captures[name]
         if name in captures.in_parameters:
             refuse_failed(name, verdict, why)
         products = len(own.units) * own.inputs.geometry.n_params
@@ -374,14 +376,9 @@ class LayerCapturing:
             return self.reference.verdict(direction, block, total)
         return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
 
-    def _reason(self, captures: Captures, verdict: Check) -> str:
+    @staticmethod
+    def _reason(verdict: Check) -> str:
         """Likely reason for a difference from the model, in words."""
-        assert self.reference is not None
-        if not math.isclose(captures.loss, self.reference.loss, rel_tol=1e-6, abs_tol=1e-300):
-            return (
-                f"the model gives another loss every time it is run ({captures.loss:.6g}, {self.reference.loss:.6g}): "
-                "it keeps a state, or draws random numbers that torch does not know of"
-            )
         if verdict.slopes > verdict.bound:
             return (
                 "the parameters act otherwise than through the output of their layer: in a derivative that the model "

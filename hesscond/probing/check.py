@@ -39,6 +39,8 @@ DISAGREES = "the operator and a fresh evaluation of the model disagree"
 TOLERANCE = 1e-8
 #: Relative differences that need no explanation in a precision with round-off eps, in units of eps.
 UNITS = 1e3
+#: Largest such difference, of operations that round to few digits: the intervals tell what they leave of κ.
+COARSE = 0.1
 #: Smallest relative size of the terms of a gradient, in either factor, compared with the largest.
 LEAST = float(torch.finfo(torch.float64).tiny) ** 0.25
 #: Factor by which measured effects of rounding are enlarged.
@@ -355,7 +357,9 @@ class ReferenceProducts:
             scaled = max(scaled, norm(own / direction.scales))
         slopes = slopes_differ(direction)
         difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
-        bound, zero = max(TOLERANCE, UNITS * float(torch.finfo(self.leaf_dtype).eps)), False
+        narrowest = None if self.precision is None else self.precision.narrowest
+        eps = max(float(torch.finfo(one).eps) for one in (self.leaf_dtype, narrowest or self.leaf_dtype))
+        bound, zero = max(TOLERANCE, min(UNITS * eps, COARSE)), False
         if not difference <= bound and math.isfinite(difference):
             rounding, natural = self.rounding(direction)
             bound = max(bound, ratio(MARGIN * (rounding + natural), scaled))
@@ -511,6 +515,17 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     return reference.verdict(direction, as_block(H), H.total_mass), uncertainty, reference.precision
 
 
+def refuse_draws(first: float, second: float, dtype: torch.dtype | None) -> None:
+    """Raise a CaptureError if a model gives another loss when it is run again."""
+    eps = torch.finfo(dtype or torch.float32).eps
+    if not math.isclose(first, second, rel_tol=max(1e-6, UNITS * eps), abs_tol=1e-300) and math.isfinite(first):
+        raise CaptureError(
+            f"the model gives another loss every time it is run ({first:.6g}, {second:.6g}): it keeps a state, or "
+            "draws random numbers that torch does not know of: keep their generator as an attribute of the model, or "
+            "draw from the global one of torch, numpy or Python"
+        )
+
+
 def uncertain(precision: Precision | None) -> Cause:
     """Cause of the uncertainty of a Hessian: the precision of the forward pass, or cancellation in the loss."""
     if precision is None or (precision.narrowest or precision.dtype) is torch.float64:
@@ -542,9 +557,12 @@ def reference_of(
         problem.model, problem.loss_fn, named, problem.dtype, by_products=True, keeps_products=keeps_products
     )
     directions = [CheckDirection.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
+    loss = 0.0
     for drawn, weight in problem.counted():
         with drawn.state.again():
             reference.add(drawn.batch, directions, weight)
+        loss += weight * reference.loss
+    refuse_draws(H.loss, loss / H.total_mass, problem.dtype)
     return reference, directions
 
 

@@ -29,8 +29,7 @@ from hesscond.probing.check import check_operator, is_flat, refuse_failed, round
 from hesscond.probing.processes import agreed, shared
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import NetworkResult, ProbeResult
-from hesscond.spectra import bounded_condition
-from hesscond.spectra.bounded import LEAST_VECTORS
+from hesscond.spectra import bounded
 
 
 def network_result(question: Question) -> ProbeResult:
@@ -170,7 +169,7 @@ class NetworkProbe:
             precision = str(seen)
             refuse_failed(NETWORK, result.check)
         if question.products is not None and operator.order > question.products:
-            result.bounded = bounded_condition(
+            result.bounded = bounded.bounded_condition(
                 operator,
                 question.products,
                 error=result.uncertainty + operator.error,
@@ -189,12 +188,12 @@ class NetworkProbe:
         if self.choice.names is not None:
             order = sum(block.order for block in self.choice.blocks(self.model).values())
         question.refuse_little([order])
-        least = 2 * LEAST_VECTORS * order * itemsize
+        least = 2 * bounded.LEAST_VECTORS * order * itemsize
         if question.products is not None and least > question.memory:
             raise CaptureError(
                 f"{question.products} products with the Hessian of {order:,} parameters take {readable(least)} at "
-                f"least, half of it for {LEAST_VECTORS} vectors, more than memory={readable(question.memory)}: raise "
-                "it, or keep the precision of the model (dtype=None, --dtype as-is)"
+                f"least, half of it for {bounded.LEAST_VECTORS} vectors, more than memory={readable(question.memory)}: "
+                "raise it, or keep the precision of the model (dtype=None, --dtype as-is)"
             )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import is_not, ne
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.quasirandom import SobolEngine
 
 from hesscond.errors import CaptureError
 from hesscond.problem.containers import FOREIGN, PLAIN, stored
@@ -114,7 +116,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 @contextmanager
 def untouched(*roots: object) -> Iterator[None]:
     """Leave modules as they are found: attributes, mode, hooks, buffers, gradients; and all random generators."""
-    state = State([root for root in roots if isinstance(root, nn.Module)])
+    state = State(roots)
     try:
         yield
     except BaseException:
@@ -127,10 +129,27 @@ def untouched(*roots: object) -> Iterator[None]:
         )
 
 
+def named_by(function: object, seen: set[int]) -> Iterator[object]:
+    """Generators that a function or one within it names, and those of functions of the same file that it names."""
+    function = getattr(function, "func", getattr(function, "__func__", function))
+    if not isinstance(function, FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    inner = [constant for constant in function.__code__.co_consts if isinstance(constant, CodeType)]
+    names = [function.__globals__.get(name) for code in (function.__code__, *inner) for name in code.co_names]
+    with suppress(ValueError):  # a variable without a value yet
+        names += [cell.cell_contents for cell in function.__closure__ or ()]
+    for value in names:
+        if isinstance(value, (*GENERATORS, SobolEngine)):
+            yield value
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            yield from named_by(value, seen)
+
+
 class State:
     """State of modules and their submodules at one moment, down to one level below their attributes."""
 
-    def __init__(self, roots: list[nn.Module]) -> None:
+    def __init__(self, roots: Iterable[object]) -> None:
         self.dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self.empty: list[dict[Any, Any]] = []
         self.others: list[tuple[Any, list[Any]]] = []
@@ -138,7 +157,12 @@ class State:
         self.parameters: list[tuple[str, nn.Parameter, int, torch.Tensor | None, int, bool]] = []
         self.generators: list[Generator] = []
         self._seen: set[int] = set()
-        for root in roots:
+        modules = [root for root in roots if isinstance(root, nn.Module)]
+        kinds = {type(part) for root in modules for part in root.modules()}
+        for function in (*roots, *(kind.forward for kind in kinds if not kind.__module__.startswith("torch."))):
+            for generator in named_by(function, set()):
+                self._remember(generator, 1)
+        for root in modules:
             for name, module in root.named_modules():
                 self._attributes(vars(module), 2)
                 for key, parameter in module._parameters.items():

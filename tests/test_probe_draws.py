@@ -1,0 +1,98 @@
+"""Random numbers that a model or its loss draws: the same in every pass, or one sentence."""
+
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hesscond
+from hesscond.errors import CaptureError
+from tests.cases import Net
+from tests.truth import network_truth
+
+torch.manual_seed(0)
+BATCH = torch.randn(12, 4, dtype=torch.float64), torch.randint(0, 3, (12,))
+RNG, PYTHON, SOBOL = np.random.default_rng(4), random.Random(5), torch.quasirandom.SobolEngine(1, True, seed=6)
+
+
+def network(forward=None):
+    torch.manual_seed(1)
+    forward = forward or (lambda m, x: m.b(torch.tanh(m.a(x))))
+    return Net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)).double()
+
+
+def helper():
+    return float(RNG.random())
+
+
+def from_closure():
+    own = torch.Generator().manual_seed(3)
+    return lambda o, t: F.cross_entropy(o * (1 + torch.rand([], generator=own, dtype=torch.float64)), t)
+
+
+def scaled(o, t, *, generator):
+    return F.cross_entropy(o * (1 + generator.random()), t)
+
+
+LOSSES = {
+    "closure": from_closure(),
+    "global": lambda o, t: F.cross_entropy(o * (1 + RNG.random()), t),
+    "helper": lambda o, t: F.cross_entropy(o * (1 + helper()), t),
+    "nested": lambda o, t: F.cross_entropy(o * (1 + (lambda: PYTHON.random())()), t),
+    "partial": partial(lambda o, t: scaled(o, t, generator=PYTHON)),
+    "engine": lambda o, t: F.cross_entropy(o * (1 + SOBOL.draw(1).double()), t),
+    "numpy": lambda o, t: F.cross_entropy(o * (1 + np.random.rand()), t),  # noqa: NPY002
+    "python": lambda o, t: F.cross_entropy(o * (1 + random.random()), t),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_draws_are_the_same_in_every_pass(name):
+    loss, model = LOSSES[name], network()
+    result = hesscond.probe(model, loss, BATCH, level="network")["network"]
+    again = hesscond.probe(model, loss, BATCH, level="network")["network"]
+    # the generator is as it was, so that the truth draws the same
+    state = random.getstate(), np.random.get_state()
+    true = network_truth(model, loss, BATCH)
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    assert torch.equal(result.hessian(), again.hessian())
+    assert torch.allclose(result.hessian(), true, rtol=1e-9, atol=1e-12)
+
+
+def unseeded():
+    return np.random.default_rng().random()
+
+
+COUNT = iter(range(10**9))
+UNKNOWN = {
+    "a generator made in every pass": lambda m, x: m.b(torch.tanh(m.a(x)) * (1 + unseeded())),
+    "a counter": lambda m, x: m.b(torch.tanh(m.a(x)) * (1 + next(COUNT))),
+}
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_other_draws_in_every_pass_are_refused(name, level):
+    with pytest.raises(
+        CaptureError, match=r"another loss every time it is run \([\d.]+, [\d.]+\): it keeps a state, or"
+    ):
+        hesscond.probe(network(UNKNOWN[name]), F.cross_entropy, BATCH, level=level)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_cast_that_rounds_widens_intervals_and_is_not_refused(dtype, level):
+    model = network(lambda m, x: m.b(torch.tanh(m.a(x)).to(dtype).to(x.dtype)))
+    exact = hesscond.probe(network(), F.cross_entropy, BATCH, level=level)
+    result = hesscond.probe(model, F.cross_entropy, BATCH, level=level)
+    assert sorted(result) == ["a", "b"]
+    assert str(dtype).removeprefix("torch.") in result.precision
+    for name, own in result.items():
+        for kappa, true in zip(own.conditions, exact[name].conditions, strict=True):
+            assert kappa.lower <= true.value <= kappa.upper
+            assert kappa.width > 1e-4
