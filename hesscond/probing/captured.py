@@ -24,7 +24,6 @@ from hesscond.probing.check import (
     ReferenceProducts,
     in_coordinates,
     most_curved,
-    refuse_draws,
     refuse_failed,
     uncertain,
 )
@@ -200,7 +199,7 @@ class LayerCapturing:
             return captures, weight
         if self.directions or captures.skipped:
             self.reference.add(batch, list(self.directions.values()), weight)
-            refuse_draws(captures.loss, self.reference.loss, self.question.dtype)
+            self.reference.refuse_another(captures.loss)
         captures = self._with_unseen(captures, batch)
         self._skip_without_units(captures, batch)
         self._note_skipped(captures)
@@ -324,7 +323,7 @@ class LayerCapturing:
         assert self.reference is not None
         self.directions |= self._new_directions(chosen)
         self.reference.add(batch, [self.directions[name] for name in chosen])
-        refuse_draws(captures.loss, self.reference.loss, self.question.dtype)
+        self.reference.refuse_another(captures.loss)
         failed = {}
         for name, own in chosen.items():
             direction = self.directions[name]

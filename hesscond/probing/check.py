@@ -230,6 +230,16 @@ class ReferenceProducts:
                 for group in filter(None, groups):
                     self._compare(batch, random, group, None)
 
+    def refuse_another(self, other: float, loss: float | None = None) -> None:
+        """Raise a CaptureError if the ``other`` loss of the model is not the last one, or a given one."""
+        loss, eps = self.loss if loss is None else loss, torch.finfo(self.dtype or torch.float32).eps
+        if not math.isclose(other, loss, rel_tol=max(1e-6, UNITS * eps), abs_tol=1e-300) and math.isfinite(other):
+            raise CaptureError(
+                f"the model gives another loss every time it is run ({other:.6g}, {loss:.6g}): it keeps a state, or "
+                "draws random numbers that torch does not know of: keep their generator as an attribute of the model, "
+                "or draw from the global one of torch, numpy or Python"
+            )
+
     def _not_compared(self, evaluation: Evaluation, used: Sequence[int]) -> list[int]:
         """Leaves whose second derivatives are not compared yet; all if the batch has new autograd functions."""
         if not self.differentiates:
@@ -515,17 +525,6 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     return reference.verdict(direction, as_block(H), H.total_mass), uncertainty, reference.precision
 
 
-def refuse_draws(first: float, second: float, dtype: torch.dtype | None) -> None:
-    """Raise a CaptureError if a model gives another loss when it is run again."""
-    eps = torch.finfo(dtype or torch.float32).eps
-    if not math.isclose(first, second, rel_tol=max(1e-6, UNITS * eps), abs_tol=1e-300) and math.isfinite(first):
-        raise CaptureError(
-            f"the model gives another loss every time it is run ({first:.6g}, {second:.6g}): it keeps a state, or "
-            "draws random numbers that torch does not know of: keep their generator as an attribute of the model, or "
-            "draw from the global one of torch, numpy or Python"
-        )
-
-
 def uncertain(precision: Precision | None) -> Cause:
     """Cause of the uncertainty of a Hessian: the precision of the forward pass, or cancellation in the loss."""
     if precision is None or (precision.narrowest or precision.dtype) is torch.float64:
@@ -562,7 +561,7 @@ def reference_of(
         with drawn.state.again():
             reference.add(drawn.batch, directions, weight)
         loss += weight * reference.loss
-    refuse_draws(H.loss, loss / H.total_mass, problem.dtype)
+    reference.refuse_another(H.loss, loss / H.total_mass)
     return reference, directions
 
 
