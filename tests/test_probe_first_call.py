@@ -114,3 +114,27 @@ def test_a_layer_that_cannot_be_measured_stops_no_other_and_the_advice_holds(kin
 def test_units_without_layers_are_asked_for_with_a_name():
     with pytest.raises(ConfigError, match=r"layers=\['1'\]"):
         hesscond.probe(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)), CE, (torch.ones(2, 4), None), units=[0])
+
+
+@pytest.mark.parametrize("product", [torch.matmul, torch.sparse.mm])
+def test_units_of_graph_layers_behind_a_sparse_adjacency(product):
+    """Both weights (in, out) are divided into their columns; the loss is that with the dense adjacency."""
+    torch.manual_seed(0)
+    A, batch = (torch.rand(9, 9) > 0.6) * torch.rand(9, 9), (torch.randn(9, 4), torch.randint(3, (9,)))
+
+    def forward(m, x):
+        return product(m.A, product(m.A, x @ m.v).tanh() @ m.w)
+
+    weights = {"v": random(4, 5), "w": random(5, 3)}
+    model, plain = Net(forward, **weights), Net(lambda m, x: m.A @ ((m.A @ (x @ m.v)).tanh() @ m.w), **weights)
+    model.A, plain.A = A.to_sparse(), A.double()
+    result = hesscond.probe(model, CE, batch)
+    truth = double(plain, CE, batch)
+    blocks = [(block, unit) for block in result.values() for unit in range(len(block.units))]
+    assert len(blocks) == 8
+    for block, unit in blocks:
+        (name,) = block.parameters
+        column = torch.zeros(tuple(weights[name].shape), dtype=torch.bool)
+        column[:, unit] = True
+        exact = truth.at(truth.flat([name]))[column.flatten()][:, column.flatten()]
+        torch.testing.assert_close(block.hessian(unit=unit), exact, rtol=0, atol=1e-12)

@@ -273,7 +273,9 @@ class Uses:
                 value = getattr(node, f"_saved_{saved[number - first]}", None) if saved else None
             except RuntimeError:
                 return False
-            return isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self._storages
+            if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+                return False
+            return value.untyped_storage().data_ptr() in self._storages
         waiting = [parent]
         while waiting:
             top = waiting[-1]
