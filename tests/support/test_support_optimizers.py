@@ -276,6 +276,32 @@ def test_what_changes_the_steps_of_another_has_the_M_of_the_other(kind):
     assert found["3"].kappa == own["3"].kappa
 
 
+def schedule_free():
+    return pytest.importorskip("schedulefree", reason="schedulefree is not installed: pip install schedulefree")
+
+
+def test_schedule_free_steps_z_by_M_times_the_gradient():
+    model = network()
+    optimizer = schedule_free().AdamWScheduleFree(model.parameters(), lr=0.01, betas=(0.9, 0.95), warmup_steps=10)
+    optimizer.train()
+    stepped(model, optimizer, 3)
+    before = {name: optimizer.state[p]["z"].clone() for name, p in model.named_parameters()}
+    given, _ = stepped(model, optimizer, 1)
+    explained = AtWork(model, [optimizer]).preconditioned(given)
+    for name, p in model.named_parameters():
+        moved = optimizer.state[p]["z"] - before[name]
+        assert torch.allclose(moved, -0.01 * explained[name], rtol=1e-10)
+
+
+def test_the_wrapper_of_schedule_free_has_the_M_of_its_base():
+    model = network()
+    optimizer = schedule_free().ScheduleFreeWrapper(torch.optim.SGD(model.parameters(), lr=0.01))
+    optimizer.train()
+    stepped(model, optimizer)
+    found = probe(model, nn.CrossEntropyLoss(), data(), ["0"], level="layer", method=optimizer)
+    assert found.coordinates == "coordinates: SGD in ScheduleFreeWrapper, M^1/2"
+
+
 @pytest.mark.parametrize("kind", ["SOAP", "Shampoo"])
 def test_before_the_first_step(kind):
     """Of SOAP the first step only begins the averages."""
@@ -290,4 +316,5 @@ def test_before_the_first_step(kind):
 def test_all_that_are_known_are_tested():
     libraries = {name for name in known_optimizers() if not name.startswith("torch.")}
     tested = {f"pytorch_optimizer.{kind}" for kind, _ in EXACT.values()} | {"pytorch_optimizer.Muon"}
+    tested.add("schedulefree.AdamWScheduleFree")
     assert libraries == tested | {f"heavyball.{kind}" for kind in HEAVYBALL}

@@ -110,9 +110,9 @@ def known_optimizers() -> list[str]:
 
 
 def held(optimizer: Any) -> Any:
-    """Innermost optimizer of wrappers: what they hold as ``base_optimizer`` or ``optimizer``."""
+    """Innermost optimizer of wrappers: what they hold as ``base_optimizer``, ``optimizer`` or ``base``."""
     while not known_of(optimizer):
-        inside = (getattr(optimizer, name, None) for name in ("base_optimizer", "optimizer"))
+        inside = (getattr(optimizer, name, None) for name in ("base_optimizer", "optimizer", "base"))
         found = next((own for own in inside if isinstance(own, Optimizer)), None)
         if found is None:
             break
