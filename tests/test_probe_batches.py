@@ -1,6 +1,8 @@
 """Batches as loaders yield them, against plain double backward through the loss computed by hand; what is refused."""
 
 import types
+from collections import UserDict
+from collections.abc import MutableMapping
 
 import pytest
 import torch
@@ -124,3 +126,30 @@ def test_errors_of_the_model_say_where_they_come_from():
     with pytest.raises(RuntimeError, match="shapes") as caught:
         hesscond.probe(inner, CE, (X, Y))
     assert caught.value.__notes__ == ["(in module '1.1')"]
+
+
+class Fields(MutableMapping):
+    """Mapping of its own, as a tensor dict is."""
+
+    def __init__(self, **items):
+        self.items_ = items
+
+    def __copy__(self):
+        return Fields(**self.items_)
+
+    __getitem__ = lambda self, name: self.items_[name]  # noqa: E731
+    __setitem__ = lambda self, name, value: self.items_.__setitem__(name, value)  # noqa: E731
+    __delitem__ = lambda self, name: self.items_.__delitem__(name)  # noqa: E731
+    __iter__ = lambda self: iter(self.items_)  # noqa: E731
+    __len__ = lambda self: len(self.items_)  # noqa: E731
+
+
+@pytest.mark.parametrize(("make", "seen"), [(Fields, Fields), (dict, dict), (UserDict, dict)])
+def test_a_mapping_of_its_own_is_one_argument_and_other_mappings_give_keywords(make, seen):
+    def forward(self, data=None, **items):
+        kinds.add(type(data or items))
+        return self.out(self.l((data or items)["x"]))
+
+    kinds = set()
+    hesscond.probe(Two(forward), CE, (make(x=X), Y), level="layer")
+    assert kinds == {seen}

@@ -6,6 +6,7 @@ import inspect
 import math
 import re
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -210,9 +211,10 @@ def ways_to_call(
     first = next(iter(parameters.values()), None)
     if isinstance(inputs, Mapping):
         open_ = any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values())
-        yield (), {name: value for name, value in inputs.items() if open_ or name in parameters or name not in LABELS}
-        if first is not None and first.name not in inputs:
-            yield whole
+        taken = {name: item for name, item in inputs.items() if open_ or name in parameters or name not in LABELS}
+        ways = [((), taken), *([whole] if first is not None and first.name not in inputs else [])]
+        # a tensor dict is an object of its own
+        yield from ways if isinstance(inputs, (dict, UserDict)) else ways[::-1]
     elif isinstance(inputs, (tuple, list)):
         alone = not {*getattr(inputs, "_fields", ())} <= parameters.keys()
         if first is not None and LISTS.search(str(first.annotation)):
