@@ -15,6 +15,7 @@ from hesscond.operators.operator import ROUNDING
 from hesscond.problem.batches import Drawn
 from hesscond.problem.evaluation import is_finite
 from hesscond.problem.held import Held
+from hesscond.problem.precision import Operations, Precision
 from hesscond.problem.problem import WatchedEvaluation
 
 EPS = float(torch.finfo(torch.float64).eps)
@@ -143,11 +144,13 @@ class DifferencedOperator(HessianOperator):
     """
 
     route = "differences of the gradient"
+    precision: Precision  # of the forward pass
 
     def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
-        problem, held = self.problem, Held()
+        problem, held, counted = self.problem, Held(), Operations(self.problem.dtype)
         with drawn.state.again(), held:
-            problem.snapshot.evaluate(problem.loss_fn, drawn.batch)
+            problem.snapshot.evaluate(problem.loss_fn, drawn.batch, counted=counted)
+        self.precision = counted.precision()
 
         def loss_at(moved: dict[int, torch.Tensor]) -> torch.Tensor:
             with drawn.state.again(), held.replaying():

@@ -90,6 +90,7 @@ def checked(m: Measurement, result: LayerResult) -> LayerResult:
         assert isinstance(plain, NetworkHessian)
         assert isinstance(plain.operator, DifferencedOperator)
         check = replace(difference_check(result.name, plain.operator), unit=unit)
+        m.precision = m.precision or plain.operator.precision
         if result.check is None or check.difference > result.check.difference:
             result.check = check
     return result

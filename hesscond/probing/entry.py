@@ -124,7 +124,8 @@ def probe(
         every layer, and that product with central differences of the model's gradient: ``result["fc2"].check`` has both
         differences. A layer that does not agree with the product is measured by double backward in the parameters, or
         refused. If second derivatives are not those of the gradient, as with an `autograd.Function` whose backward
-        keeps an intermediate, the layer is in ``skipped``, or refused if it was named. If the product is round-off, κ
+        keeps an intermediate, the layer is measured by differences of gradients, or is in ``skipped``, or refused if it
+        was named. If the product is round-off, κ
         is unresolved, or H is zero (``kappa.is_zero``). The check takes up to three gradients per layer, and three for
         all layers together.
     products

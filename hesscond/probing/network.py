@@ -159,7 +159,7 @@ class NetworkProbe:
         result = NetworkResult(block, parts, H.names, route, question.rtol)
         precision = "not looked at (check=False)"
         if isinstance(H, DifferencedOperator):
-            result.check = difference_check(NETWORK, H)
+            result.check, precision = difference_check(NETWORK, H), str(H.precision)
         elif question.check:
             result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)

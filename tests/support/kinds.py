@@ -562,6 +562,16 @@ own("custom_function", "custom autograd.Function", "0", first=lambda: nn.Linear(
 own("custom_function_once", "custom autograd.Function without a second derivative", "0",
     first=lambda: nn.Linear(4, 3), activation=Applied(OnceOnly.apply),
     twin=changed(lambda twin: setattr(twin[1], "function", Cube.apply)))  # fmt: skip
+own("hard_sigmoid", "hard sigmoid", "0", first=lambda: nn.Linear(4, 3), activation=nn.Hardsigmoid(),
+    twin=changed(lambda twin: setattr(twin, "1", Applied(lambda x: F.hardtanh(x / 6 + 0.5, 0, 1)))))  # fmt: skip
+own("embedding_bag", "EmbeddingBag", "bag",
+    lambda: (Net(lambda m, x: m.head(torch.tanh(m.bag(x))), bag=nn.EmbeddingBag(6, 3), head=nn.Linear(3, 3)), CE,
+             (torch.randint(0, 6, (20, 2)), torch.randint(0, 3, (20,)))),
+    twin=changed(lambda twin: setattr(twin.bag, "forward", lambda x: twin.bag.weight[x].mean(1))))  # fmt: skip
+own("few_distances", "torch.cdist of a few points", "a",
+    lambda: (Net(lambda m, x: m.head(m.far(m.a(x), m.b.weight)), a=nn.Linear(4, 3), b=nn.Linear(3, 5, bias=False),
+                 head=nn.Linear(5, 3), far=torch.cdist), CE, classes(10)),
+    twin=changed(lambda twin: setattr(twin, "far", lambda x, y: (x[:, None] - y).norm(dim=2))))  # fmt: skip
 own("kept_view", "view of a weight kept since __init__", "first", lambda: (with_kept_view(), CE, classes()),
     twin=kept_view_twin)  # fmt: skip
 own("kept_view_double", "view of a weight kept since __init__, float64 model", "first", kept_view_double,
