@@ -61,6 +61,31 @@ def test_draws_are_the_same_in_every_pass(name):
     assert torch.allclose(result.hessian(), true, rtol=1e-9, atol=1e-12)
 
 
+def test_a_float32_model_draws_the_numbers_of_its_own_run():
+    """LayerDrop by torch.rand([]), as in Wav2Vec2; float64 would draw others."""
+
+    def forward(m, x):
+        for layer in m.layers:
+            if torch.rand([]) < 0.5:
+                x = torch.tanh(layer(x)) * torch.rand(4)
+        return m.b(x)
+
+    def made():
+        torch.manual_seed(1)
+        return Net(forward, layers=nn.ModuleList(nn.Linear(4, 4) for _ in range(6)), b=nn.Linear(4, 3))
+
+    model, twin = made(), made().double()
+    state = torch.get_rng_state()
+    result = hesscond.probe(model, F.cross_entropy, (BATCH[0].float(), BATCH[1]), level="network")["network"]
+    torch.set_rng_state(state)
+    assert torch.allclose(
+        result.hessian(),
+        network_truth(twin, F.cross_entropy, (BATCH[0].float().double(), BATCH[1])),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
 def unseeded():
     return np.random.default_rng().random()
 

@@ -23,7 +23,7 @@ from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line
 from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
-from hesscond.problem.precision import MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
+from hesscond.problem.precision import DRAWS, MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 
@@ -85,6 +85,7 @@ def evaluate(
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=True))
     target = converted(target, dtype, copy=True)
+    usual = torch.get_default_dtype()
     with ExitStack() as stack:
         stack.enter_context(untouched(model, loss_fn))
         stack.enter_context(plainly(model))
@@ -96,6 +97,7 @@ def evaluate(
         stack.enter_context(operations(counted))
         watch.lifts = dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
+        watch.draws = usual if watch.lifts and not watch.clones else None
         stack.enter_context(watch)
         both = ModelAndLoss(model, loss_fn, dtype)
         replaced = {f"model.{name}": tensor for name, tensor in state.items()}
@@ -254,6 +256,8 @@ class WeightWatch(TorchFunctionMode):
         #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
         #: float32), and their number
         self.lifts, self.clones, self.lifted = False, False, 0
+        #: type in which the model itself draws random numbers, if it has one throughout: others are other numbers
+        self.draws: torch.dtype | None = None
         #: for each elementwise function called, a Boolean tensor: whether rounding made different numbers equal
         self.flat: list[torch.Tensor] = []
 
@@ -289,6 +293,9 @@ class WeightWatch(TorchFunctionMode):
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function without casts to float32, widening float32 tensors that the model keeps where types clash."""
+        plain = func in DRAWS and func is not torch.normal and not kwargs.keys() & {"out", "dtype"}
+        if plain and self.draws in WIDER:
+            kwargs = {**kwargs, "dtype": self.draws}
         wide = lifted(func, args, kwargs)
         if wide is not None:
             self.lifted += 1
