@@ -91,6 +91,15 @@ def dense(size: Size, dtype: torch.dtype, device: torch.device, init: str = "tor
     return Problem(model.to(device), nn.CrossEntropyLoss(), (inputs.to(dtype).to(device), targets.to(device)))
 
 
+def smooth(size: Size, dtype: torch.dtype, device: torch.device) -> Problem:
+    """The fully connected network with tanh for ReLU, on uniform inputs: hidden units have indefinite Hessians."""
+    layers = (nn.Tanh() if isinstance(part, nn.ReLU) else part for part in network(size, dtype))
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.rand(size.batch, size.inputs, generator=generator, dtype=torch.float64).to(dtype).to(device)
+    targets = torch.randint(0, size.classes, (size.batch,), generator=generator).to(device)
+    return Problem(nn.Sequential(*layers).to(device), nn.CrossEntropyLoss(), (inputs, targets))
+
+
 def convolutional(size: Size, dtype: torch.dtype, device: torch.device) -> Problem:
     """A 3×3 convolution that keeps the number of channels, ReLU, max pooling over 4×4, and a linear head."""
     torch.manual_seed(0)
@@ -341,6 +350,15 @@ def saturated_rows(problem: Problem) -> list[Row]:
         step_row(problem),
         probe_row("saturated-units", "all units, saturated, 1e-6", problem, rtol=1e-6),
         probe_row("saturated-layers", "all layers, saturated, 1e-6", problem, level="layer", rtol=1e-6),
+    ]
+
+
+def indefinite_rows(problem: Problem) -> list[Row]:
+    """All units of the network with tanh, and those of its first layer."""
+    return [
+        step_row(problem),
+        probe_row("indefinite-units", "all units, tanh", problem),
+        probe_row("indefinite-units-1", "units of layer 1, tanh", problem, layers=[LAYERS[0]]),
     ]
 
 

@@ -23,7 +23,9 @@ from cases import (
     convolutional,
     dense,
     dense_rows,
+    indefinite_rows,
     saturated_rows,
+    smooth,
     stream_rows,
     training_set,
 )
@@ -31,7 +33,7 @@ from measuring import Outcome, after_forward, environment, interleaved, millisec
 from peers import Comparison, compare
 
 CPU = torch.device("cpu")
-SECTIONS = ("float64", "float32", "saturated", "convolution", "stream", "peers")
+SECTIONS = ("float64", "float32", "saturated", "indefinite", "convolution", "stream", "peers")
 
 
 class Bench:
@@ -68,6 +70,8 @@ class Bench:
             self.timed(name, title, dense_rows(dense(size, dtype, CPU)))
         title = f"The same with Glorot's weights: a saturated softmax, κ beyond 1e40 (float64, batch {size.batch})"
         self.timed("saturated", title, saturated_rows(dense(size, torch.float64, CPU, "glorot")))
+        title = f"The same with tanh, on uniform inputs (float32, computed in float64, batch {size.batch})"
+        self.timed("indefinite", title, indefinite_rows(smooth(size, torch.float32, CPU)))
         title = (
             f"Convolution 3×3, {size.channels} → {size.channels} channels on {size.image}×{size.image}, batch "
             f"{size.images}, all units, float32 computed in float64"
