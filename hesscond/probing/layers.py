@@ -11,7 +11,7 @@ from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
-from hesscond.probing.applied import block_coordinates
+from hesscond.probing.applied import block_coordinates, listed
 from hesscond.probing.by_differences import by_differences
 from hesscond.probing.captured import captured_results, reached
 from hesscond.probing.products import by_products, causes, in_chart, units_by_use
@@ -36,12 +36,22 @@ def layer_results(question: Question) -> ProbeResult:
     elif question.check and question.choice.names is None:
         m.skipped = unmeasured(m, found) | m.skipped
     if not found:
-        raise CaptureError("; ".join(f"layer {name!r} cannot be probed: {why}" for name, why in m.skipped.items()))
+        raise CaptureError(together(m.skipped))
     skipped = {name: why for name, why in m.skipped.items() if name not in found}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
     result = ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
     result.scope = scope
     return result
+
+
+def together(skipped: Mapping[str, str]) -> str:
+    """Reasons for layers that are not measured, each once, in words."""
+    layers: dict[str, list[str]] = {}
+    for name, why in skipped.items():
+        layers.setdefault(why, []).append(repr(name))
+    return "; ".join(
+        f"layer{'s' if len(names) > 1 else ''} {listed(names)} cannot be probed: {why}" for why, names in layers.items()
+    )
 
 
 def chosen_results(m: Measurement) -> dict[str, LayerResult]:
