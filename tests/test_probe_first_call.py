@@ -150,3 +150,74 @@ def test_units_of_graph_layers_behind_a_sparse_adjacency(product):
         column[:, unit] = True
         exact = truth.at(truth.flat([name]))[column.flatten()][:, column.flatten()]
         torch.testing.assert_close(block.hessian(unit=unit), exact, rtol=0, atol=1e-12)
+
+
+def listed(m):
+    m.kept = [m.W, {"b": (m.b, m.V)}]
+    return m
+
+
+def viewed(m):
+    m.kept = [m.W.view(4, 5), {"b": (m.b.view(5), m.V.T)}]
+    return m
+
+
+def in_list(m, x):
+    (W, others) = m.kept
+    b, V = others["b"]
+    return (x @ W + b).tanh() @ (V if V.shape == (5, 3) else V.T)
+
+
+def sliced(m, x):
+    for W in m.layers[:-1]:
+        x = (x @ W).sin()
+    return x @ m.layers[-1]
+
+
+def dense_parts():
+    return {"W": random(4, 5), "b": random(5), "V": random(5, 3)}
+
+
+REFERENCES = {
+    "lists": lambda: listed(Net(in_list, **dense_parts())),
+    "views": lambda: viewed(Net(in_list, **dense_parts()).double()),
+    "a slice of a ParameterList": lambda: Net(sliced, layers=nn.ParameterList([random(4, 5), random(5, 3)])),
+}
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_parameters_are_replaced_where_the_model_keeps_them_besides(kind, level):
+    torch.manual_seed(0)
+    model = REFERENCES[kind]()
+    batch = torch.randn(12, 4).to(next(model.parameters()).dtype), torch.randint(3, (12,))
+    result = hesscond.probe(model, CE, batch, level=level)
+    again = listed if kind == "lists" else viewed if kind == "views" else lambda m: m
+    truth = double(again(model), CE, batch)
+    assert {key for own in result.values() for key in own.parameters} == set(truth.index)
+    assert result.skipped == {}
+    for name, own in result.items():
+        where = truth.flat(own.parameters)
+        if level == "network":
+            found = own.operator.to_dense()
+        elif own.level == "layer":
+            found = own.hessian()
+        else:
+            # the units of a weight in (inputs, outputs) are its columns, each with its bias
+            columns = [truth.index[key].view(-1, truth.index[key].shape[-1]) for key in own.parameters]
+            where = torch.cat(columns)[:, 1]
+            found = own.hessian(1)
+        torch.testing.assert_close(found, truth.at(where), rtol=0, atol=1e-12, msg=name)
+
+
+def test_a_parameter_in_the_closure_of_a_loss_is_replaced():
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(4, 3)).double(), (torch.randn(12, 4).double(), torch.randint(3, (12,)))
+    weight = model[0].weight
+
+    def loss_fn(output, target):
+        return CE(output, target) + weight.pow(4).sum()
+
+    result = hesscond.probe(model, loss_fn, batch, level="layer")["0"]
+    truth = Truth(model, loss_fn, batch)
+    torch.testing.assert_close(result.hessian(), truth.at(truth.units("0", ("0.bias", "0.weight")).flatten()))

@@ -24,6 +24,7 @@ from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.precision import DRAWS, MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
+from hesscond.problem.references import References
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 
@@ -77,11 +78,15 @@ def evaluate(
     batch: tuple[Any, Any],
     state: Mapping[str, torch.Tensor],
     *,
+    copies: Mapping[int, torch.Tensor],
     dtype: torch.dtype | None,
     watch: WeightWatch,
     counted: Operations | None = None,
 ) -> Evaluation:
-    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects."""
+    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
+
+    ``copies`` are those of the parameters by the ids of the originals.
+    """
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=True))
     target = converted(target, dtype, copy=True)
@@ -90,6 +95,7 @@ def evaluate(
         stack.enter_context(untouched(model, loss_fn))
         stack.enter_context(plainly(model))
         stack.enter_context(explained(model, loss_fn, batch, dtype))
+        stack.enter_context(References(model, loss_fn).replaced(copies))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives

@@ -105,10 +105,17 @@ class Snapshot:
         """Evaluation of the loss, whose value is not checked."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
+        copies = {number: state[key] for number, key in self._owners.items()}
+        for owner in self.model.modules():
+            # its slices make parameters of tensors that are none
+            for own in owner.parameters(recurse=False) if isinstance(owner, nn.ParameterList) else ():
+                copies[id(own)]._is_param = True
         watch = WeightWatch(self._owners if hooks is None else hooks.weights(self.copies))
         attached = nullcontext() if hooks is None else hooks.attached(watch)
         with in_modes(self.model, self._training), attached:
-            found = evaluate(self.model, loss_fn, batch, state, dtype=self.dtype, watch=watch, counted=counted)
+            found = evaluate(
+                self.model, loss_fn, batch, state, copies=copies, dtype=self.dtype, watch=watch, counted=counted
+            )
         for number in watch.used_outside & self._owners.keys():
             raise CaptureError(
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "

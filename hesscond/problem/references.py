@@ -1,0 +1,103 @@
+"""References to parameters outside of their modules: in lists, dicts, attributes and closures, and views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Attributes of a module that `torch.func.functional_call` replaces, or that hold its parts.
+REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+#: Largest depth of containers within containers, and types without references to tensors.
+DEPTH = 8
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, ModuleType)
+#: Place of a tensor: its name, the tensor, and a function that puts another one there.
+Place = tuple[str, torch.Tensor, Callable[[Any], None]]
+
+
+class References:
+    """Tensors that a model and its loss refer to, other than as parameters and buffers of the model's modules."""
+
+    def __init__(self, model: nn.Module, loss: object = None) -> None:
+        self.found: list[Place] = []
+        self._seen: set[int] = set()
+        modules = dict(model.named_modules())
+        self._seen.update(map(id, modules.values()))
+        for path, module in modules.items():
+            for key, value in list(vars(module).items()):
+                if key not in REGISTERED:
+                    self._visit(f"{path}/{key}" if path else key, value, partial(module.__dict__.__setitem__, key), 0)
+        self._visit("loss", loss, lambda _: None, 0)
+
+    def _visit(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            self.found.append((name, value, put))
+        elif not isinstance(value, PLAIN) and depth <= DEPTH and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._inside(name, value, put, depth + 1)
+
+    def _inside(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
+        """Visit what a container, a function or an object refers to."""
+        if isinstance(value, (dict, list)):
+            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                self._visit(f"{name}[{key}]", item, partial(value.__setitem__, key), depth)
+        elif isinstance(value, tuple):
+            items = list(value)
+
+            def changed(number: int, item: Any) -> None:
+                items[number] = item
+                put(type(value)(*items) if hasattr(value, "_fields") else type(value)(items))
+
+            for number, item in enumerate(value):
+                self._visit(f"{name}[{number}]", item, partial(changed, number), depth)
+        elif isinstance(value, FunctionType):
+            for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+                try:
+                    self._visit(f"{name}/{key}", cell.cell_contents, partial(setattr, cell, "cell_contents"), depth)
+                except ValueError:  # an empty cell
+                    continue
+        elif isinstance(value, MethodType):
+            self._visit(name, value.__self__, put, depth)
+        elif isinstance(value, partial):
+            for item in (value.func, *value.args, *value.keywords.values()):
+                self._visit(name, item, lambda _: None, depth)
+        elif isinstance(value, nn.Module) or (
+            hasattr(value, "__dict__") and not isinstance(value, BuiltinFunctionType)
+        ):
+            for key, item in list(vars(value).items()):
+                # tensors of a module outside of the model are named as in it
+                inner = name if key in REGISTERED else f"{name}/{key}"
+                self._visit(inner, item, partial(vars(value).__setitem__, key), depth)
+
+    @contextmanager
+    def replaced(self, copies: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """Context in which tensors with a copy, given by the tensor's id, and views of them are replaced."""
+        changed = [(put, value, own) for _, value, put in self.found if (own := copy_of(value, copies)) is not None]
+        try:
+            for put, _, own in changed:
+                put(own)
+            yield
+        finally:
+            for put, value, _ in reversed(changed):
+                put(value)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Trained parameters by name, each once."""
+        first: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, value, _ in self.found:
+            if isinstance(value, nn.Parameter) and value.requires_grad:
+                first.setdefault(id(value), (name, value))
+        return dict(first.values())
+
+
+def copy_of(value: torch.Tensor, copies: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """Copy of a tensor, or the same view of the copy of what it is a view of."""
+    if (own := copies.get(id(value))) is not None or value._base is None:
+        return own
+    base = copies.get(id(value._base))
+    return None if base is None else value._view_func_unsafe(base)
