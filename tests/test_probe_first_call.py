@@ -19,7 +19,7 @@ ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)
 
 
 def random(*shape):
-    return nn.Parameter(torch.randn(*shape) / 2)
+    return nn.Parameter(torch.randn(shape) / 2)
 
 
 def double(model, loss_fn, batch):
@@ -221,3 +221,57 @@ def test_a_parameter_in_the_closure_of_a_loss_is_replaced():
     result = hesscond.probe(model, loss_fn, batch, level="layer")["0"]
     truth = Truth(model, loss_fn, batch)
     torch.testing.assert_close(result.hessian(), truth.at(truth.units("0", ("0.bias", "0.weight")).flatten()))
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_t, self.W = random(), random(3, 3)
+
+    def forward(self, output, target):
+        return CE((output @ self.W.T).tanh() * self.log_t.exp(), target)
+
+
+def outside(kind):
+    """A model, its loss, the names of parameters that no module of the model has, and these."""
+    loss = Scaled()
+    if kind == "loss":
+        return nn.Sequential(nn.Linear(4, 3)), loss, {"loss[log_t]": loss.log_t, "loss[W]": loss.W}
+    if kind == "closure":
+        model, t = nn.Sequential(nn.Linear(4, 3)), random()
+        return model, lambda o, y: CE(o * t.exp(), y), {"loss/t": t}
+    model = Net(lambda m, x: m.fc(x).tanh() @ m.weights["a"][0], fc=nn.Linear(4, 5), weights={"a": [random(5, 3)]})
+    return model, CE, {"weights[a][0]": model.weights["a"][0]}
+
+
+@pytest.mark.parametrize("kind", ["loss", "closure", "list"])
+def test_parameters_outside_of_the_model_are_skipped_with_a_name_that_measures_them(kind):
+    torch.manual_seed(0)
+    model, loss_fn, others = outside(kind)
+    for tensor in (*model.parameters(), *others.values()):
+        tensor.data = tensor.data.double()
+    batch = torch.randn(12, 4).double(), torch.randint(3, (12,))
+    for level in ("unit", "layer", "network"):
+        result = hesscond.probe(model, loss_fn, batch, level=level)
+        assert set(result.skipped) == set(others)
+        assert not {key for own in result.values() for key in own.parameters} & set(others)
+    for name, tensor in others.items():
+        assert f"layers=['{name}']" in result.skipped[name]
+        gradient = torch.autograd.grad(loss_fn(model(batch[0]), batch[1]), tensor, create_graph=True)[0].flatten()
+        rows = [torch.autograd.grad(g, tensor, retain_graph=True)[0].flatten() for g in gradient]
+        found = hesscond.probe(model, loss_fn, batch, [name], "layer")[name]
+        torch.testing.assert_close(found.hessian(), torch.stack(rows), rtol=0, atol=1e-12)
+        assert tensor.grad is None
+    together = hesscond.probe(model, loss_fn, batch, [*others, *dict(model.named_children())], "network")
+    assert together["network"].n_params == sum(p.numel() for p in (*model.parameters(), *others.values()))
+
+
+def test_a_teacher_in_the_closure_of_a_loss_is_no_parameter():
+    teacher, batch = nn.Linear(4, 3), (torch.randn(12, 4), torch.randint(3, (12,)))
+
+    def loss_fn(output, target):
+        with torch.no_grad():
+            aim = teacher(batch[0]).softmax(1)
+        return CE(output, aim.to(output))
+
+    assert hesscond.probe(nn.Sequential(nn.Linear(4, 3)), loss_fn, batch).skipped == {}

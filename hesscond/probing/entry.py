@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,25 @@ from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import ProbeMethod, applied
+from hesscond.probing.captured import reached
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
 from hesscond.problem import MEMORY
+from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem.references import holding, parameters_outside
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import check_problem, measurable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+#: Reason for a parameter that no module of the model has.
+OUTSIDE = "a parameter of the loss, or in no module of the model, which the others leave out: name it, layers=[{0!r}]"
 
 
 def probe(
@@ -173,6 +181,10 @@ def probe(
     check_problem(model, loss_fn)
     team = team_of(model, group)
     model = measurable(model)
+    layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+    outside = {} if method is not None else parameters_outside(model, loss_fn)
+    if outside and (names_one(outside, layers, blocks) or not any(p.requires_grad for p in model.parameters())):
+        model, outside = holding(model, outside), {}
     size = bytes_of(memory)
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
@@ -197,7 +209,11 @@ def probe(
     refuse_sharded(model)
     with derivatives_explained(question.model):
         work = applied(question)
-        return work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+        result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+        if outside and layers is None and blocks is None and is_batch(data):
+            whole = replace(question, model=holding(model, outside))
+            result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole).reached}
+        return result
 
 
 @contextmanager
@@ -232,6 +248,12 @@ def derivatives_explained(model: nn.Module) -> Iterator[None]:
         ) from error
     finally:
         handle.remove()
+
+
+def names_one(outside: Container[str], layers: Any, blocks: Mapping[str, Iterable[str] | str] | None) -> bool:
+    """Whether ``layers`` or ``blocks`` of a probe name one of the parameters outside of a model."""
+    groups = [layers or (), *(blocks or {}).values()]
+    return any(name in outside for own in groups for name in ([own] if isinstance(own, str) else own))
 
 
 def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from torch import nn
 
 #: Attributes of a module that `torch.func.functional_call` replaces, or that hold its parts.
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
-#: Largest depth of containers within containers, and types without references to tensors.
-DEPTH = 8
+#: Largest depth of containers within containers, largest number of items, and types without references to tensors.
+DEPTH, LONG = 8, 1000
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, ModuleType)
 #: Place of a tensor: its name, the tensor, and a function that puts another one there.
 Place = tuple[str, torch.Tensor, Callable[[Any], None]]
@@ -43,6 +43,8 @@ class References:
 
     def _inside(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         """Visit what a container, a function or an object refers to."""
+        if isinstance(value, (dict, list, tuple)) and len(value) > LONG:
+            return
         if isinstance(value, (dict, list)):
             for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 self._visit(f"{name}[{key}]", item, partial(value.__setitem__, key), depth)
@@ -101,3 +103,18 @@ def copy_of(value: torch.Tensor, copies: Mapping[int, torch.Tensor]) -> torch.Te
         return own
     base = copies.get(id(value._base))
     return None if base is None else value._view_func_unsafe(base)
+
+
+def parameters_outside(model: nn.Module, loss: object) -> dict[str, nn.Parameter]:
+    """Trained parameters that a model or its loss refers to and no module of the model has, as ``"weights[0]"``."""
+    own = set(map(id, model.parameters()))
+    found = References(model, loss).parameters()
+    return {name: p for name, p in found.items() if id(p) not in own and p.is_floating_point()}
+
+
+def holding(model: nn.Module, others: Mapping[str, nn.Parameter]) -> nn.Module:
+    """Model with the same modules and attributes, and further parameters by name."""
+    found: nn.Module = type(model).__new__(type(model))
+    vars(found).update(vars(model))
+    found.__dict__["_parameters"] = model._parameters | dict(others)
+    return found
