@@ -177,7 +177,7 @@ class Sine(nn.Module):
 def test_a_function_without_a_second_derivative(level):
     model = nn.Sequential(nn.Linear(5, 4), Sine(), nn.Linear(4, 3))
     with pytest.raises(HesscondError, match="once_differentiable"):
-        hesscond.probe(model, nn.CrossEntropyLoss(), (X, Y), level=level, dtype=None)
+        hesscond.probe(model, nn.CrossEntropyLoss(), (X, Y), ["0"], level, dtype=None)
 
 
 @pytest.mark.parametrize("level", ["unit", "layer"])
