@@ -39,8 +39,8 @@ def optional(purpose: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        module = (error.name or "").partition(".")[0]
-        if module not in OPTIONAL:
+        module = next((part for part in (error.name or "").split(".") if part in OPTIONAL), None)
+        if module is None:
             raise
         packages, extra = OPTIONAL[module]
         raise ConfigError(f"{purpose} needs {module}: pip install {packages} (extra {extra!r})") from None

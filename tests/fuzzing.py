@@ -34,7 +34,10 @@ def built(program, *, double=False):
     """The names that a program defines; ``double``: in float64 throughout, its casts by hand included."""
     source, name = program.source, f"<program {program.seed}{' in float64' * double}>"
     if double:
+        single = "DTYPE = torch.float32" in source
         source = source.replace(".float()", ".double()").replace("torch.float32", "torch.float64")
+        if single:  # the numbers that the program itself draws
+            source = source.replace("torch.randn_like(h)", "torch.randn_like(h, dtype=torch.float32).double()")
     # torch.jit.script reads the text there
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     module = types.ModuleType("program")

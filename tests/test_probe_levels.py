@@ -89,7 +89,7 @@ def test_parameters_without_a_hessian_are_named_with_the_way_to_get_it(level):
     batch = torch.randn(9, 4), torch.randint(0, 3, (9,))
     more = hesscond.probe(WithMore(), nn.CrossEntropyLoss(), batch, level=level).skipped
     assert list(more) == ["scale"]
-    assert "level='network'" in more["scale"]
+    assert "layers=['scale']" in more["scale"]
     # no layer is captured here
     only = hesscond.probe(nn.Sequential(orthogonal, nn.LayerNorm(4)), nn.CrossEntropyLoss(), batch, level=level).skipped
     assert list(only) == ["1"]

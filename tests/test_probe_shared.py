@@ -7,7 +7,6 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import hesscond
-from hesscond.errors import CaptureError
 from tests.truth import packed, unpacked
 
 
@@ -183,8 +182,8 @@ def test_a_loss_may_use_weights_itself(penalty, dtype, module):
 
 
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
-def test_a_view_made_before_the_forward_pass_is_refused(level):
-    """What takes the place of the weight does not take that of its view."""
+def test_a_view_made_before_the_forward_pass_counts(level):
+    """The Hessian is that of a model which makes the view in its forward pass."""
 
     class Keeps(nn.Sequential):
         def forward(self, x):
@@ -192,8 +191,27 @@ def test_a_view_made_before_the_forward_pass_is_refused(level):
 
     model = Keeps(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     model.kept = [model[0].weight.view(-1)]
-    with pytest.raises(CaptureError, match=r"parameter '0\.weight' through a reference or a view"):
-        hesscond.probe(model, nn.CrossEntropyLoss(), (normal(7, 5), Y), level=level)
+    batch = normal(7, 5), Y
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, level=level)
+    parameters = list(model.parameters())
+
+    def loss(flat):
+        w, b, v, c = (
+            part.view_as(p) for part, p in zip(flat.split([p.numel() for p in parameters]), parameters, strict=True)
+        )
+        output = (torch.tanh(batch[0] @ w.T + b) @ v.T + c) * w.mean()
+        return nn.functional.cross_entropy(output, batch[1])
+
+    exact = torch.func.hessian(loss)(torch.cat([p.detach().flatten() for p in parameters]))
+    if level == "network":
+        assert torch.allclose(found["network"].hessian(), exact, rtol=0, atol=1e-12)
+    else:  # [b, w] of the last unit of the first layer
+        own = torch.tensor([20 + 3, *range(15, 20)])
+        if level == "layer":
+            place = torch.arange(24).view(4, 6)[3]
+            assert torch.allclose(found["0"].hessian()[place][:, place], exact[own][:, own], rtol=0, atol=1e-12)
+        else:
+            assert torch.allclose(found["0"].hessian(unit=3), exact[own][:, own], rtol=0, atol=1e-12)
 
 
 def test_a_shared_weight_is_not_taken_for_its_one_use():

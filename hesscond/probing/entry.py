@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -234,7 +235,10 @@ def derivatives_explained(model: nn.Module) -> Iterator[None]:
 
     handle = register_module_forward_pre_hook(entered)
     try:
-        yield
+        with warnings.catch_warnings():
+            # a second call of the hook does no harm
+            warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
+            yield
     except RuntimeError as error:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         known = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))

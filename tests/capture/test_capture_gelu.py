@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hesscond
-from hesscond.problem.evaluation import gelu
+from hesscond.problem.formulas import gelu
 from tests.truth import unit_truth
 
 

@@ -104,18 +104,6 @@ def test_a_part_without_gradients():
     assert float(whole.kappa) == pytest.approx(float(sizes[0] / sizes[whole.kappa.rank - 1]), rel=1e-5)
 
 
-class Kept(nn.Module):
-    """A view of the first layer's weight, kept since the beginning."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, 3)
-        self.view = self.first.weight.T
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x)) + x @ self.view)
-
-
 class Squared(nn.Module):
     """A complex layer, and what its absolute values become."""
 
@@ -152,7 +140,6 @@ SENTENCES = {
     "traced": (lambda: torch.jit.trace(inner(), X), {}, "torch.jit"),
     "meta": (lambda: inner().to("meta"), {}, "meta"),
     "lazy": (Lazy, {}, "'first.weight'.*lazy"),
-    "kept view": (Kept, {}, "'first.weight'.*view"),
     "complex layer": (Squared, {"layers": ["first"]}, "complex"),
     "quantized": (quantized, {}, "no layer|no parameter"),
     "needs float32": (learning_quantization, {}, "float64.*dtype=None"),

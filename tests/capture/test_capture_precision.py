@@ -303,7 +303,7 @@ def test_an_error_that_has_nothing_to_do_with_types_is_the_users():
     state = {key: tensor.detach().double() for key, tensor in tensors_by_module(model).items()}
     for bad in (torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.float64)):
         with pytest.raises(RuntimeError, match="shapes"):
-            evaluate(model, F.cross_entropy, (bad, bad), state, dtype=torch.float64, watch=WeightWatch({}))
+            evaluate(model, F.cross_entropy, (bad, bad), state, dtype=torch.float64, watch=WeightWatch({}), copies={})
 
 
 def test_precision_in_words():

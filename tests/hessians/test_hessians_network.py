@@ -460,9 +460,11 @@ def test_weight_decay_in_the_loss_is_in_the_hessian_and_has_no_gauss_newton_matr
         GGNOperator(model, decayed, BATCH)
 
 
-def test_the_gauss_newton_matrix_needs_outputs():
-    with pytest.raises(CaptureError, match="tuples, lists or dicts"):
-        call(GGNOperator, nn.Sequential(mlp(nn.Tanh()), Wrapped()), lambda o, t: F.cross_entropy(o.value, t))
+def test_the_gauss_newton_matrix_of_outputs_in_an_object():
+    torch.manual_seed(0)
+    model = mlp(nn.Tanh())
+    found = call(GGNOperator, nn.Sequential(model, Wrapped()), lambda o, t: F.cross_entropy(o.value, t))
+    assert torch.equal(found.to_dense(), call(GGNOperator, model, F.cross_entropy).to_dense())
 
 
 class Wrapped(nn.Module):

@@ -328,7 +328,7 @@ def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
     evaluation = pd.DataFrame({"iteration": [0, 25, 50], "epoch": [0, 1, 2], "test_accuracy": [0.1, 0.2, 0.3]})
     training = pd.DataFrame({"iteration": range(50), "epoch": [0] * 25 + [1] * 25, "loss": 1.0, "lr": 0.1})
     tables = {"evaluation": evaluation, "training": training}
-    monkeypatch.setattr(StoredRun, "rows", lambda self, name, **_: ([], clock))
+    monkeypatch.setattr(StoredRun, "rows", lambda self, name, **_: clock)
     monkeypatch.setattr(StoredRun, "table", lambda self, name: tables[name])
     monkeypatch.setattr(StoredRun, "iterations", 50)
     # 2 s for 20 iterations, then 3 s for 30
