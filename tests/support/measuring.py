@@ -76,7 +76,8 @@ def here(kind):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         model, loss_fn, batch, *by_hand = kind.make()
-        truth = Truth(kind.twin(model), loss_fn, batch, *by_hand)
+        single = all(p.dtype == torch.float32 for p in model.parameters() if p.is_floating_point())
+        truth = Truth(kind.twin(model), loss_fn, batch, *by_hand, draws=torch.float32 if single else None)
         if dist.is_initialized():
             rank, size = dist.get_rank(), dist.get_world_size()
             batch = tree_map_only(torch.Tensor, lambda t: t[rank::size], batch)

@@ -18,12 +18,21 @@ LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class InDouble(TorchFunctionMode):
-    """Casts to a lower precision become casts to float64: what the author's formula says without them."""
+    """Casts to a lower precision become casts to float64: what the author's formula says without them.
+
+    Random numbers are drawn in the type ``draws``, that of the author's run.
+    """
+
+    def __init__(self, draws):
+        super().__init__()
+        self.draws = draws
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
+        if function in (torch.randn_like, torch.rand_like) and "dtype" not in kwargs and self.draws is not None:
+            return function(*args, **kwargs, dtype=self.draws).double()
         args, kwargs = tree_map(lambda one: torch.float64 if one in LOW else one, (args, kwargs), is_leaf=is_tensor)
         return function(*args, **kwargs)
 
@@ -50,7 +59,7 @@ class Truth:
         Names of those of any kind that receive a gradient.
     """
 
-    def __init__(self, twin, loss_fn, batch, by_hand=None):
+    def __init__(self, twin, loss_fn, batch, by_hand=None, *, draws=None):
         self.twin = twin
         # the second derivatives of the loss, not of what a hook makes of its gradient
         for module in twin.modules():
@@ -62,7 +71,7 @@ class Truth:
         tensors = [p.requires_grad_() for _, p in own]
         torch.manual_seed(1)
         # the fused kernels have no second derivative
-        with InDouble(), sdpa_kernel(SDPBackend.MATH):
+        with InDouble(draws), sdpa_kernel(SDPBackend.MATH):
             loss = by_hand(twin)
             gradients = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
             rows = [row for g, p in zip(gradients, tensors, strict=True) for row in derivatives(g, p, tensors)]
