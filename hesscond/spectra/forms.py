@@ -62,10 +62,11 @@ class FactorForm(Form):
     def measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
             return factor_condition(self.factor, rank_bound=self.rank_bound, rtol=rtol, error=self.error)
-        if self.spread is None and (as_array(self.signs) < 0).all():
-            # −H ≥ 0 is known as accurately as F
+        signs = as_array(self.signs)
+        if self.spread is None and ((signs < 0).all() or (signs > 0).all()):
+            # ±H ≥ 0 is known as accurately as F
             found = replace(self, signs=None, least_rank=None).condition(rtol=rtol)
-            return replace(found, negative=found.rank)
+            return replace(found, negative=found.rank if (signs < 0).all() else 0)
         return signed_condition(
             self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
         )

@@ -259,6 +259,21 @@ def test_indefinite_units_with_shared_rows(shape, spread):
     assert batched >= 30
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_units_of_one_sign_among_indefinite_ones_are_known_as_accurately_as_their_factor(sign):
+    rng = np.random.default_rng(6)
+    rows, roots = layer(rng, 6, 9, 2, active=1.0)
+    rows[1] = rows[0] + 1e-5 * torch.from_numpy(rng.standard_normal(9))
+    signs = torch.full((6, 2), float(sign), dtype=torch.float64)
+    signs[0, 1] = -sign
+    kappa = conditions(FactorStack(rows, roots, signs), rtol=1e-8)[0]
+    truth = exact_kappa((rows * roots[:, :1]).numpy())[0]
+    assert truth > 1e9
+    assert (kappa.negative, kappa.rank) == (0 if sign > 0 else 6, 6)
+    assert kappa.width <= 1e-8
+    assert kappa.lower * (1 - 1e-15) <= truth <= kappa.upper * (1 + 1e-15)
+
+
 def test_indefinite_units_known_up_to_rounding_of_the_terms():
     """With the rounding of a perturbed S, the interval contains the κ of every S within it."""
     rng = np.random.default_rng(5)

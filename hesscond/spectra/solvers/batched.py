@@ -90,7 +90,7 @@ def signed_table(
 ) -> np.ndarray:
     """Table of `ends_of`, and the number of negative eigenvalues, for H_i = Ĥᵀ diag(sign_i·root_i²) Ĥ of full rank.
 
-    NaN where that is not certain, or where bounds of the entries can be better than those of the norm.
+    NaN where that is not certain, or where bounds of the entries, or a factor of ±H, may be better than the norm's.
     """
     m, n = rows.shape
     k = min(m, n)
@@ -123,12 +123,16 @@ def signed_table(
         given = noises * power_of_two(-2 * peaks.clamp(-ROW_POWERS // 2, ROW_POWERS // 2))
         entries = entries + given[:, None] * (lengths / torch.linalg.vector_norm(lengths)).square()
         terms = terms + given
-    graded = (entries.amax(1) > GRADED * entries.amin(1)).cpu().numpy()[members]
+    finer = entries.amax(1) > GRADED * entries.amin(1)
+    if noises is None:
+        # ±H ≥ 0 is known as accurately as its factor
+        finer |= (signs.T * weights).sum(1).abs() == terms
+    finer = finer.cpu().numpy()[members]
     error = EPS * (error_factor(m, n) * terms.cpu().numpy()[members] + error_factor(k, k) * top)
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.where(bottom > error, bottom - error, np.nan)
         narrow = (top + error) / low <= (1 + rtol) * (top - error) / (bottom + error)
-    low = np.where(narrow | ~graded, low, np.nan)
+    low = np.where(narrow | ~finer, low, np.nan)
     table[members, 1] = peaks.cpu().numpy()[members]
     table[members, 2:] = np.stack(
         [top, top - error, top + error, bottom, low, bottom + error, np.full_like(top, 2), negative], 1
