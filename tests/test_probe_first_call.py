@@ -10,6 +10,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
+from hesscond.problem.references import References
 from tests.cases import Net
 from tests.support.truth import Truth
 
@@ -275,3 +276,24 @@ def test_a_teacher_in_the_closure_of_a_loss_is_no_parameter():
         return CE(output, aim.to(output))
 
     assert hesscond.probe(nn.Sequential(nn.Linear(4, 3)), loss_fn, batch).skipped == {}
+
+
+def test_a_loss_that_holds_all_the_data_is_searched_nearby_only():
+    """The weights that a trainer's loss refers to are found, and not every sample of its data is looked at."""
+
+    class Trainer:
+        def __init__(self):
+            self.data = [[{"x": [0.0], "tag": object()} for _ in range(500)] for _ in range(100)]
+            self.weights = [random(3)]
+
+        def loss(self, output, target):
+            return CE(output * self.weights[0], target)
+
+    torch.manual_seed(0)
+    trainer, model = Trainer(), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    found = References(model, trainer.loss)
+    assert trainer.weights[0] in found.parameters().values()
+    assert len(found._seen) < 20_000
+    result = hesscond.probe(model, trainer.loss, (torch.randn(9, 4), torch.randint(3, (9,))))
+    assert list(result) == ["0", "2"]
+    assert any("weights[0]" in name for name in result.skipped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,8 +14,9 @@ from torch import nn
 
 #: Attributes of a module that `torch.func.functional_call` replaces, or that hold its parts.
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
-#: Largest depth of containers within containers, largest number of items, and types without references to tensors.
-DEPTH, LONG = 8, 1000
+#: Largest depth of containers within containers, number of items of one, and number of items of all, the nearest
+#: first: a loss may refer to all the data. Types without references to tensors.
+DEPTH, LONG, MOST = 8, 1000, 10_000
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, ModuleType)
 #: Place of a tensor: its name, the tensor, and a function that puts another one there.
 Place = tuple[str, torch.Tensor, Callable[[Any], None]]
@@ -26,6 +28,7 @@ class References:
     def __init__(self, model: nn.Module, loss: object = None) -> None:
         self.found: list[Place] = []
         self._seen: set[int] = set()
+        self._waiting: deque[tuple[str, Any, Callable[[Any], None], int]] = deque()
         modules = dict(model.named_modules())
         self._seen.update(map(id, modules.values()))
         for path, module in modules.items():
@@ -33,21 +36,27 @@ class References:
                 if key not in REGISTERED:
                     self._visit(f"{path}/{key}" if path else key, value, partial(module.__dict__.__setitem__, key), 0)
         self._visit("loss", loss, lambda _: None, 0)
+        left = MOST
+        while self._waiting and left > 0:
+            name, value, put, depth = self._waiting.popleft()
+            left -= len(value) if isinstance(value, (dict, list, tuple)) else len(getattr(value, "__dict__", "f"))
+            self._inside(name, value, put, depth)
 
     def _visit(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         if isinstance(value, torch.Tensor):
             self.found.append((name, value, put))
-        elif not isinstance(value, PLAIN) and depth <= DEPTH and id(value) not in self._seen:
+            return
+        empty = isinstance(value, (dict, list, tuple)) and not 0 < len(value) <= LONG
+        if not (empty or isinstance(value, PLAIN) or depth > DEPTH or id(value) in self._seen):
             self._seen.add(id(value))
-            self._inside(name, value, put, depth + 1)
+            self._waiting.append((name, value, put, depth + 1))
 
     def _inside(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         """Visit what a container, a function or an object refers to."""
-        if isinstance(value, (dict, list, tuple)) and len(value) > LONG:
-            return
         if isinstance(value, (dict, list)):
             for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                self._visit(f"{name}[{key}]", item, partial(value.__setitem__, key), depth)
+                if not isinstance(item, PLAIN):
+                    self._visit(f"{name}[{key}]", item, partial(value.__setitem__, key), depth)
         elif isinstance(value, tuple):
             items = list(value)
 
