@@ -119,7 +119,7 @@ def alike(streamed):
     return changed
 
 
-def gauss_newton(self, evaluation):
+def gauss_newton(self, evaluation, drawn):
     return GGNLinearization(evaluation, self.problem.snapshot.leaves, self.problem.loss_fn, self.problem.dtype)
 
 
