@@ -131,7 +131,7 @@ class NetworkOperator(SymmetricOperator):
                 kind = "complex" if leaf.is_complex() else f"in {named(leaf.dtype)}"
                 raise CaptureError(
                     f"the parameter {name!r} is {kind}, in which there is no Hessian to speak of: "
-                    + ("name the others with parameters=" if leaf.is_complex() else "use dtype=torch.float64")
+                    + ("name the others (layers=, parameters=)" if leaf.is_complex() else "use dtype=torch.float64")
                 )
         point = self.layout.vector_of([leaf.detach() for leaf in leaves])
         super().__init__(self.layout.order, point.dtype, point.device)
