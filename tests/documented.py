@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,18 +37,18 @@ class Block:
     rtol: float = RTOL
 
     @property
-    def file(self) -> str | None:
+    def file(self):
         """The name of the file that it is."""
         named = FILE.match(self.text)
         return named[1] if named else None
 
 
-def blocks(page: str) -> list[Block]:
+def blocks(page):
     """The blocks of a page in order."""
     return [Block(m[1], m[3], page[: m.start()].count("\n") + 1, float(m[2] or RTOL)) for m in FENCE.finditer(page)]
 
 
-def commands(block: Block) -> list[str]:
+def commands(block):
     """The command lines of a block, continued lines joined, comments left out."""
     if block.language == "console":
         return [command for command, _ in sessions(block)]
@@ -60,14 +59,14 @@ def commands(block: Block) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def sessions(block: Block) -> list[tuple[str, str]]:
+def sessions(block):
     """The commands of a ``console`` block, each with what it is said to print."""
     parts = re.split(r"^\$ (.*(?:\\\n.*)*)\n", block.text, flags=re.MULTILINE)
     assert not parts[0].strip(), f"line {block.line}: a console block begins with a command"
     return [(command.replace("\\\n", " "), said) for command, said in zip(parts[1::2], parts[2::2], strict=True)]
 
 
-def run(page: Path, folder: Path) -> None:
+def run(page, folder):
     """Do what a page says in an empty folder.
 
     Raises
@@ -75,7 +74,7 @@ def run(page: Path, folder: Path) -> None:
     AssertionError
         Something fails, or prints something else.
     """
-    namespace: dict[str, object] = {"__name__": page.stem}
+    namespace = {"__name__": page.stem}
     printed = ""
     with importing_from(folder):
         for block in blocks(page.read_text(encoding="utf-8")):
@@ -83,7 +82,7 @@ def run(page: Path, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def importing_from(folder: Path) -> Iterator[None]:
+def importing_from(folder):
     """Modules in the folder can be imported, and are forgotten afterwards."""
     sys.path.insert(0, str(folder))
     try:
@@ -95,7 +94,7 @@ def importing_from(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def do(block: Block, page: str, folder: Path, namespace: dict[str, object], printed: str) -> str:
+def do(block, page, folder, namespace, printed):
     """Do what a block says; returns what its Python printed, or what was printed before."""
     where = f"{page}, line {block.line}"
     if block.file:
@@ -116,7 +115,7 @@ def do(block: Block, page: str, folder: Path, namespace: dict[str, object], prin
     return printed
 
 
-def shell(command: str, folder: Path, where: str) -> str:
+def shell(command, folder, where):
     """What a command prints on both streams; one that fails must say so itself, as in ``… || echo "exit code $?"``."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     packages = folder / "site-packages"
@@ -145,7 +144,7 @@ def shell(command: str, folder: Path, where: str) -> str:
     return done.stdout
 
 
-def compare(said: str, printed: str, where: str, rtol: float) -> None:
+def compare(said, printed, where, rtol):
     """Every line that is said to be printed is, in order and with nothing between but where ``…`` allows it."""
     wanted, there = lines(said), lines(printed)
     if not wanted:
@@ -163,19 +162,19 @@ def compare(said: str, printed: str, where: str, rtol: float) -> None:
     assert skipping or at == len(there), f"{where}: more is printed, from “{' '.join(there[at])}”\n{printed}"
 
 
-def lines(text: str) -> list[list[str]]:
+def lines(text):
     """Lines as words; empty ones and rules are left out."""
     return [line.split() for line in text.splitlines() if line.strip(" ─━-")]
 
 
-def same(said: list[str], printed: list[str], rtol: float) -> bool:
+def same(said, printed, rtol):
     """Whether the words agree, numbers within the tolerance."""
     if said and said[-1] == "…":
         said, printed = said[:-1], printed[: len(said) - 1]
     return len(said) == len(printed) and all(same_word(*pair, rtol) for pair in zip(said, printed, strict=True))
 
 
-def same_word(said: str, printed: str, rtol: float) -> bool:
+def same_word(said, printed, rtol):
     """Equal but for the numbers in it, which are close."""
     if said == printed:
         return True
@@ -187,9 +186,9 @@ def same_word(said: str, printed: str, rtol: float) -> bool:
     )
 
 
-def arguments(command: str) -> list[str] | None:
+def arguments(command):
     """What follows ``hesscond`` on a command line, up to a pipe or redirection; None: it calls something else."""
-    parts: list[list[str]] = [[]]
+    parts = [[]]
     for word in shlex.split(command, comments=True):
         if word in ("|", "||", "&&", ">", ";", "&"):
             parts.append([])

@@ -1,6 +1,9 @@
 """Made-up runs for the report, and what is found on its page."""
 
+import io
 from html.parser import HTMLParser
+
+from rich.console import Console
 
 from hesscond.runs import RunLog, open_run
 
@@ -69,3 +72,15 @@ def probe(**facts):
         found |= {name: 1e4, f"{name}_lower": 9e3, f"{name}_upper": 1.1e4}
     found |= {"resolved": 1, "resolved_preconditioned": 1, "resolved_own": 1}
     return found | {"kappa_D": 10.0, "coordinates": "BNP"} | facts
+
+
+def printed(table, width=80):
+    """A table as a console of that width shows it."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table)
+    return console.file.getvalue()
+
+
+def artists(figure):
+    """{identifier: artist} of a figure."""
+    return {artist.get_gid(): artist for artist in figure.findobj() if artist.get_gid()}

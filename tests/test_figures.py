@@ -1,14 +1,10 @@
 """The gallery has a picture of every kind of figure; what the tables of preconditioners count is counted by hand."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,7 +14,7 @@ from hesscond.report import FIGURES
 FOLDER = Path(__file__).parents[1] / "figures"
 
 
-def script(name: str) -> ModuleType:
+def script(name):
     """A module of figures/, which is no package."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
@@ -31,7 +27,7 @@ def script(name: str) -> ModuleType:
 gallery, preconditioners = script("gallery"), script("preconditioners")
 
 
-def test_the_gallery_shows_every_kind_of_figure() -> None:
+def test_the_gallery_shows_every_kind_of_figure():
     assert set(gallery.ENTRIES) == {*FIGURES, "rate"}
     page = gallery.page()
     assert (FOLDER / "gallery" / "README.md").read_text(encoding="utf-8") == page
@@ -41,13 +37,13 @@ def test_the_gallery_shows_every_kind_of_figure() -> None:
 
 
 @pytest.mark.slow
-def test_the_gallery_is_drawn_from_small_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gallery_is_drawn_from_small_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "GALLERY", tmp_path)
     gallery.main([])
     assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate"} - {"conditioning"}
 
 
-def cell(method: str, seed: int, level: str, kappa: float, top: float, own: float | None = None) -> dict[str, Any]:
+def cell(method, seed, level, kappa, top, own=None):
     """A row of the table of cells; ``own`` NaN: unresolved above 7."""
     own = kappa if own is None else own
     known = not math.isnan(own)
@@ -64,7 +60,7 @@ LOSSES = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0, "e": 5.0, "kfac:update_every=1
 
 
 @pytest.fixture
-def compared() -> tuple[pd.DataFrame, pd.DataFrame]:
+def compared():
     """Six methods, whose κ grows with the loss but for one that is unresolved, and whose sharpness falls."""
     rows = []
     for rank, method in enumerate(LOSSES, 1):
@@ -76,7 +72,7 @@ def compared() -> tuple[pd.DataFrame, pd.DataFrame]:
     return table, pd.DataFrame(rows)
 
 
-def test_what_ranks_methods_is_a_median_that_is_known(compared: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_what_ranks_methods_is_a_median_that_is_known(compared):
     own = preconditioners.predicted("net", "κ own, layers", *compared)
     # of e two of three κ are unresolved, and so is the median
     assert own["value"].to_dict() == {m: 100.0 * k + 1 for k, m in enumerate(LOSSES, 1) if m != "e"}
@@ -90,7 +86,7 @@ def test_what_ranks_methods_is_a_median_that_is_known(compared: tuple[pd.DataFra
     assert row[4].startswith("-1.00 (-1.00 … -1.00; 6 methods")
 
 
-def test_coupling_and_what_is_resolved_are_counted(compared: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+def test_coupling_and_what_is_resolved_are_counted(compared):
     _, cells = compared
     assert preconditioners.coupling(cells).splitlines()[-1] == "| net | 3 (3 … 3) | 3 (3 … 3) |"
     cells = cells.assign(network="cnn-digits")
@@ -101,10 +97,8 @@ def test_coupling_and_what_is_resolved_are_counted(compared: tuple[pd.DataFrame,
     assert apart.startswith("Of 16 κ of layers resolved in both coordinates 6 count different ranks")
 
 
-def test_the_picture_has_a_panel_for_each_network_and_quantity(
-    compared: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Any] = []
+def test_the_picture_has_a_panel_for_each_network_and_quantity(compared, tmp_path, monkeypatch):
+    drawn = []
     monkeypatch.setattr(preconditioners, "save_figure", lambda figure, path: drawn.append(figure))
     preconditioners.draw(*compared, tmp_path / "picture.png")
     above, below = drawn[0].axes

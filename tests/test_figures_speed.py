@@ -1,7 +1,5 @@
 """What the script on κ and speed measures is what `hesscond.probe` measures; its statistics are scipy's."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys
@@ -28,7 +26,7 @@ LAYERS = ("fc1", "fc2", "fc3")
 @pytest.mark.share(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["bnp", "adam", "batchnorm:position=post", "weightnorm", "sphere"])
-def test_layers_and_network_are_those_of_the_probe(text: str) -> None:
+def test_layers_and_network_are_those_of_the_probe(text):
     step = next(step for step in speed.steps(SETUP, text, 0, 0.03) if step.iteration == 4)
     _, _, inputs, targets, loss_fn = speed.task(SETUP)
     rows = [row for row in speed.measure(SETUP, step, LAYERS) if row["data"] == "train"]
@@ -52,7 +50,7 @@ def test_layers_and_network_are_those_of_the_probe(text: str) -> None:
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("text", ["bnp", "batchnorm", "adam"])
-def test_what_is_measured_does_not_change_the_training(text: str) -> None:
+def test_what_is_measured_does_not_change_the_training(text):
     ends = []
     for looks in (False, True):
         for step in speed.steps(SETUP, text, 0, 0.03):
@@ -65,14 +63,14 @@ def test_what_is_measured_does_not_change_the_training(text: str) -> None:
     assert torch.equal(*ends)
 
 
-def test_the_target_is_crossed_between_evaluations() -> None:
+def test_the_target_is_crossed_between_evaluations():
     iterations, losses = np.array([0, 10, 20]), np.array([1.0, 0.1, 0.2])
     assert speed.crossing(iterations, losses, 10**-0.5) == pytest.approx(5)
     assert speed.crossing(iterations, losses, 2.0) == 0
     assert math.isinf(speed.crossing(iterations, losses, 0.05))
 
 
-def test_correlations_are_those_of_scipy() -> None:
+def test_correlations_are_those_of_scipy():
     rng = np.random.default_rng(0)
     x, y, z = rng.integers(0, 9, (3, 20)).astype(float)
     assert speed.ranked(x) @ speed.ranked(y) == pytest.approx(spearmanr(x, y).statistic)
@@ -85,7 +83,7 @@ def test_correlations_are_those_of_scipy() -> None:
     assert speed.partial_correlation(x, y, z) == pytest.approx(expected)
 
 
-def test_a_rate_that_is_not_always_there_is_not_the_best() -> None:
+def test_a_rate_that_is_not_always_there_is_not_the_best():
     columns = ["method", "seed", "rate", "target", "iterations", "lowest"]
     counts = {0.1: (50.0, 60.0), 1.0: (20.0, math.inf)}
     rows = [("a", seed, rate, 0, n, 0.1) for rate, own in counts.items() for seed, n in enumerate(own)]
@@ -95,7 +93,7 @@ def test_a_rate_that_is_not_always_there_is_not_the_best() -> None:
     assert speed.best_rates(found, 0, 1000) == {"a": 0.1, "b": 1.0}
 
 
-def test_gradient_descent_has_the_rate_of_kappa() -> None:
+def test_gradient_descent_has_the_rate_of_kappa():
     torch.manual_seed(0)
     inputs, targets = torch.rand(150, 64, dtype=torch.float64), torch.randint(0, 10, (150,))
     loss_fn = torch.nn.CrossEntropyLoss()
@@ -106,7 +104,7 @@ def test_gradient_descent_has_the_rate_of_kappa() -> None:
 
 
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     methods = "vanilla bnp standardize layernorm adam minmax"
     words = ["", "--hidden", "3", "--samples", "200", "--iterations", "30", "--seeds", "0,1", "--rates", "0.1,0.3"]
     words += ["--draws", "50", "--out", str(tmp_path), "--methods", methods]

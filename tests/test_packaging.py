@@ -75,9 +75,7 @@ def test_the_python_versions_agree():
 
 
 @pytest.mark.parametrize(
-    "path",
-    [*WORKFLOWS, ROOT / ".readthedocs.yaml", ROOT / ".pre-commit-config.yaml", *ROOT.glob("*.md")],
-    ids=relative,
+    "path", [*WORKFLOWS, ROOT / ".readthedocs.yaml", ROOT / ".pre-commit-config.yaml", *ROOT.glob("*.md")], ids=relative
 )
 def test_make_targets_exist(path):
     text = path.read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """Large networks: λ_max and a lower bound of κ within a number of products, and what does not fit."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
@@ -19,10 +17,10 @@ from hesscond.spectra import bounded_condition
 from tests.truth import double_backward
 
 
-def network(kind: str, seed: int) -> tuple[nn.Module, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+def network(kind, seed):
     """A float32 model of some hundred parameters; with batch normalization products lose digits in depth."""
     torch.manual_seed(seed)
-    layers: list[nn.Module] = []
+    layers = []
     width = 12
     for _ in range(5 if kind == "batchnorm" else 2):
         layers += [nn.Linear(width, 12), *([nn.BatchNorm1d(12)] if kind == "batchnorm" else [])]
@@ -96,7 +94,7 @@ def test_small_curvature_of_a_transformer_is_found(dtype):
     model = build("gpt", input_shape=(6,), outputs=20, width=8, depth=1, heads=2, generator=generator)
     batch = torch.randint(0, 20, (4, 6)), torch.randint(0, 20, (4, 6))
 
-    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss_fn(output, target):
         return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
     H = hesscond.HessianOperator(model, loss_fn, batch).to_dense()
@@ -136,7 +134,7 @@ def test_a_stream_and_some_layers_have_bounds_too():
 class Noise(nn.Module):
     """Adds random numbers, which are others in float64."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """x + noise."""
         return x + torch.randn_like(x)
 
@@ -170,11 +168,11 @@ def test_what_makes_no_sense_is_refused(options, sentence):
 class Unreached(nn.Module):
     """Refuses to run."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Never."""
         raise AssertionError("it was run")
 
@@ -198,7 +196,7 @@ def test_both_ends_that_do_not_fit_are_refused_with_a_way_out():
         _ = found.kappa
 
 
-def peak_bytes(code: str) -> int:
+def peak_bytes(code):
     """What a fresh process takes at most beyond what it held before the last line of a script."""
     *before, last = code.strip().splitlines()
     script = "\n".join(

@@ -1,7 +1,5 @@
 """Results as objects: a line, the table of the command line, HTML with the same numbers, pickles with the same κ."""
 
-from __future__ import annotations
-
 import copy
 import html
 import io

@@ -1,7 +1,5 @@
 """Why κ is unresolved: each construction is made for one cause, and the reason and the advice are those of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

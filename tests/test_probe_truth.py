@@ -218,12 +218,12 @@ def test_unresolved_is_rare_on_the_cases(level):
 class Masked(nn.Module):
     """Causal attention whose mask is added to the scores: by hand, or by torch's own function."""
 
-    def __init__(self, fill: float, fused: bool, size: float) -> None:
+    def __init__(self, fill, fused, size):
         super().__init__()
         self.fill, self.fused, self.size = fill, fused, size
         self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         """Scores (N, 3, T) of (N, T, 4)."""
         q, k, v = self.qkv(x).chunk(3, 2)
         q = self.size * q

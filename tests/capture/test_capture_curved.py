@@ -361,11 +361,7 @@ def test_saturated_softmax(gap, order):
 def test_saturated_logistic(gap):
     z = torch.tensor([float(gap)], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, dtype=torch.float64)
-    losses = [
-        F.binary_cross_entropy_with_logits(z, one),
-        -F.logsigmoid(z).sum(),
-        F.soft_margin_loss(z, one),
-    ]
+    losses = [F.binary_cross_entropy_with_logits(z, one), -F.logsigmoid(z).sum(), F.soft_margin_loss(z, one)]
     with mpmath.workdps(900):
         e = mpmath.exp(mpmath.mpf(gap))
         truth = [mpmath.sqrt(e) / (1 + e)]

@@ -1,7 +1,5 @@
 """Small stand-ins with their own checksums; and no test here reaches the network or the user's cache."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io
@@ -24,7 +22,7 @@ from hesscond.data.sources import SOURCES
 REAL_DATA = os.environ.get("HESSCOND_DATA_DIR")
 
 
-def md5(content: bytes) -> str:
+def md5(content):
     return hashlib.md5(content).hexdigest()
 
 
@@ -53,7 +51,7 @@ def cache(monkeypatch, tmp_path, requested_urls):
 def real_data():
     """Return the folder with a real data set, or skip."""
 
-    def folder_with(name: str) -> Path:
+    def folder_with(name):
         if REAL_DATA is None or SOURCES[name].find(Path(REAL_DATA)) is None:
             pytest.skip(f"set HESSCOND_DATA_DIR to a folder that holds the real {name}")
         return Path(REAL_DATA)
@@ -64,7 +62,7 @@ def real_data():
 class SmallCifar:
     """A data set in CIFAR-10's format with 3 images a batch, and the places it can be written to."""
 
-    def __init__(self, name: str):
+    def __init__(self, name):
         source = SOURCES[name]
         rng = np.random.default_rng(0)
         self.pixels, self.labels, self.content = {}, {}, {}
@@ -90,14 +88,14 @@ class SmallCifar:
             archive=replace(source.archive, md5=md5(self.archive)),
         )
 
-    def write_folder(self, directory: Path) -> Path:
+    def write_folder(self, directory):
         folder = directory / self.source.folder
         folder.mkdir(parents=True)
         for batch, content in self.content.items():
             (folder / batch).write_bytes(content)
         return folder
 
-    def write_archive(self, directory: Path) -> Path:
+    def write_archive(self, directory):
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / self.source.archive.path
         path.write_bytes(self.archive)
@@ -114,7 +112,7 @@ def small_cifar(request, monkeypatch):
 class SmallIdx:
     """A data set in MNIST's format with 5 training and 2 test images."""
 
-    def __init__(self, name: str, seed: int):
+    def __init__(self, name, seed):
         rng = np.random.default_rng(seed)
         self.arrays = {
             file: rng.integers(0, 10 if len(shape) == 1 else 256, size=shape, dtype=np.uint8)
@@ -125,17 +123,16 @@ class SmallIdx:
         }
         self.gz = {file: gzip.compress(content, mtime=0) for file, content in self.raw.items()}
         self.source = replace(
-            SOURCES[name],
-            md5={file: published.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw},
+            SOURCES[name], md5={file: published.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw}
         )
 
-    def write_gz(self, folder: Path) -> Path:
+    def write_gz(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.gz.items():
             (folder / f"{file}.gz").write_bytes(content)
         return folder
 
-    def write_raw(self, folder: Path) -> Path:
+    def write_raw(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.raw.items():
             (folder / file).write_bytes(content)

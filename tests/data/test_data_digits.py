@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -26,10 +24,7 @@ def test_the_split_is_a_partition_of_sklearns_arrays():
     images = torch.cat([data.train_inputs, data.test_inputs]) * 16
     assert rows(images) == rows(bunch.images)
     labels = dict(zip(map(bytes, bunch.images.astype(np.uint8).reshape(-1, 64)), bunch.target, strict=True))
-    for inputs, targets in (
-        (data.train_inputs, data.train_targets),
-        (data.test_inputs, data.test_targets),
-    ):
+    for inputs, targets in ((data.train_inputs, data.train_targets), (data.test_inputs, data.test_targets)):
         keys = map(bytes, (inputs * 16).to(torch.uint8).flatten(1).numpy())
         assert [labels[key] for key in keys] == targets.tolist()
 

@@ -1,7 +1,5 @@
 """Pictures in folders: pixels as numpy cuts them from what was written, and what is said where something is wrong."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

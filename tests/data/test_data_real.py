@@ -1,7 +1,5 @@
 """The real CIFAR-10 and MNIST, against published facts and against a second way of reading them."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Data sets that are generated: deterministic, and what geometry says of them."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

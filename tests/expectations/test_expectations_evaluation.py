@@ -137,18 +137,14 @@ def aggregated(values):
     functions = st.sampled_from(["median", "min", "max", "mean"])
     ends = st.tuples(st.sampled_from(["last", "first"]), values)
     return st.one_of(
-        ends,
-        st.tuples(functions, plain),
-        st.tuples(st.just("quantile"), plain, st.sampled_from([0.0, 0.25, 0.9, 1.0])),
+        ends, st.tuples(functions, plain), st.tuples(st.just("quantile"), plain, st.sampled_from([0.0, 0.25, 0.9, 1.0]))
     ).filter(lambda node: "column" in str(node))
 
 
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(
-        st.tuples(st.sampled_from("+-*/"), inner, inner),
-        st.tuples(st.sampled_from(["neg"]), inner),
-        aggregated(inner),
+        st.tuples(st.sampled_from("+-*/"), inner, inner), st.tuples(st.sampled_from(["neg"]), inner), aggregated(inner)
     ),
     max_leaves=5,
 )

@@ -9,7 +9,7 @@ from hesscond.methods import parse
 
 
 @pytest.mark.parametrize("method", ["soap", "shampoo", "kfac", "muon"])
-def test_a_dead_feature_stays_one_in_coordinates_that_mix_features(method: str) -> None:
+def test_a_dead_feature_stays_one_in_coordinates_that_mix_features(method):
     """H is singular: κ is that of the eigenvalues that are left, which a dense decomposition knows as well.
 
     The product of a column of zeros with an eigenvector is round-off, and P may be large there.

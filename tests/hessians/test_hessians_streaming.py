@@ -70,10 +70,7 @@ def test_long_streams_keep_small_eigenvalues():
     def chunks():
         for start in range(0, 20_000, 1536):
             part = slice(start, start + 1536)
-            yield (
-                {"a": captured(H[part], root[part, None] / len(H[part]) ** 0.5)},
-                len(H[part]) / 20_000,
-            )
+            yield ({"a": captured(H[part], root[part, None] / len(H[part]) ** 0.5)}, len(H[part]) / 20_000)
 
     hessians, _ = stream(chunks(), MEMORY)
     kappa = hessians["a", 0].condition_number()

@@ -16,12 +16,7 @@ from tests.methods.contract import MethodContract, backward, build, dense_unit_h
 
 
 class TestVariants(MethodContract):
-    specs = (
-        "adam:start=zero",
-        "adam:start=first-gradient",
-        "rmsprop:start=first-gradient",
-        "rmsprop:start=corrected",
-    )
+    specs = ("adam:start=zero", "adam:start=first-gradient", "rmsprop:start=first-gradient", "rmsprop:start=corrected")
     steps = {1: 150, 2: 100, 60: 40}  # noqa: RUF012
 
 

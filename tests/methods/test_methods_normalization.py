@@ -367,15 +367,7 @@ def test_the_bounds_of_renormalization_grow_as_in_the_paper():
 
 def ghost_norm(channels=6, groups=6, *, ghost=4, example_weight=0.3, momentum=0.2, eps=1e-3):
     return with_affine(
-        GhostNorm(
-            channels,
-            groups,
-            ghost=ghost,
-            example_weight=example_weight,
-            momentum=momentum,
-            eps=eps,
-            affine=True,
-        )
+        GhostNorm(channels, groups, ghost=ghost, example_weight=example_weight, momentum=momentum, eps=eps, affine=True)
     )
 
 
@@ -507,10 +499,7 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
     ("spec", "sentence"),
     [
         ("instancenorm", "not defined for dense layers, .*: fc1, fc2; use"),
-        (
-            "groupnorm:groups=3",
-            "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10",
-        ),
+        ("groupnorm:groups=3", "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10"),
         ("four-things-batchnorm:ghost=1", "a ghost batch of 1 has no statistics"),
         ("four-things-batchnorm:ghost=0,groups=2", "needs a sample at least"),
         ("four-things-batchnorm:example_weight=2", "'example_weight' must lie between 0 and 1"),

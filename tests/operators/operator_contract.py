@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from types import ModuleType
 from typing import ClassVar
 
 import numpy as np
@@ -41,12 +40,12 @@ class OperatorCase:
     dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
-def fractions(matrix: torch.Tensor | np.ndarray) -> np.ndarray:
+def fractions(matrix):
     """The entries as exact fractions, for ``+``, ``*`` and ``@``."""
     return np.vectorize(Fraction, otypes=[object])(np.asarray(matrix, dtype=float))
 
 
-def all_listed(module: ModuleType, listed: set[type]) -> set[type]:
+def all_listed(module, listed):
     """The concrete operator classes a module defines that no case makes (or takes as an operand): should be none."""
     defined = {
         cls
@@ -56,12 +55,12 @@ def all_listed(module: ModuleType, listed: set[type]) -> set[type]:
     return defined - listed
 
 
-def random(shape: tuple[int, ...], like: LinearOperator, seed: int = 0) -> torch.Tensor:
+def random(shape, like, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(like.device, like.dtype)
 
 
-def probes(A: LinearOperator) -> torch.Tensor:
+def probes(A):
     """Vectors (n, k) that find errors: random ones, single entries, graded ones, and dominated by one entry."""
     n = A.shape[1]
     graded = torch.logspace(0, -12, n, dtype=torch.float64).to(A.device, A.dtype)
@@ -75,7 +74,7 @@ class OperatorContract:
 
     CASES: ClassVar[dict[str, OperatorCase]] = {}
 
-    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+    def pytest_generate_tests(self, metafunc):
         cases = metafunc.cls.CASES
         if "case" in metafunc.fixturenames:
             given = [(case, dtype) for case in cases.values() for dtype in case.dtypes]
@@ -83,18 +82,18 @@ class OperatorContract:
             metafunc.parametrize(("case", "dtype"), given, ids=names)
 
     @pytest.fixture(params=["cpu", *["cuda"] * torch.cuda.is_available()])
-    def device(self, request: pytest.FixtureRequest) -> torch.device:
+    def device(self, request):
         return torch.device(request.param)
 
     @pytest.fixture
-    def A(self, case: OperatorCase, dtype: torch.dtype, device: torch.device) -> LinearOperator:
+    def A(self, case, dtype, device):
         return case.make(dtype, device)
 
-    def size(self, A: LinearOperator) -> float:
+    def size(self, A):
         """‖A‖₂."""
         return float(torch.linalg.matrix_norm(A.to_dense().double(), 2))
 
-    def close(self, A: LinearOperator, one: torch.Tensor, other: torch.Tensor, vectors: torch.Tensor) -> bool:
+    def close(self, A, one, other, vectors):
         """Whether two ways to a product agree up to the rounding the operator admits."""
         allowed = 2 * A.rounding * self.size(A) * vectors.double().norm(dim=0)
         return bool(((one.double() - other.double()).norm(dim=0) <= allowed).all())
@@ -212,7 +211,7 @@ class OperatorContract:
     # --- symmetric operators -----------------------------------------------------------------------------------------
 
     @pytest.fixture
-    def S(self, A: LinearOperator) -> SymmetricOperator:
+    def S(self, A):
         if not isinstance(A, SymmetricOperator):
             pytest.skip("not symmetric")
         return A

@@ -1,23 +1,11 @@
 """Operator arithmetic, what is known of its results, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.operators import (
-    Congruence,
-    Deflated,
-    Dense,
-    Diagonal,
-    Gram,
-    Matrix,
-    Shifted,
-    Span,
-    Sum,
-)
+from hesscond.operators import Congruence, Deflated, Dense, Diagonal, Gram, Matrix, Shifted, Span, Sum
 
 ONE = torch.tensor([[2.0, 1.0], [1.0, -3.0]], dtype=torch.float64)
 TWO = torch.tensor([[0.5, 4.0], [4.0, 1.0]], dtype=torch.float64)
@@ -136,7 +124,7 @@ def test_null_spaces_that_are_known_stay_known():
     assert A.shifted(1.0).null_space is None
 
 
-def cancelling(order: int) -> list[tuple[str, object, torch.Tensor]]:
+def cancelling(order):
     """Operators in which nearly everything cancels, with their exact matrices."""
     generator = torch.Generator().manual_seed(order)
     small = torch.randn(order, order, generator=generator, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """Every operator of hesscond.operators keeps the contract."""
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
@@ -14,7 +12,6 @@ from hesscond.operators import (
     Dense,
     Diagonal,
     Gram,
-    LinearOperator,
     Matrix,
     Shifted,
     Span,
@@ -27,19 +24,19 @@ from tests.operators.operator_contract import OperatorCase, OperatorContract, al
 N = 12
 
 
-def entries(*shape: int, seed: int = 0) -> torch.Tensor:
+def entries(*shape, seed=0):
     """Random entries that float32 holds exactly, over six decades."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.rand(shape, generator=generator, dtype=torch.float64) * 6
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * 10**-scale).float().double()
 
 
-def symmetric(n: int = N, seed: int = 0) -> torch.Tensor:
+def symmetric(n=N, seed=0):
     A = entries(n, n, seed=seed)
     return torch.triu(A) + torch.triu(A, 1).T
 
 
-def without(A: torch.Tensor, coordinates: torch.Tensor) -> torch.Tensor:
+def without(A, coordinates):
     """A with those rows and columns zero."""
     kept = 1 - coordinates.sum(1)
     return kept[:, None] * A * kept
@@ -66,16 +63,16 @@ EXACTLY_NULL = without(A, COORDINATES)
 class Known(Dense):
     """A dense matrix that knows its null space."""
 
-    def __init__(self, A: torch.Tensor, space: Span) -> None:
+    def __init__(self, A, space):
         super().__init__(A)
         self.space = space
 
     @property
-    def null_space(self) -> Span:
+    def null_space(self):
         return self.space
 
 
-def deflated(A: np.ndarray, Q: torch.Tensor) -> np.ndarray:
+def deflated(A, Q):
     R = fractions(torch.eye(len(A), dtype=torch.float64)) - fractions(Q) @ fractions(Q).T
     return R @ A @ R
 
@@ -83,14 +80,14 @@ def deflated(A: np.ndarray, Q: torch.Tensor) -> np.ndarray:
 class Foreign:
     """An operator as of another torch library."""
 
-    def __init__(self, A: torch.Tensor) -> None:
+    def __init__(self, A):
         self.A, self.shape, self.dtype, self.device = A, tuple(A.shape), A.dtype, A.device
 
-    def __matmul__(self, vectors: torch.Tensor) -> torch.Tensor:
+    def __matmul__(self, vectors):
         return self.A @ vectors
 
 
-def case(make, exact) -> OperatorCase:
+def case(make, exact):
     return OperatorCase(lambda dtype, device: make(lambda A: A.to(device, dtype)), lambda dtype: exact())
 
 
@@ -169,9 +166,9 @@ class TestOperators(OperatorContract):
 
 
 def test_every_class_is_listed():
-    made: set[type] = set()
+    made = set()
 
-    def look(A: LinearOperator) -> None:
+    def look(A):
         made.add(type(A))
         for operand in A.operands:
             look(operand)

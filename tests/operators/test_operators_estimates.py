@@ -1,7 +1,5 @@
 """Traces and norms from random vectors: right on average, with standard errors that say how far off."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,7 +12,7 @@ from hesscond.operators import Dense, Diagonal, SymmetricOperator, ritz_range, t
 N = 60
 
 
-def prescribed(values: torch.Tensor, seed: int = 0) -> torch.Tensor:
+def prescribed(values, seed=0):
     generator = torch.Generator().manual_seed(seed)
     Q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
     A = Q @ torch.diag(values.double()) @ Q.T
@@ -32,11 +30,11 @@ SPECTRA = {
 class Counted(SymmetricOperator):
     """Counts products with one vector, and how many at most were asked for at a time."""
 
-    def __init__(self, A: torch.Tensor) -> None:
+    def __init__(self, A):
         super().__init__(len(A), A.dtype, A.device)
         self.A, self.products, self.widest = A, 0, 0
 
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+    def multiply(self, vectors):
         self.products += vectors.shape[1]
         self.widest = max(self.widest, vectors.shape[1])
         return self.A @ vectors

@@ -1,36 +1,30 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from hesscond.methods import registered
-from hesscond.runs import RunLog, StoredRun, open_run
+from hesscond.runs import RunLog, open_run
 
 
 def write_run(
-    folder: Path,
-    method: str = "bnp",
-    seed: int = 0,
+    folder,
+    method="bnp",
+    seed=0,
     *,
-    iterations: int = 300,
-    epochs: int = 3,
-    study: str = "fc-test",
-    batch_size: int = 60,
-    learning_rate: float = 0.1,
-    every: int = 1,
-    unresolved: float = 0.0,
-    probed: bool = True,
-    evaluated: bool = True,
-    status: str = "finished",
-) -> StoredRun:
+    iterations=300,
+    epochs=3,
+    study="fc-test",
+    batch_size=60,
+    learning_rate=0.1,
+    every=1,
+    unresolved=0.0,
+    probed=True,
+    evaluated=True,
+    status="finished",
+):
     """A made-up run with the look of a true one: a fraction ``unresolved`` of both κ is not resolved."""
     rng = np.random.default_rng([seed, len(method)])
     fast = method != "vanilla"
-    config: dict[str, Any] = {
+    config = {
         "name": study,
         "description": "made up",
         "data": {"name": "cifar10"},
@@ -42,7 +36,7 @@ def write_run(
     log = RunLog(folder, config)
     per_epoch = iterations // epochs
 
-    def rows(iteration: int, data: str) -> list[dict[str, Any]]:
+    def rows(iteration, data):
         t = iteration / iterations
         result = []
         for layer, unit in (("fc3", 3), ("fc3", 5), ("fc1", 3), ("fc1", 5)):
@@ -103,14 +97,14 @@ def write_run(
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> Callable[..., StoredRun]:
+def make_run(tmp_path):
     """``write_run`` into a fresh folder each time."""
     count = iter(range(1000))
     return lambda *args, **options: write_run(tmp_path / f"run{next(count)}", *args, **options)
 
 
 @pytest.fixture(scope="session")
-def four_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
+def four_runs(tmp_path_factory):
     """Two methods, two seeds each, some κ unresolved; to be read only."""
     folder = tmp_path_factory.mktemp("four")
     return [
@@ -121,7 +115,7 @@ def four_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
 
 
 @pytest.fixture(scope="session")
-def twelve_runs(tmp_path_factory: pytest.TempPathFactory) -> list[StoredRun]:
+def twelve_runs(tmp_path_factory):
     """Twelve methods, one run each; to be read only."""
     folder = tmp_path_factory.mktemp("twelve")
     names = [*[method.name for method in registered()][:11], "bnp+groupnorm"]

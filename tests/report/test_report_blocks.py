@@ -1,13 +1,9 @@
 """Blocks by type and depth: every number of figures and tables is that of the exported probes, recomputed here."""
 
-from __future__ import annotations
-
 import csv
 import math
 import re
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,65 +16,42 @@ from hesscond.hessians.roles import role_of
 from hesscond.report import FIGURES, TABLES, block_frame
 from hesscond.report.layers import heat_cells, moments_of
 from hesscond.report.registry import QUANTITIES
-from hesscond.runs import StoredRun, open_run
+from hesscond.runs import open_run
 from tests import report_page
 
 LAYERS = ["patches", *(f"block{i}.{part}" for i in (1, 2) for part in ("attention.q", "attention.out", "fc1")), "fc"]
 KIND = {"patches": "embedding", "attention.q": "query", "attention.out": "attention output", "fc1": "mlp in"}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        # ours
-        ("patches", ("embedding", None)),
-        ("positions", ("position", None)),
-        ("class_token", ("class token", None)),
-        ("block3.attention.k", ("key", 3)),
-        ("block3.norm2", ("norm", 3)),
-        ("norm", ("norm", None)),
-        ("fc", ("head", None)),
-        ("blocks.1.mlp.2", ("mlp out", 1)),
-        ("blocks.11.norm1.weight", ("norm", 11)),
-        # Hugging Face: GPT-2, LLaMA, BERT, ViT
-        ("transformer.wte", ("embedding", None)),
-        ("transformer.wpe.weight", ("position", None)),
-        ("transformer.h.0.attn.c_attn", ("query, key, value", 0)),
-        ("transformer.h.0.attn.c_attn.weight[k]", ("key", 0)),
-        ("transformer.h.0.attn.c_proj", ("attention output", 0)),
-        ("transformer.h.7.mlp.c_fc", ("mlp in", 7)),
-        ("transformer.h.0.ln_1", ("norm", 0)),
-        ("model.embed_tokens", ("embedding", None)),
-        ("model.layers.2.self_attn.v_proj", ("value", 2)),
-        ("model.layers.2.mlp.gate_proj", ("mlp gate", 2)),
-        ("model.layers.2.input_layernorm", ("norm", 2)),
-        ("bert.embeddings.position_embeddings", ("position", None)),
-        ("bert.encoder.layer.5.attention.output.dense", ("attention output", 5)),
-        ("bert.encoder.layer.5.intermediate.dense", ("mlp in", 5)),
-        ("bert.encoder.layer.5.output.dense", ("mlp out", 5)),
-        ("vit.embeddings.patch_embeddings.projection", ("embedding", None)),
-        ("vit.embeddings.cls_token", ("class token", None)),
-        ("vit.encoder.layer.1.attention.attention.value", ("value", 1)),
-        ("classifier", ("head", None)),
-        # torch, torchvision, timm
-        ("layers.4.self_attn.in_proj_weight[v.1]", ("value", 4)),
-        ("layers.4.self_attn.in_proj_weight", ("query, key, value", 4)),
-        ("encoder.layers.encoder_layer_3.mlp.0", ("mlp in", 3)),
-        ("patch_embed.proj", ("embedding", None)),
-        # parts, biases, recurrence, adapters; attention that is in no numbered block
-        ("transformer.h.0.attn.c_attn[q.0]", ("query", 0)),
-        ("attn[v]", ("value", None)),
-        ("h.0.mlp.2.bias", ("bias", 0)),
-        ("lstm[f]", ("recurrent", None)),
-        ("lstm.bias_ih_l0", ("recurrent", None)),
-        ("layers.1.self_attn.q_proj.lora_A.default.weight", ("query", 1)),
-        # no transformers
-        ("fc3", ("fc3", None)),
-        ("model", ("model", None)),
-    ],
-)
-def test_names_say_the_kind_and_the_depth(name: str, kind: tuple[str, int | None]) -> None:
-    assert role_of(name) == kind
+#: Names in models of ours, of Hugging Face, torch, torchvision and timm, by what they are; a block has a number.
+NAMES = {
+    "embedding": "patches transformer.wte model.embed_tokens vit.embeddings.patch_embeddings.projection "
+    "patch_embed.proj",
+    "position": "positions transformer.wpe.weight bert.embeddings.position_embeddings",
+    "class token": "class_token vit.embeddings.cls_token",
+    "query": "transformer.h.0.attn.c_attn[q.0] layers.1.self_attn.q_proj.lora_A.default.weight",
+    "key": "block3.attention.k transformer.h.0.attn.c_attn.weight[k]",
+    "value": "model.layers.2.self_attn.v_proj vit.encoder.layer.1.attention.attention.value attn[v] "
+    "layers.4.self_attn.in_proj_weight[v.1]",
+    "query, key, value": "transformer.h.0.attn.c_attn layers.4.self_attn.in_proj_weight",
+    "attention output": "transformer.h.0.attn.c_proj bert.encoder.layer.5.attention.output.dense",
+    "mlp in": "transformer.h.7.mlp.c_fc bert.encoder.layer.5.intermediate.dense encoder.layers.encoder_layer_3.mlp.0",
+    "mlp gate": "model.layers.2.mlp.gate_proj",
+    "mlp out": "blocks.1.mlp.2 bert.encoder.layer.5.output.dense",
+    "norm": "block3.norm2 norm blocks.11.norm1.weight transformer.h.0.ln_1 model.layers.2.input_layernorm",
+    "head": "fc classifier",
+    "bias": "h.0.mlp.2.bias",
+    "recurrent": "lstm[f] lstm.bias_ih_l0",
+    "fc3": "fc3",
+    "model": "model",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_names_say_the_kind_and_the_depth(kind):
+    for name in NAMES[kind].split():
+        number = re.search(r"\d+", name) if kind not in ("fc3", "recurrent") else None
+        assert role_of(name) == (kind, number and int(number[0])), name
 
 
 # --- runs of a small vision transformer -------------------------------------------------------------------------------
@@ -113,7 +86,7 @@ train_every_epochs = 0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Two seeds, trained and probed."""
     folder = tmp_path_factory.mktemp("vit")
     (folder / "vit.toml").write_text(STUDY, encoding="utf-8")
@@ -125,11 +98,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> list[StoredRun]:
+def runs(folder):
     return [open_run(folder / f"vanilla-seed{seed}") for seed in (0, 1)]
 
 
-def exported(folder: Path) -> list[dict[str, Any]]:
+def exported(folder):
     """The probes of both seeds as the command exports them, with kind and depth by rules of our own."""
     found = []
     for seed in (0, 1):
@@ -144,7 +117,7 @@ def exported(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def ends_of(row: dict[str, Any], quantity: str) -> tuple[float, float] | None:
+def ends_of(row, quantity):
     """Between what a quantity of an exported row lies."""
     rank, order, resolved = int(row["rank"]), int(row["n_params"]), row["resolved"] == "True"
     rest = 0 if resolved else order - rank
@@ -165,7 +138,7 @@ def ends_of(row: dict[str, Any], quantity: str) -> tuple[float, float] | None:
     return (float(row["kappa"]),) * 2 if resolved else (max(1.0, float(row["kappa_lower"])), math.inf)
 
 
-def quantile_of(rows: list[dict[str, Any]], quantity: str, q: float) -> tuple[float, float]:
+def quantile_of(rows, quantity, q):
     """The ends of a quantile, which is one of the values."""
     ends = [found for row in rows if (found := ends_of(row, quantity)) is not None]
     place = math.ceil(q * len(ends)) - 1
@@ -174,7 +147,7 @@ def quantile_of(rows: list[dict[str, Any]], quantity: str, q: float) -> tuple[fl
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
+def test_cells_are_the_medians_of_the_exported_probes(folder, runs, quantity):
     rows = exported(folder)
     pictures, names, iterations = heat_cells(runs, by="kind", quantity=quantity)
     kinds = [("embedding", None), *((k, d) for k in ("query", "attention output", "mlp in") for d in (1, 2))]
@@ -203,10 +176,10 @@ def test_cells_are_the_medians_of_the_exported_probes(folder: Path, runs: list[S
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list[StoredRun], quantity: str) -> None:
+def test_bands_are_the_quartiles_of_the_exported_probes(folder, runs, quantity):
     rows = exported(folder)
     figure = FIGURES["block-bands"].draw(runs, quantity=quantity)
-    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    found = report_page.artists(figure)
     for kind in {row["kind"] for row in rows}:
         at = [[row for row in rows if row["kind"] == kind and int(row["iteration"]) == k] for k in (0, 5, 10)]
         medians = [quantile_of(own, quantity, 0.5) for own in at]
@@ -224,7 +197,7 @@ def test_bands_are_the_quartiles_of_the_exported_probes(folder: Path, runs: list
             assert bottom <= max(low, bottom) <= min(high, top) <= top or high <= 0
 
 
-def test_the_table_has_the_numbers_of_the_exported_probes(folder: Path, runs: list[StoredRun]) -> None:
+def test_the_table_has_the_numbers_of_the_exported_probes(folder, runs):
     rows = exported(folder)
     frame = block_frame(runs)
     assert list(frame["moment"].unique()) == ["0 %", "50 %", "end"]
@@ -242,7 +215,7 @@ def test_the_table_has_the_numbers_of_the_exported_probes(folder: Path, runs: li
             assert line[f"{name}_q75"] == quantile_of(own, name, 0.75)[1]
 
 
-def test_tables_are_written_in_every_format(folder: Path) -> None:
+def test_tables_are_written_in_every_format(folder):
     texts = {}
     for format in ("text", "md", "latex", "csv"):
         done = CliRunner().invoke(app, ["table", "blocks", str(folder), "--format", format])
@@ -261,19 +234,19 @@ def test_tables_are_written_in_every_format(folder: Path) -> None:
 # --- made-up runs -----------------------------------------------------------------------------------------------------
 
 
-def logged(folder: Path, rows: list[dict[str, Any]]) -> StoredRun:
+def logged(folder, rows):
     """A run with these probes."""
     return report_page.logged(folder, "vanilla", probes=rows)
 
 
-def row(layer: str, kappa: float = 100.0, **facts: Any) -> dict[str, Any]:
+def row(layer, kappa=100.0, **facts):
     """A row of the probe table; unresolved where κ is infinite."""
     known = {"iteration": 0, "epoch": 0, "data": "batch", "unit": 0, "n_params": 10, "rank": 10, "nullity": 0}
     known |= {"negative": 0, "lambda_max": 1.0, "lambda_min": 1 / min(kappa, 1e6), "resolved": int(kappa < math.inf)}
     return known | {"layer": layer, "kappa": kappa, "kappa_lower": min(kappa, 1e6), "kappa_upper": kappa} | facts
 
 
-def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) -> None:
+def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path):
     lost = {"rank": 4, "nullity": 6, "lambda_min": 1e-5, "negative": 3}
     units = [row("h.0.mlp.c_fc", math.inf, unit=unit, **lost) for unit in (0, 1)]
     run = logged(tmp_path / "run", [*units, row("h.0.mlp.c_fc", 50.0, unit=2), row("h.0.ln_1", 7.0)])
@@ -289,7 +262,7 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) ->
     assert "≤ 1.00×10⁻⁵" in text
     assert "0.400 … 1.000" in text
     figure = FIGURES["block-bands"].draw([run])
-    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    found = report_page.artists(figure)
     assert np.isnan(found["vanilla-mlp in-median"].get_ydata()).all()
     assert found["vanilla-mlp in-unresolved"].get_ydata().tolist() == [1e6]
     assert found["vanilla-mlp in-unresolved"].get_marker() == "^"
@@ -297,11 +270,11 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path: Path) ->
     assert {a.get_marker() for a in down.findobj() if a.get_gid() == "vanilla-mlp in-unresolved"} == {"v"}
 
 
-def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path: Path) -> None:
+def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path):
     traces = {"h.0.ln_1": -20.0, "h.1.ln_1": 500.0, "lm_head": -0.3}
     run = logged(tmp_path / "run", [row(layer, trace=trace) for layer, trace in traces.items()])
     figure = FIGURES["blocks"].draw([run], quantity="trace")
-    found = {a.get_gid(): a for a in figure.findobj() if a.get_gid()}
+    found = report_page.artists(figure)
     # of order 10 each
     np.testing.assert_allclose(found["vanilla-cells"].get_array().ravel(), np.log10([2.0, 50.0, 0.03]))
     marks = [a for a in figure.findobj() if a.get_gid() == "vanilla-negative"]
@@ -315,7 +288,7 @@ def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path: Path
     assert "negative: its absolute value" not in [text.get_text() for text in positive.findobj(Text)]
 
 
-def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:
+def test_zero_blocks_and_uncounted_negatives(tmp_path):
     zero = {"rank": 0, "nullity": 10, "lambda_max": 0.0, "lambda_min": 0.0, "kappa_lower": 1.0}
     rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0, unit=None)]
     run = logged(tmp_path / "run", rows)
@@ -330,20 +303,20 @@ def test_zero_blocks_and_uncounted_negatives(tmp_path: Path) -> None:
         assert FIGURES[kind].draw([run]).axes
 
 
-def test_a_row_measured_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+def test_a_row_measured_again_after_a_resume_counts_once(tmp_path):
     rows = [row("fc1", 2.0), row("fc1", 8.0, unit=1), row("fc2", 5.0)]
     once, twice = (logged(tmp_path / name, rows * count) for name, count in (("once", 1), ("twice", 2)))
     assert block_frame([once]).equals(block_frame([twice]))
 
 
-def test_moments_are_the_nearest_probes() -> None:
+def test_moments_are_the_nearest_probes():
     assert moments_of(np.arange(0, 101, 4)) == {"0 %": 0, "10 %": 8, "50 %": 48, "end": 100}
     assert moments_of(np.array([0, 10, 50, 100])) == {"0 %": 0, "10 %": 10, "50 %": 50, "end": 100}
     assert moments_of(np.array([0, 90])) == {"0 %": 0, "end": 90}
     assert moments_of(np.array([7])) == {"0 %": 7}
 
 
-def test_many_blocks_stay_on_the_page(tmp_path: Path) -> None:
+def test_many_blocks_stay_on_the_page(tmp_path):
     parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
     names = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(24) for part in parts), "ln_f", "lm_head"]
     rng = np.random.default_rng(0)
@@ -369,13 +342,13 @@ def test_many_blocks_stay_on_the_page(tmp_path: Path) -> None:
         (["table", "blocks", "RUN", "--layer", "fc1"], "table blocks has no --layer: it shows all"),
     ],
 )
-def test_bad_use_is_one_sentence(folder: Path, words: list[str], sentence: str) -> None:
+def test_bad_use_is_one_sentence(folder, words, sentence):
     with pytest.raises(ConfigError, match=sentence) as raised:
         CliRunner().invoke(app, [str(folder) if w == "RUN" else w for w in words], catch_exceptions=False)
     assert "\n" not in str(raised.value)
 
 
-def test_one_layer_alone_is_no_comparison(tmp_path: Path) -> None:
+def test_one_layer_alone_is_no_comparison(tmp_path):
     run = logged(tmp_path / "run", [row("fc3"), row("fc3", unit=1)])
     for kind in (FIGURES["blocks"], FIGURES["block-bands"], TABLES["blocks"]):
         assert "only one layer was probed" in str(kind.fits([run]))

@@ -1,47 +1,34 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import conditioning_figure
-from hesscond.runs import StoredRun
-
-MakeRun = Callable[..., StoredRun]
+from hesscond.report import conditioning_figure, gain_figure, save_figure
+from tests.report_page import artists
 
 
-def panels(figure: Figure) -> tuple[Axes, Axes, Axes, Axes]:
+def panels(figure):
     """Panels (a), (b), (c) and the right axis of (a)."""
     top, middle, bottom, right = figure.axes
     return top, middle, bottom, right
 
 
-def artists(figure: Figure) -> dict[str, object]:
-    return {artist.get_gid(): artist for artist in figure.findobj() if artist.get_gid()}
-
-
-def data_of(figure: Figure, gid: str) -> tuple[np.ndarray, np.ndarray]:
+def data_of(figure, gid):
     line = artists(figure)[gid]
     return np.asarray(line.get_xdata(), dtype=float), np.asarray(line.get_ydata(), dtype=float)
 
 
-def legend_texts(ax: Axes) -> list[str]:
+def legend_texts(ax):
     from matplotlib.legend import Legend
 
     return [text.get_text() for legend in ax.findobj(Legend) for text in legend.get_texts()]
 
 
-def probe_rows(run: StoredRun, data: str, layer: str = "fc3", unit: int = 3):
+def probe_rows(run, data, layer="fc3", unit=3):
     rows = run.table("probe")
     return rows[(rows["data"] == data) & (rows["layer"] == layer) & (rows["unit"] == unit)]
 
 
-def test_three_panels_with_axes_named_and_logarithmic(make_run: MakeRun) -> None:
+def test_three_panels_with_axes_named_and_logarithmic(make_run):
     figure = conditioning_figure([make_run("vanilla"), make_run("bnp")])
     top, middle, bottom, right = panels(figure)
     assert [ax.get_yscale() for ax in (top, middle, bottom, right)] == ["log", "log", "log", "linear"]
@@ -59,32 +46,7 @@ def test_three_panels_with_axes_named_and_logarithmic(make_run: MakeRun) -> None
     assert figure.get_size_inches()[0] == pytest.approx(3.3)
 
 
-@pytest.mark.share(3)
-@pytest.mark.parametrize("unresolved", [0.0, 0.2, 3.0])
-def test_legends_are_outside_the_data_and_inside_the_page_and_type_is_legible(
-    make_run: MakeRun, unresolved: float
-) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.legend import Legend
-    from matplotlib.text import Text
-
-    figure = conditioning_figure([make_run(method, unresolved=unresolved) for method in ("vanilla", "bnp")])
-    FigureCanvasAgg(figure).draw()
-    page = figure.bbox
-    for ax in figure.axes:
-        boxes = [legend.get_window_extent() for legend in ax.findobj(Legend)]
-        for box in boxes:
-            assert 0 <= box.x0 < box.x1 <= page.x1
-            assert box.y1 <= page.y1
-            assert not any(box.overlaps(other.bbox) for other in figure.axes)
-        for one, other in pairwise(boxes):
-            assert not one.overlaps(other)
-    for text in figure.findobj(Text):
-        if text.get_text().strip():
-            assert text.get_fontsize() >= 6.5
-
-
-def test_a_short_run_shows_every_value_of_the_log(make_run: MakeRun) -> None:
+def test_a_short_run_shows_every_value_of_the_log(make_run):
     run = make_run("bnp")
     figure = conditioning_figure([run])
     batch, train = probe_rows(run, "batch"), probe_rows(run, "train")
@@ -106,7 +68,7 @@ def test_a_short_run_shows_every_value_of_the_log(make_run: MakeRun) -> None:
     assert running[0] < running[-1]
 
 
-def test_running_median(make_run: MakeRun) -> None:
+def test_running_median(make_run):
     run = make_run("bnp")  # 300 iterations: a window of 7
     kappa = probe_rows(run, "batch")["kappa"].to_numpy()
     median = data_of(conditioning_figure([run]), "bnp-kappa-batch-median")[1]
@@ -114,7 +76,7 @@ def test_running_median(make_run: MakeRun) -> None:
     np.testing.assert_allclose(median[3:-3], [np.median(kappa[i - 3 : i + 4]) for i in range(3, len(kappa) - 3)])
 
 
-def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_run: MakeRun) -> None:
+def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_run):
     run = make_run("bnp", unresolved=0.3, epochs=30)
     figure = conditioning_figure([run])
     for data in ("batch", "train"):
@@ -136,7 +98,7 @@ def test_unresolved_are_open_triangles_at_the_lower_bound_and_in_no_line(make_ru
     assert sum("unresolved (lower bound), training set" in text for text in texts) == 2
 
 
-def test_seeds_are_a_median_in_a_band(make_run: MakeRun) -> None:
+def test_seeds_are_a_median_in_a_band(make_run):
     runs = [make_run("bnp", seed) for seed in range(3)]
     figure = conditioning_figure(runs)
     kappa = np.stack([probe_rows(run, "train")["kappa_preconditioned"] for run in runs])
@@ -152,7 +114,7 @@ def test_seeds_are_a_median_in_a_band(make_run: MakeRun) -> None:
     assert "3 seeds" in " ".join(figure.get_supxlabel().split())
 
 
-def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run: MakeRun) -> None:
+def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run):
     run = make_run("bnp", iterations=2000)
     kappa = probe_rows(run, "batch").set_index("iteration")["kappa"]
     x, y = data_of(conditioning_figure([run]), "bnp-kappa-batch-raw")
@@ -163,7 +125,7 @@ def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run: MakeRun) -> None
     assert y.min() == kappa.min()
 
 
-def test_another_layer_and_unit(make_run: MakeRun) -> None:
+def test_another_layer_and_unit(make_run):
     run = make_run("bnp")
     figure = conditioning_figure([run], layer="fc1", unit=5)
     rows = probe_rows(run, "batch", "fc1", 5)
@@ -175,7 +137,7 @@ def test_another_layer_and_unit(make_run: MakeRun) -> None:
         conditioning_figure([run], unit=4)
 
 
-def test_runs_that_do_not_belong_together(make_run: MakeRun) -> None:
+def test_runs_that_do_not_belong_together(make_run):
     with pytest.raises(ConfigError, match="no runs"):
         conditioning_figure([])
     with pytest.raises(ConfigError, match="different studies"):
@@ -186,7 +148,7 @@ def test_runs_that_do_not_belong_together(make_run: MakeRun) -> None:
         conditioning_figure([make_run(), make_run()])
 
 
-def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
+def test_runs_without_probes_or_evaluations(make_run):
     figure = conditioning_figure([make_run(probed=False, evaluated=False)])
     top, middle, bottom = figure.axes
     for ax in (middle, bottom):
@@ -194,7 +156,7 @@ def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
     assert "test accuracy" not in legend_texts(top)
 
 
-def test_probes_every_few_iterations_and_very_short_runs(make_run: MakeRun) -> None:
+def test_probes_every_few_iterations_and_very_short_runs(make_run):
     run = make_run(every=10)
     x, _ = data_of(conditioning_figure([run]), "bnp-kappa-batch-median")
     np.testing.assert_array_equal(x, np.arange(0, 300, 10))
@@ -202,7 +164,7 @@ def test_probes_every_few_iterations_and_very_short_runs(make_run: MakeRun) -> N
         assert "bnp-loss-median" in artists(conditioning_figure([make_run(iterations=iterations, epochs=1)]))
 
 
-def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_run: MakeRun) -> None:
+def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_run):
     methods = ["vanilla", "bnp", "batchnorm"]
     figure = conditioning_figure([make_run(method) for method in methods])
     b, c = figure.axes[1:3]
@@ -217,9 +179,49 @@ def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_ru
     assert "what BNP expects" in " ".join(together.get_supxlabel().split())
 
 
-def test_methods_come_in_the_order_in_which_they_were_started(make_run: MakeRun) -> None:
+def test_methods_come_in_the_order_in_which_they_were_started(make_run):
     runs = [make_run(method) for method in ("adam", "bnp", "vanilla")]
     for run, hour in zip(runs, (9, 8, 10), strict=True):
         run.facts["started"] = f"2026-11-22T{hour:02}:00:00+0000"
     texts = [text.get_text() for text in conditioning_figure(runs).axes[0].get_legend().get_texts()]
     assert [text for text in texts if text in ("adam", "bnp", "vanilla")] == ["bnp", "adam", "vanilla"]
+
+
+def points(figure):
+    """(number of points) by line, and all of them."""
+    lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+    return lines, np.concatenate([np.array(line.get_xydata(), dtype=float) for line in lines])
+
+
+def test_every_resolved_probe_is_a_point(make_run, tmp_path):
+    runs = [make_run("vanilla"), make_run("bnp")]
+    figure = gain_figure(runs)
+    lines, found = points(figure)
+    assert len(lines) == 4
+    expected = []
+    for run in runs:
+        probe = run.table("probe").query("layer == 'fc3' and unit == 3")
+        expected.append(np.stack([probe["kappa_D"] ** 2, probe["kappa"] / probe["kappa_preconditioned"]], 1))
+    expected = np.concatenate(expected)
+    assert len(found) == len(expected)
+    assert np.allclose(np.sort(found[:, 1]), np.sort(expected[:, 1]))
+    assert np.allclose(np.sort(found[:, 0]), np.sort(expected[:, 0]))
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert labels == {"vanilla", "bnp", "mini-batch", "training set", r"gain $=\kappa(D)^2$"}
+    save_figure(figure, tmp_path / "gain.png")
+    assert (tmp_path / "gain.png").stat().st_size > 10_000
+
+
+def test_unresolved_ones_are_counted_and_left_out(make_run):
+    run = make_run("bnp", unresolved=0.3)
+    figure = gain_figure([run])
+    probe = run.table("probe").query("layer == 'fc3' and unit == 3")
+    lost = int((np.isinf(probe["kappa"]) | np.isinf(probe["kappa_preconditioned"]) | probe["kappa"].isna()).sum())
+    assert lost > 10
+    assert len(points(figure)[1]) == len(probe) - lost
+    assert f"{lost} unresolved" in {text.get_text() for text in figure.axes[0].texts}
+
+
+def test_a_unit_that_was_not_probed_is_refused(make_run):
+    with pytest.raises(ConfigError, match="fc9"):
+        gain_figure([make_run("bnp")], layer="fc9")

@@ -1,11 +1,8 @@
 """Every figure of the registry: what is drawn is what the logs say, on every page, into every file."""
 
-from __future__ import annotations
-
 import re
 import zlib
-from collections.abc import Callable
-from pathlib import Path
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -37,29 +34,24 @@ from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
 from hesscond.report.tables import numbers, words
-from hesscond.runs import StoredRun
+from tests.report_page import artists
 
-MakeRun = Callable[..., StoredRun]
 DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
 
 
-def artists(figure: Figure) -> dict[str, object]:
-    return {artist.get_gid(): artist for artist in figure.findobj() if artist.get_gid()}
-
-
-def unit_rows(run: StoredRun, data: str = "batch"):
+def unit_rows(run, data="batch"):
     return run.table("probe").query("layer == 'fc3' and unit == 3 and data == @data")
 
 
 @pytest.fixture(scope="session")
-def runs(four_runs: list[StoredRun]) -> list[StoredRun]:
+def runs(four_runs):
     return four_runs
 
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("venue", [None, "icml2024"])
-def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun], name: str, venue: str | None) -> None:
+def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs, name, venue):
     page = COLUMN if venue is None else venue_page(venue)
     kind = FIGURES[name]
     assert kind.fits(runs) is None
@@ -76,13 +68,15 @@ def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs: list[StoredRun],
             assert text.get_fontsize() >= min(6.0, page.style["legend.fontsize"])
     for legend in figure.findobj(Legend):
         assert not any(legend.get_window_extent().overlaps(ax.bbox) for ax in figure.axes if ax.get_visible())
+    boxes = [legend.get_window_extent() for legend in figure.findobj(Legend)]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def tick_labels(ax):
     return [*ax.get_xticklabels(which="both"), *ax.get_yticklabels(which="both")]
 
 
-def test_every_kind_of_the_package_is_found_without_importing_it() -> None:
+def test_every_kind_of_the_package_is_found_without_importing_it():
     modules = imported("hesscond.report")
     for kind, registry in ((FigureKind, FIGURES), (TableKind, TABLES)):
         there = {one for module in modules for one in vars(module).values() if isinstance(one, kind)}
@@ -92,8 +86,8 @@ def test_every_kind_of_the_package_is_found_without_importing_it() -> None:
 
 
 def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_report(
-    runs: list[StoredRun], tmp_path: Path, call_cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    runs, tmp_path, call_cli, monkeypatch
+):
     def draw(runs, *, page=COLUMN):
         figure = page.figure(1.0)
         figure.add_subplot().plot([run.last_loss for run in runs])
@@ -115,13 +109,13 @@ def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_r
     assert "the last losses" in render_report(runs)
 
 
-def loss_frame(runs: list[StoredRun]) -> pd.DataFrame:
+def loss_frame(runs):
     return pd.DataFrame({"run": [run.label for run in runs], "loss": [run.last_loss for run in runs]})
 
 
 @pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
-def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun], name: str) -> None:
+def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs, name):
     for chosen in (twelve_runs[-1:], twelve_runs):
         figure = FIGURES[name].draw(chosen)
         assert any(ax.has_data() for ax in figure.axes)
@@ -130,7 +124,7 @@ def test_one_run_alone_and_twelve_methods_are_drawn(twelve_runs: list[StoredRun]
             assert {run.method for run in chosen} <= labels
 
 
-def test_no_run_and_no_probe_are_one_sentence(make_run: MakeRun) -> None:
+def test_no_run_and_no_probe_are_one_sentence(make_run):
     bare = make_run(probed=False, evaluated=False, iterations=5, epochs=1)
     for name, kind in FIGURES.items():
         assert "no run" in str(kind.fits([])), name
@@ -142,7 +136,7 @@ def test_no_run_and_no_probe_are_one_sentence(make_run: MakeRun) -> None:
             assert str(raised.value) == reason
 
 
-def test_training_is_the_mean_over_the_seeds_in_its_range(make_run: MakeRun) -> None:
+def test_training_is_the_mean_over_the_seeds_in_its_range(make_run):
     runs = [make_run("bnp", seed, iterations=40) for seed in range(3)]
     found = artists(training_figure(runs))
     losses = np.stack([run.table("training")["loss"] for run in runs])
@@ -155,7 +149,7 @@ def test_training_is_the_mean_over_the_seeds_in_its_range(make_run: MakeRun) -> 
     assert found["bnp-test-loss-mean"].get_linestyle() == "-"
 
 
-def test_a_diverged_run_is_a_line_of_its_own_and_no_part_of_the_mean(make_run: MakeRun) -> None:
+def test_a_diverged_run_is_a_line_of_its_own_and_no_part_of_the_mean(make_run):
     good, bad = make_run("bnp", 0, iterations=40), make_run("bnp", 1, iterations=20, status="diverged")
     figure = training_figure([good, bad])
     found = artists(figure)
@@ -165,7 +159,7 @@ def test_a_diverged_run_is_a_line_of_its_own_and_no_part_of_the_mean(make_run: M
     assert "bnp (1 of 2 diverged)" in [t.get_text() for legend in figure.legends for t in legend.get_texts()]
 
 
-def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run: MakeRun) -> None:
+def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run):
     import sqlite3
 
     run = make_run(iterations=300)
@@ -177,7 +171,7 @@ def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run: Ma
     assert "beyond" not in FIGURES["conditioning"].draw([make_run("vanilla")]).get_supxlabel()
 
 
-def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
+def test_a_study_without_accuracy_has_one_panel(make_run):
     import sqlite3
 
     run = make_run(iterations=30)
@@ -189,14 +183,14 @@ def test_a_study_without_accuracy_has_one_panel(make_run: MakeRun) -> None:
 
 
 @pytest.mark.slow
-def test_long_runs_are_small_files(make_run: MakeRun, tmp_path: Path) -> None:
+def test_long_runs_are_small_files(make_run, tmp_path):
     run = make_run(iterations=1500, epochs=2)
-    for name in ("training", "layers", "heatmap", "gain"):
+    for name in ("training", "layers", "heatmap", "gain", "conditioning"):
         save_figure(FIGURES[name].draw([run]), tmp_path / "figure.pdf")
         assert (tmp_path / "figure.pdf").stat().st_size < 400_000
 
 
-def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
+def test_layers_draws_no_unresolved_as_a_number(make_run):
     run = make_run("bnp", iterations=28, epochs=2, unresolved=0.8)
     found = artists(FIGURES["layers"].draw([run]))
     rows = run.table("probe").query("layer == 'fc3' and data == 'batch'")
@@ -214,7 +208,7 @@ def test_layers_draws_no_unresolved_as_a_number(make_run: MakeRun) -> None:
     assert found["bnp-fc3-unresolved"].get_markerfacecolor() == "none"
 
 
-def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: MakeRun) -> None:
+def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run):
     run = make_run("bnp", iterations=30, unresolved=0.5)
     figure = FIGURES["heatmap"].draw([run])
     _, names, starts = heat_cells([run], by="unit", quantity="kappa_own")
@@ -228,7 +222,7 @@ def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run: Mak
     assert sum(len(a.get_paths()) for a in hatched) == len(lost)
 
 
-def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None:
+def test_quantiles_of_intervals_hold_those_of_every_choice_within_them():
     rng = np.random.default_rng(0)
     for _ in range(200):
         lower = 10 ** rng.uniform(0, 6, rng.integers(1, 12))
@@ -239,7 +233,7 @@ def test_quantiles_of_intervals_hold_those_of_every_choice_within_them() -> None
         assert low <= np.quantile(true, q, method="inverted_cdf") <= high
 
 
-def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) -> None:
+def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run):
     import sqlite3
 
     run = make_run("bnp", iterations=20, unresolved=3.0)
@@ -250,7 +244,7 @@ def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run: MakeRun) ->
     assert np.isinf(cells["bnp"].upper[names.index(("fc1", 5))]).all()
 
 
-def test_an_unprobed_twin_of_a_comparison_gives_way(make_run: MakeRun) -> None:
+def test_an_unprobed_twin_of_a_comparison_gives_way(make_run):
     probed, bare = make_run(iterations=10), make_run(iterations=10, every=0, probed=False)
     bare.config["probe"]["train_every_epochs"] = 0
     assert [group.runs for group in groups_of([bare, probed])] == [(probed,)]
@@ -259,7 +253,7 @@ def test_an_unprobed_twin_of_a_comparison_gives_way(make_run: MakeRun) -> None:
 # --- looks -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others() -> None:
+def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others():
     names = [method.name for method in registered()] + ["bnp+groupnorm", "groupnorm+bnp", "bnp:rho=0.9", "adam+l2"]
     looks = method_looks(names)
     assert len({look.color for look in looks.values()}) == len(names)
@@ -268,7 +262,7 @@ def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others()
     assert method_colors(["vanilla", "bnp"]) == {"vanilla": "#D55E00", "bnp": "#0072B2"}
 
 
-def test_methods_have_the_same_colour_in_every_figure(runs: list[StoredRun]) -> None:
+def test_methods_have_the_same_colour_in_every_figure(runs):
     for kind in (FIGURES["training"], FIGURES["layers"]):
         for name, artist in artists(kind.draw(runs)).items():
             if hasattr(artist, "get_xdata") and name.split("-")[0] in ("vanilla", "bnp"):
@@ -278,7 +272,7 @@ def test_methods_have_the_same_colour_in_every_figure(runs: list[StoredRun]) -> 
 # --- pages and files -------------------------------------------------------------------------------------------------
 
 
-def test_every_venue_has_a_page_in_fonts_that_matplotlib_brings() -> None:
+def test_every_venue_has_a_page_in_fonts_that_matplotlib_brings():
     assert {"neurips2024", "icml2024", "jmlr2001", "iclr2024"} <= set(venues())
     for venue in venues():
         column, full = venue_page(venue), venue_page(venue, "full")
@@ -288,10 +282,10 @@ def test_every_venue_has_a_page_in_fonts_that_matplotlib_brings() -> None:
     with pytest.raises(ConfigError, match="unknown venue 'nature': choose from"):
         venue_page("nature")
     with pytest.raises(ConfigError, match="choose from column, full"):
-        venue_page("icml2024", "half")  # type: ignore[arg-type]
+        venue_page("icml2024", "half")
 
 
-def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> None:
+def test_a_venues_fonts_are_embedded(runs, tmp_path):
     save_figure(FIGURES["training"].draw(runs, page=venue_page("neurips2024")), tmp_path / "figure.pdf")
     content = (tmp_path / "figure.pdf").read_bytes()
     for stream in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S):
@@ -302,9 +296,10 @@ def test_a_venues_fonts_are_embedded(runs: list[StoredRun], tmp_path: Path) -> N
     assert b"STIXGeneral" in content
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
+    assert b"/CreationDate" not in content
 
 
-def test_rates_are_those_of_the_trials_of_the_statement() -> None:
+def test_rates_are_those_of_the_trials_of_the_statement():
     from hesscond.report.margins import rate_figure, rate_trials
 
     found = rate_trials("prec-theorem-1", trials=2, seed=2)
@@ -318,7 +313,7 @@ def test_rates_are_those_of_the_trials_of_the_statement() -> None:
         rate_trials("van-der-sluis", trials=1)
 
 
-def test_panels_go_into_axes_of_ones_own(four_runs: list[StoredRun]) -> None:
+def test_panels_go_into_axes_of_ones_own(four_runs):
     from hesscond.report import accuracy_axes, gain_axes, layer_axes, loss_axes, method_legend
 
     figure = Figure()

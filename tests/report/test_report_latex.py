@@ -1,17 +1,12 @@
 """Tables in LaTeX documents: they compile with the packages that are named."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from hesscond.report import TABLES
-from hesscond.runs import StoredRun
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,7 +17,7 @@ pytestmark = [
 WRONG = re.compile(r"Missing character|Overfull|Float too large|undefined|LaTeX Warning", re.I)
 
 
-def compiled(folder: Path, packages: str, body: Sequence[str]) -> str:
+def compiled(folder, packages, body):
     """The log of a document, which must be without complaint."""
     lines = [r"\documentclass{article}", rf"\usepackage{{{packages}}}", r"\begin{document}", *body, r"\end{document}"]
     (folder / "document.tex").write_text("\n".join(lines), encoding="utf-8")
@@ -34,9 +29,7 @@ def compiled(folder: Path, packages: str, body: Sequence[str]) -> str:
     return log
 
 
-def test_every_table_is_set_and_no_wider_than_the_text(
-    four_runs: list[StoredRun], twelve_runs: list[StoredRun], tmp_path: Path
-) -> None:
+def test_every_table_is_set_and_no_wider_than_the_text(four_runs, twelve_runs, tmp_path):
     body = []
     for name, kind in TABLES.items():
         for number, runs in enumerate((four_runs, twelve_runs)):

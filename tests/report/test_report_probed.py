@@ -1,41 +1,26 @@
 """Table and figure of a probe: every number is one of the frame's, nothing unresolved is shown as a value."""
 
-from __future__ import annotations
-
-import io
 import itertools
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.figure import Figure
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import hesscond
 from hesscond.probing.tables import compact, layer_frame, layer_table, notes, unit_table
 from hesscond.report import probe_figure, save_figure
+from tests import report_page
 
 
-def made_up(
-    names: list[str],
-    units: int = 20,
-    *,
-    unresolved: float = 0.0,
-    negative: float = 0.0,
-    zero: int = 0,
-    whole: bool = False,
-    scale: float = 1e5,
-) -> pd.DataFrame:
+def made_up(names, units=20, *, unresolved=0.0, negative=0.0, zero=0, whole=False, scale=1e5):
     """A frame as of ``ProbeResult.to_frame()``; the first ``zero`` units of each layer are zero."""
     rng = np.random.default_rng(0)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name, unit in itertools.product(names, [pd.NA] if whole else range(units)):
         kappa = scale * 10 ** rng.standard_normal()
         nothing = not whole and unit < zero
@@ -63,10 +48,8 @@ def made_up(
     return pd.DataFrame(rows)
 
 
-def printed(table: Table, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table)
-    text = console.file.getvalue()
+def printed(table, width):
+    text = report_page.printed(table, width)
     assert all(cell_len(line) <= width for line in text.splitlines())
     assert "…" not in text
     assert "nan" not in text
@@ -74,7 +57,7 @@ def printed(table: Table, width: int) -> str:
     return text
 
 
-def test_layer_frame_is_the_frame_summed_up() -> None:
+def test_layer_frame_is_the_frame_summed_up():
     frame = made_up(["b", "a"], unresolved=0.3, negative=0.4, zero=2)
     rows = layer_frame(frame)
     assert list(rows["layer"]) == ["b", "a"]
@@ -94,7 +77,7 @@ def test_layer_frame_is_the_frame_summed_up() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_table_of_units(width: int) -> None:
+def test_table_of_units(width):
     frame = made_up(["encoder.layers.11.self_attn.out_proj", "fc"], 100, unresolved=0.1, negative=0.5, scale=1e13)
     text = printed(unit_table(frame, {"fc": "ConvTranspose2d"}), width)
     for row in layer_frame(frame).to_dict("records"):
@@ -106,7 +89,7 @@ def test_table_of_units(width: int) -> None:
         assert f" {row['nullity_min']}–{row['nullity_max']} " in text
 
 
-def test_units_never_resolved_are_bounds() -> None:
+def test_units_never_resolved_are_bounds():
     frame = made_up(["fc"], unresolved=2.0)
     (row,) = layer_frame(frame).to_dict("records")
     text = printed(unit_table(frame, {}), 80)
@@ -116,7 +99,7 @@ def test_units_never_resolved_are_bounds() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_table_of_layers(width: int) -> None:
+def test_table_of_layers(width):
     names = ["encoder.layers.11.self_attn.out_proj", "fc", "head"]
     frame = made_up(names, whole=True)
     frame.loc[1, ["resolved", "kappa", "kappa_upper"]] = [False, math.inf, math.inf]
@@ -130,7 +113,7 @@ def test_table_of_layers(width: int) -> None:
     assert "zero" in text
 
 
-def test_numbers_round_outwards() -> None:
+def test_numbers_round_outwards():
     rng = np.random.default_rng(1)
     for value in 10 ** rng.uniform(0, 18, 500):
         low, high = compact(value, 6, ROUND_FLOOR), compact(value, 6, ROUND_CEILING)
@@ -141,7 +124,7 @@ def test_numbers_round_outwards() -> None:
     assert [compact(x) for x in (999.6, 99.96, 0.0123, 1e5)] == ["1.00e3", "100", "1.23e-2", "1.00e5"]
 
 
-def test_notes() -> None:
+def test_notes():
     frame = made_up(["a", "b", "c"], 3, zero=1)
     frame.loc[[4, 5, 7], ["resolved", "reason", "advice"]] = [False, "too small to tell", "standardize"]
     assert notes(frame, {"a": "by hand", "b": "by hand", "c": ""}) == [
@@ -162,7 +145,7 @@ NAMES = {
 }
 
 
-def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved() -> None:
+def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved():
     """Where functions are saturated no eigenvalue is told from zero either: λ_max is not known there."""
     frame = made_up(("a",), units=6, zero=4, unresolved=0.0)
     frame.loc[frame["unit"] == 0, "lambda_max"] = math.nan
@@ -176,11 +159,11 @@ def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved() -> None:
     ]
 
 
-def by_gid(figure: Figure, gid: str) -> list[Any]:
+def by_gid(figure, gid):
     return [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
 
 
-def overlaps(figure: Figure) -> list[tuple[str, str]]:
+def overlaps(figure):
     """Pairs of texts that touch each other, and texts outside the figure."""
     figure.draw_without_rendering()
     left, right = figure.axes
@@ -200,12 +183,12 @@ def overlaps(figure: Figure) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("unresolved", [0.0, 0.2, 2.0])
 @pytest.mark.parametrize("names", list(NAMES))
-def test_no_text_touches_another(names: str, unresolved: float, whole: bool) -> None:
+def test_no_text_touches_another(names, unresolved, whole):
     frame = made_up(NAMES[names], 100, unresolved=unresolved, negative=0.3, whole=whole)
     assert overlaps(probe_figure(frame)) == []
 
 
-def test_figure_shows_the_frame() -> None:
+def test_figure_shows_the_frame():
     frame = made_up(NAMES["three"], 50, unresolved=0.2, negative=0.3, zero=2)
     figure = probe_figure(frame)
     plain, indefinite = (
@@ -229,7 +212,7 @@ def test_figure_shows_the_frame() -> None:
     assert low < frame["kappa_lower"].where(frame["rank"] > 0).min() < high
 
 
-def test_whole_layers_have_intervals() -> None:
+def test_whole_layers_have_intervals():
     frame = made_up(NAMES["three"], whole=True)
     frame["kappa_upper"] *= 3
     figure = probe_figure(frame)
@@ -240,13 +223,13 @@ def test_whole_layers_have_intervals() -> None:
     assert by_gid(figure, "medians") == []
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_nothing_to_draw_is_said():
     figure = probe_figure(made_up(["a", "b"], 3, zero=3))
     assert "every Hessian is zero" in [t.get_text() for t in figure.axes[0].texts]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["a", "b"]
 
 
-def test_a_result_is_as_good_as_its_frame(tmp_path: Any) -> None:
+def test_a_result_is_as_good_as_its_frame(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     result = hesscond.probe(model, nn.CrossEntropyLoss(), (torch.randn(9, 4), torch.randint(0, 2, (9,))))

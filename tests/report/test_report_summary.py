@@ -1,36 +1,29 @@
-from __future__ import annotations
-
-import io
+import math
 import sqlite3
-from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from rich.cells import cell_len
-from rich.console import Console
+from torch import nn
 
+import hesscond
 from hesscond.errors import ConfigError
 from hesscond.report import summary_frame, summary_table
-from hesscond.report.tables import TextTable
-from hesscond.runs import StoredRun
-
-MakeRun = Callable[..., StoredRun]
-
-
-def printed(table: TextTable, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table)
-    return console.file.getvalue()
+from hesscond.report.series import FLOAT32_LIMIT, rounded_probes, rounding_note
+from hesscond.study import open_run
+from tests.report_page import printed
 
 
-def query(run: StoredRun, sql: str) -> np.ndarray:
+def query(run, sql):
     connection = sqlite3.connect(run.folder / "run.sqlite")
     rows = connection.execute(sql).fetchall()
     connection.close()
     return np.array(rows, dtype=float)
 
 
-def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
+def test_numbers_are_those_of_the_log(make_run):
     runs = [make_run("vanilla", unresolved=0.2), make_run("bnp", 1, unresolved=0.2)]
     frame = summary_frame(runs)
     assert list(frame["method"]) == ["vanilla", "bnp"]
@@ -57,7 +50,7 @@ def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
             kappa, lower, ok, other, other_lower, other_ok, own, own_lower, own_ok, kappa_d, dead = table.T
             ok, other_ok, own_ok = ok == 1, other_ok == 1, own_ok == 1
 
-            def median(values: np.ndarray) -> float:
+            def median(values):
                 return float(np.median(values)) if len(values) else np.nan
 
             expected = {
@@ -79,7 +72,7 @@ def test_numbers_are_those_of_the_log(make_run: MakeRun) -> None:
                 assert row[f"{data}_{name}"] == pytest.approx(value, nan_ok=True), (data, name)
 
 
-def test_the_table_is_read_from_left_to_right(make_run: MakeRun) -> None:
+def test_the_table_is_read_from_left_to_right(make_run):
     """A line a run: loss, accuracy, κ(H), κ own, and how many are unresolved."""
     runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
     lines = printed(summary_table(runs)).splitlines()
@@ -97,7 +90,7 @@ def test_the_table_is_read_from_left_to_right(make_run: MakeRun) -> None:
     assert all(cell_len(line) <= 80 for line in lines)
 
 
-def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
+def test_what_was_never_resolved_is_a_lower_bound(make_run):
     run = make_run("bnp", unresolved=3.0)
     row = summary_frame([run]).iloc[0]
     assert np.isnan(row["batch_kappa"])
@@ -108,13 +101,13 @@ def test_what_was_never_resolved_is_a_lower_bound(make_run: MakeRun) -> None:
         assert f"≥ {row[f'batch_{name}_lower']:.2e}" in text
 
 
-def test_runs_without_probes_or_evaluations(make_run: MakeRun) -> None:
+def test_runs_without_probes_or_evaluations(make_run):
     run = make_run(probed=False, evaluated=False)
     assert "nan" not in printed(summary_table([run]))
     assert "nothing was probed" in printed(summary_table([run]))
 
 
-def test_another_unit_and_runs_of_different_studies(make_run: MakeRun) -> None:
+def test_another_unit_and_runs_of_different_studies(make_run):
     run = make_run()
     kappa = query(run, "SELECT kappa FROM probe WHERE data = 'batch' AND layer = 'fc1' AND unit = 5")
     assert summary_frame([run], layer="fc1", unit=5)["batch_kappa"][0] == pytest.approx(np.median(kappa))
@@ -122,3 +115,47 @@ def test_another_unit_and_runs_of_different_studies(make_run: MakeRun) -> None:
         summary_table([run], unit=9)
     with pytest.raises(ConfigError, match="different studies"):
         summary_frame([run, make_run(study="other")])
+
+
+@pytest.fixture
+def normalized():
+    """An output layer behind layer normalization, whose features add up to zero, and its data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 3))
+    return model, nn.CrossEntropyLoss(), (torch.randn(200, 6), torch.randint(0, 3, (200,)))
+
+
+def test_the_limit_tells_round_off_from_rank(normalized):
+    exact = hesscond.probe(*normalized, layers=["2"], method="bnp")["2"].kappa
+    # as a study takes them: the float32 activations as they are
+    rounded = hesscond.probe(*normalized, layers=["2"], method="bnp", dtype=None, check=False)["2"].kappa
+    for true, seen in zip(exact, rounded, strict=True):
+        assert true.nullity > seen.nullity
+        assert float(true) < FLOAT32_LIMIT < float(seen) < math.inf
+
+
+def test_probes_above_it_are_counted_where_there_are_more_samples_than_parameters(make_run):
+    run = make_run("bnp")
+
+    def change(*statements):
+        with closing(sqlite3.connect(run.folder / "run.sqlite")) as connection, connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    change(
+        "UPDATE probe SET samples = 60, n_params = 101",
+        "UPDATE probe SET kappa_preconditioned = 5e15 WHERE iteration = 10",
+    )
+    assert rounded_probes([run]) == (0, 0)
+    change("UPDATE probe SET samples = 600", "UPDATE probe SET kappa_preconditioned = 9e999 WHERE iteration = 11")
+    probe = run.table("probe")
+    number = int((probe["kappa_preconditioned"] == 5e15).sum())
+    assert number > 0
+    assert rounded_probes([run]) == (number, len(probe))
+    assert f"{number} of {len(probe)} " in rounding_note([run])
+    change("UPDATE probe SET kappa_preconditioned = 1e14")
+    assert rounding_note([run]) == ""
+    change("UPDATE probe SET kappa_preconditioned = 5e15")
+    own = run.folder / "config.toml"
+    own.write_text(own.read_text("utf-8").replace("[probe]", '[probe]\nprecision = "float64"'), encoding="utf-8")
+    assert rounding_note([open_run(run.folder)]) == ""

@@ -1,12 +1,9 @@
 """Tables in every format: numbers go there and back, and nothing in a run can break a format."""
 
-from __future__ import annotations
-
 import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -14,32 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
 from hesscond.report.statements import CAPTION, statement_columns
 from hesscond.report.sweeps import best_frame, best_table, comparison_frame, comparison_table, sweep_frame
-from hesscond.report.tables import (
-    Column,
-    TextTable,
-    in_powers,
-    interval,
-    latex_escaped,
-    number,
-    numbers,
-    text_table,
-    write_table,
-)
-from hesscond.runs import StoredRun
+from hesscond.report.tables import Column, in_powers, interval, latex_escaped, number, numbers, text_table, write_table
 from hesscond.study.comparison import Compared
+from tests.report_page import printed
 
-MakeRun = Callable[..., StoredRun]
 WRITTEN = ("md", "latex", "csv")
 DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
-def read_back(cell: str) -> float:
+def read_back(cell):
     """The number of a cell of any format."""
     plain = re.sub(r"\$\^\{(.*?)\}\$", lambda found: f"e{found[1]}", cell.replace(r"$\times$10", ""))
     plain = re.sub(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: f"e{found[1].translate(DIGITS)}", plain)
@@ -47,19 +32,19 @@ def read_back(cell: str) -> float:
 
 
 @given(st.floats(min_value=-1e300, max_value=1e300, allow_subnormal=False))
-def test_numbers_are_the_same_in_every_format(value: float) -> None:
+def test_numbers_are_the_same_in_every_format(value):
     text = number(value)
     for shown in (text, in_powers(text), latex_escaped(in_powers(text))):
         assert read_back(shown) == pytest.approx(float(f"{value:.2e}"), rel=1e-12)
 
 
-def test_what_a_number_looks_like() -> None:
+def test_what_a_number_looks_like():
     assert in_powers("≥ 1.20e+05 … 3.00e-12") == "≥ 1.20×10⁵ … 3.00×10⁻¹²"
     assert latex_escaped("≥ 3.00×10⁻¹²") == r"$\geq$ 3.00$\times$10$^{-12}$"
     assert number(1e20, ".3f") == "1.00e+20"
 
 
-def test_a_bound_is_never_shown_as_a_number() -> None:
+def test_a_bound_is_never_shown_as_a_number():
     cell = interval("κ", "k").cell
     assert cell({"k": math.nan, "k_lower": 5.0, "k_upper": math.inf}) == "≥ 5.00e+00"
     assert cell({"k": math.nan, "k_lower": 5.0, "k_upper": 7.0}) == "5.00e+00 … 7.00e+00"
@@ -69,7 +54,7 @@ def test_a_bound_is_never_shown_as_a_number() -> None:
 
 @settings(deadline=None)
 @given(st.text())
-def test_no_text_breaks_a_format(text: str) -> None:
+def test_no_text_breaks_a_format(text):
     frame = pd.DataFrame({"name": [text], "number": [1.0]})
     columns = [Column(text, lambda row: row["name"], left=True), numbers("n", "number", ".1f")]
     lines = write_table(frame, columns, text, "latex").splitlines()
@@ -88,12 +73,12 @@ def test_no_text_breaks_a_format(text: str) -> None:
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["summary", "seeds", "layers"])
-def test_every_table_in_every_format(four_runs: list[StoredRun], name: str) -> None:
+def test_every_table_in_every_format(four_runs, name):
     kind = TABLES[name]
     frame = kind.frame(four_runs)
     columns = kind.columns(frame)
     for format in WRITTEN:
-        text = kind.write(four_runs, format)  # type: ignore[arg-type]
+        text = kind.write(four_runs, format)
         assert all(run.method in text for run in four_runs)
     read = pd.read_csv(io.StringIO(kind.write(four_runs, "csv")))
     for column in frame.select_dtypes("number"):
@@ -102,12 +87,10 @@ def test_every_table_in_every_format(four_runs: list[StoredRun], name: str) -> N
     body = latex[latex.index(r"\midrule") + 1 : latex.index(r"\bottomrule")]
     assert len(body) == len(frame)
     assert all(len(re.findall(r"(?<!\\)&", line)) == len(columns) - 1 and line.endswith(r"\\") for line in body)
-    console = Console(width=200, file=io.StringIO())
-    console.print(kind.print(four_runs))
-    assert "bnp" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "bnp" in printed(kind.print(four_runs), 200)
 
 
-def test_seeds_are_mean_and_range_of_those_that_finished(make_run: MakeRun) -> None:
+def test_seeds_are_mean_and_range_of_those_that_finished(make_run):
     runs = [make_run("bnp", seed, iterations=20) for seed in range(3)]
     runs.append(make_run("bnp", 3, iterations=20, status="diverged"))
     assert "unfinished" not in TABLES["seeds"].write(runs, "md")
@@ -126,14 +109,14 @@ def test_seeds_are_mean_and_range_of_those_that_finished(make_run: MakeRun) -> N
     assert not row["kappa_own_open"]
 
 
-def test_a_method_none_of_whose_seeds_finished_has_no_mean(make_run: MakeRun) -> None:
+def test_a_method_none_of_whose_seeds_finished_has_no_mean(make_run):
     runs = [make_run("bnp", 0, iterations=20), make_run("vanilla", 0, iterations=20, status="interrupted")]
     frame = TABLES["seeds"].frame(runs).set_index("method")
     assert frame.loc["vanilla", ["loss_mean", "loss_min", "accuracy_mean", "kappa_own_mean"]].isna().all()
     assert frame.loc["bnp", ["loss_mean", "kappa_own_mean"]].notna().all()
 
 
-def test_layers_count_the_unresolved_and_bound_the_quantiles(make_run: MakeRun) -> None:
+def test_layers_count_the_unresolved_and_bound_the_quantiles(make_run):
     run = make_run("bnp", iterations=40, unresolved=0.6)
     frame = TABLES["layers"].frame([run]).set_index("layer")
     rows = run.table("probe").query("data == 'batch' and layer == 'fc1'")
@@ -143,12 +126,12 @@ def test_layers_count_the_unresolved_and_bound_the_quantiles(make_run: MakeRun) 
     assert frame.loc["fc1", "kappa_median_lower"] == np.quantile(ends, 0.5, method="inverted_cdf")
 
 
-def test_bad_uses_are_one_sentence(four_runs: list[StoredRun]) -> None:
+def test_bad_uses_are_one_sentence(four_runs):
     for kind in TABLES.values():
         assert kind.fits([]) is not None
         if kind.fits(four_runs) is None:
             with pytest.raises(ConfigError, match="choose from text, md, latex, csv"):
-                kind.write(four_runs, "docx")  # type: ignore[arg-type]
+                kind.write(four_runs, "docx")
     assert "statement" in str(TABLES["statements"].fits(four_runs))
 
 
@@ -160,15 +143,9 @@ LONG = (
 )
 
 
-def rendered(table: TextTable, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def assert_nothing_is_broken(table: TextTable) -> str:
+def assert_nothing_is_broken(table):
     """In 80 columns: no line is longer, and every word and every number of the wide table is whole."""
-    wide, narrow = rendered(table, 600), rendered(table, 80)
+    wide, narrow = printed(table, 600), printed(table, 80)
     assert max(map(cell_len, narrow.splitlines())) <= 80, narrow
     for token in (r"[^\W\d_]+", r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"):
         lost = Counter(re.findall(token, wide)) - Counter(re.findall(token, narrow))
@@ -177,7 +154,7 @@ def assert_nothing_is_broken(table: TextTable) -> str:
 
 
 @pytest.fixture
-def awkward_runs(make_run: MakeRun) -> list[StoredRun]:
+def awkward_runs(make_run):
     """Methods with long names, of which one diverged and one was broken off; almost no κ is resolved."""
     ends = ("finished", "diverged", "interrupted", "finished")
     return [
@@ -187,13 +164,13 @@ def awkward_runs(make_run: MakeRun) -> list[StoredRun]:
     ]
 
 
-def test_tables_of_runs_fit_80_columns(awkward_runs: list[StoredRun]) -> None:
+def test_tables_of_runs_fit_80_columns(awkward_runs):
     for name in ("summary", "seeds", "layers"):
         assert_nothing_is_broken(TABLES[name].print(awkward_runs))
     assert "(diverged)" in assert_nothing_is_broken(TABLES["summary"].print(awkward_runs))
 
 
-def test_tables_of_rates_and_statements_fit_80_columns(make_run: MakeRun) -> None:
+def test_tables_of_rates_and_statements_fit_80_columns(make_run):
     rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     runs = [
         make_run(
@@ -203,13 +180,13 @@ def test_tables_of_rates_and_statements_fit_80_columns(make_run: MakeRun) -> Non
         for rate in rates
     ]
     assert_nothing_is_broken(TABLES["seeds"].print(runs))
-    row: dict[str, object] = {"run": f"{LONG[1]}-seed0", "data": "train", "layer": "features.denseblock1.conv2"}
+    row = {"run": f"{LONG[1]}-seed0", "data": "train", "layer": "features.denseblock1.conv2"}
     row |= {"unit": 511, "statement": "prec-gradient-regularization", "claim": "centring lowers κ", "known": True}
     row |= {"held": 1150, "applicable": 1150, "unresolved": 12, "violated": 1, "worst": 1.2e3, "first_violation": 1150}
     assert_nothing_is_broken(text_table(pd.DataFrame([row]), statement_columns(pd.DataFrame([row])), CAPTION))
 
 
-def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs: list[StoredRun]) -> None:
+def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs):
     settings = {"model.width": 128, "training.weight_decay": 0.0005}
     frame = sweep_frame([(run, settings, 1234.5) for run in awkward_runs])
     assert_nothing_is_broken(best_table(best_frame(frame, list(settings)), list(settings), "a sweep"))

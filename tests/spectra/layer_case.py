@@ -1,7 +1,5 @@
 """A layer of a network as the bottom of a spectrum knows it: Σ_j C_j ⊗ ĥ_j ĥ_jᵀ / N and its Kronecker approximation."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Symmetric operators whose spectra are known because they were chosen."""
 
-from __future__ import annotations
-
 import weakref
 
 import torch
@@ -40,7 +38,7 @@ def truth(A):
 class Counting(SymmetricOperator):
     """An operator that counts its products and notes the devices and precisions of what it multiplies."""
 
-    def __init__(self, A: SymmetricOperator) -> None:
+    def __init__(self, A):
         super().__init__(A.order, A.dtype, A.device)
         self.A, self.psd, self.products = A, A.psd, 0
 

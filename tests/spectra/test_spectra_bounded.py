@@ -1,7 +1,5 @@
 """λ_max and κ from below within a number of products, against spectra that were chosen."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -12,7 +10,7 @@ from hesscond.spectra.bounded import LEAST_VECTORS, bounded_condition
 N = 400
 
 
-def planted(values: torch.Tensor, seed: int) -> torch.Tensor:
+def planted(values, seed):
     """A dense matrix (n, n) with these eigenvalues."""
     generator = torch.Generator().manual_seed(seed)
     Q, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))
@@ -20,7 +18,7 @@ def planted(values: torch.Tensor, seed: int) -> torch.Tensor:
     return (A + A.T) / 2
 
 
-def spectra(seed: int) -> dict[str, torch.Tensor]:
+def spectra(seed):
     """Eigenvalues of several kinds, with and without a null space."""
     generator = torch.Generator().manual_seed(seed)
     graded = 10.0 ** (-4 * torch.rand(N, generator=generator, dtype=torch.float64))
@@ -75,7 +73,7 @@ def test_products_are_counted():
     assert A.taken == 27
 
 
-def grouped(seed: int) -> tuple[torch.Tensor, int]:
+def grouped(seed):
     """A matrix (n, n) of ten groups that hardly depend on each other, of scales from 1 to 0.002 and zero."""
     group = N // 10
     blocks = torch.stack([planted(spectra(seed)["bulk"][k * group :][:group], seed) for k in range(10)])
@@ -100,7 +98,7 @@ def test_groups_of_different_scales_are_told_apart(seed, dtype, rows):
     apart = float(torch.linalg.matrix_norm(A - given.to_dense().double(), 2)) if dtype == torch.float32 else 0.0
     options = {"error": apart, "memory": None if rows is None else rows * dtype.itemsize * N}
 
-    def level(squares: torch.Tensor) -> torch.Tensor:
+    def level(squares):
         return squares.view(10, group).mean(1, keepdim=True).expand(10, group).reshape(-1)
 
     found = bounded_condition(given, 60, level=level, **options)

@@ -152,11 +152,7 @@ def test_truth_is_inside_the_interval_in_many_random_trials(part):
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 5),
-    st.integers(1, 5),
-    st.data(),
-)
+@given(st.integers(1, 5), st.integers(1, 5), st.data())
 def test_truth_is_inside_the_interval_for_any_small_matrix(m, n, data):
     entry = st.one_of(
         st.sampled_from([0.0, 1.0, -1.0, 2.0]),
@@ -326,13 +322,7 @@ def symmetric_with(values, rng):
 
 @pytest.mark.parametrize(
     "values",
-    [
-        [3.0, -2.0, 0.5],
-        [1.0, 1.0, 1.0],
-        [5.0, -5.0, 1.0, -1.0],
-        [-1.0, -2.0, -3.0, -1e-3],
-        [-5.0, -0.1, 0.2, 3.0],
-    ],
+    [[3.0, -2.0, 0.5], [1.0, 1.0, 1.0], [5.0, -5.0, 1.0, -1.0], [-1.0, -2.0, -3.0, -1e-3], [-5.0, -0.1, 0.2, 3.0]],
 )
 def test_symmetric_matrices_are_measured_by_absolute_value_with_inertia(values):
     A = symmetric_with(np.array(values), np.random.default_rng(7))

@@ -323,10 +323,7 @@ def test_null_beside_too_small_is_unresolved():
     result = smallest_nonzero(A, inverse=DiagonalInverse(values + 1e-13), dense_order=0)
     assert not result.converged
     known = smallest_nonzero(
-        A,
-        inverse=DiagonalInverse(values + 1e-13),
-        null_space=Span(torch.eye(405, 5).double()),
-        dense_order=0,
+        A, inverse=DiagonalInverse(values + 1e-13), null_space=Span(torch.eye(405, 5).double()), dense_order=0
     )
     assert known.converged, known.message
 

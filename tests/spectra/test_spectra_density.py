@@ -1,7 +1,5 @@
 """The spectral density of operators whose spectrum is prescribed, against its exact distribution function."""
 
-from __future__ import annotations
-
 import math
 import re
 from types import SimpleNamespace
@@ -13,19 +11,19 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Deflated, Dense, Diagonal, Span, SymmetricOperator
-from hesscond.spectra.density import Density, density
+from hesscond.spectra.density import density
 from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
 from tests.spectra.spectra_cases import LiveVectors
 
 N = 3000
 
 
-def quantiles(function, n: int = N) -> torch.Tensor:
+def quantiles(function, n=N):
     """n eigenvalues whose distribution function is nearest to a continuous one, from its inverse on (0, 1)."""
     return torch.from_numpy(np.sort(function((np.arange(n) + 0.5) / n)))
 
 
-def inverse(cdf, low: float, high: float):
+def inverse(cdf, low, high):
     grid = np.linspace(low, high, 200_001)
     return lambda p: np.interp(p, cdf(grid), grid)
 
@@ -56,7 +54,7 @@ CONTINUOUS = {
 }
 
 
-def spectrum(name: str, n: int = N) -> torch.Tensor:
+def spectrum(name, n=N):
     if name in CONTINUOUS:
         return quantiles(inverse(*CONTINUOUS[name]), n)
     generator = np.random.default_rng(0)
@@ -68,11 +66,11 @@ def spectrum(name: str, n: int = N) -> torch.Tensor:
 NAMES = [*CONTINUOUS, "hessian"]
 
 
-def fraction(values: np.ndarray, x: np.ndarray, side: str = "right") -> np.ndarray:
+def fraction(values, x, side="right"):
     return np.searchsorted(values, x, side) / len(values)
 
 
-def true_measure(values: torch.Tensor, found: Density, x: np.ndarray, side: str) -> np.ndarray:
+def true_measure(values, found, x, side):
     """The exact distribution functions (p, m) of the probes' spectral measures on diag(values)."""
     vectors = unit_vectors(len(values), found.probes, found.seed, None)
     at = np.searchsorted(values.numpy(), x, side)
@@ -134,7 +132,7 @@ def test_point_masses_are_found_with_their_weights(values, shares):
         assert got.upper == pytest.approx(got.value, abs=1e-12)
 
 
-def radau_by_definition(one: Recurrence, x: float) -> tuple[float, float]:
+def radau_by_definition(one, x):
     """Weights left of x, and with that of x, of the Gauss–Radau rule with a node at x, in 50 digits."""
     with mpmath.workdps(50):
         k, x = len(one.alphas), mpmath.mpf(x)
@@ -383,11 +381,11 @@ def test_scale_only_scales(exponent, method, dtype):
 
 
 class Counted(SymmetricOperator):
-    def __init__(self, d: torch.Tensor) -> None:
+    def __init__(self, d):
         super().__init__(len(d), d.dtype, "cpu")
         self.d, self.products, self.calls, self.widest = d, 0, 0, 0
 
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
+    def multiply(self, vectors):
         self.products += vectors.shape[1]
         self.calls += 1
         self.widest = max(self.widest, vectors.shape[1])
@@ -500,11 +498,7 @@ def test_bad_arguments_are_refused(options, sentence):
 
 def test_bad_questions_are_refused():
     found = density(Diagonal(torch.ones(5)))
-    for question in (
-        lambda: found.share(math.nan, 1.0),
-        lambda: found.share(1.0, 0.0),
-        lambda: found.curve(1),
-    ):
+    for question in (lambda: found.share(math.nan, 1.0), lambda: found.share(1.0, 0.0), lambda: found.curve(1)):
         with pytest.raises(ConfigError):
             question()
 

@@ -160,16 +160,7 @@ def trial(number, max_products):
     k = int(rng.integers(1, min(n, 6) + 1))
     tol = 10.0 ** rng.uniform(-10, -3)
     basis = min(n, k * (1 + (which == "both"))) + spare + int(rng.integers(0, 25))
-    result = lanczos(
-        Dense(A),
-        k,
-        which,
-        basis=basis,
-        tol=tol,
-        missed=1e-6,
-        seed=number,
-        max_products=max_products,
-    )
+    result = lanczos(Dense(A), k, which, basis=basis, tol=tol, missed=1e-6, seed=number, max_products=max_products)
     if result.converged:
         assert_right(result, A, k, which, tol)
     else:

@@ -1,7 +1,5 @@
 """Studies on pictures in folders: the same runs, bit for bit, as on the same pixels in memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -315,11 +315,7 @@ def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
 def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
     """BNP's Figure 9: seconds worked until the end of each epoch, breaks left out."""
     found = replication(str(figure("[replicate]", '[replicate]\nfigure = "timing"')) + "/left")
-    clock = {
-        "session": [0, 0, 0, 1, 1],
-        "time": [100.0, 101.0, 102.0, 900.0, 903.0],
-        "iterations": [0, 10, 20, 20, 50],
-    }
+    clock = {"session": [0, 0, 0, 1, 1], "time": [100.0, 101.0, 102.0, 900.0, 903.0], "iterations": [0, 10, 20, 20, 50]}
     plans = plan_replication(found, 1, tmp_path, CPU, Overrides())
     runs = []
     for plan in plans[:1]:

@@ -20,10 +20,7 @@ from tests.methods.stepping import (
     stepped,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 WITHOUT = {"betas": (0.0, 0.9)}
 SOAP = {"betas": (0.0, 0.95), "weight_decay": 0.0, "precondition_frequency": 7}
 PSGD = {"momentum": 0.0, "precondition_dtype": torch.float64}
@@ -168,11 +165,7 @@ def test_kappa_is_that_of_the_columns_of_its_own_steps(kind):
 
 SAME = {
     "shampoo:epsilon=1e-4,update_every=1": ("Shampoo", {"matrix_eps": 1e-4}, 1.0),
-    "sophia:update_every=1,gamma=0.1,beta_2=0.9": (
-        "SophiaH",
-        {"p": 0.1, "betas": (0.96, 0.9)},
-        10.0,
-    ),
+    "sophia:update_every=1,gamma=0.1,beta_2=0.9": ("SophiaH", {"p": 0.1, "betas": (0.96, 0.9)}, 10.0),
     "adahessian:epsilon=1e-6": ("AdaHessian", {"eps": 1e-6}, 1.0),
     "soap:update_every=2": ("SOAP", {"weight_decay": 0.0, "betas": (0.0, 0.95), "precondition_frequency": 2}, 1.0),
 }
@@ -228,8 +221,7 @@ def accelerated(model, optimizer):
 
 def of_lightning(model, optimizer):
     module = pytest.importorskip(
-        "lightning.pytorch.core.optimizer",
-        reason="needs lightning: pip install lightning (extra 'lightning')",
+        "lightning.pytorch.core.optimizer", reason="needs lightning: pip install lightning (extra 'lightning')"
     )
     return module.LightningOptimizer(optimizer)
 

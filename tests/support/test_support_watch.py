@@ -89,8 +89,7 @@ def test_lightning_on_digits(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_trainer_on_a_small_gpt2(tmp_path):
     transformers = pytest.importorskip(
-        "transformers",
-        reason="needs transformers: pip install transformers accelerate (extra 'transformers')",
+        "transformers", reason="needs transformers: pip install transformers accelerate (extra 'transformers')"
     )
     pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate (extra 'transformers')")
     from hesscond.integrations.transformers import Watch

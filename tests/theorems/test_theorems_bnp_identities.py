@@ -6,9 +6,7 @@ import torch
 
 from hesscond.theorems import verify
 from hesscond.theorems.base import discrepancy, equal
-from hesscond.theorems.bnp_identities import (
-    nonnegative,
-)
+from hesscond.theorems.bnp_identities import nonnegative
 from hesscond.theorems.networks import ACTIVATIONS, CRITERIA, random_network
 from tests.theorems.verdicts import check_known, example_of, tallies
 

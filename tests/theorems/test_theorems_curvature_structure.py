@@ -8,11 +8,7 @@ import torch
 from scipy import integrate, stats
 
 from hesscond.theorems import verify
-from hesscond.theorems.curvature_structure import (
-    AdamDiagonal,
-    GaussNewtonLinear,
-    LinearLayers,
-)
+from hesscond.theorems.curvature_structure import AdamDiagonal, GaussNewtonLinear, LinearLayers
 from tests.theorems.verdicts import example_of
 
 IDS = [

@@ -7,11 +7,7 @@ import torch
 from hesscond.spectra import condition_number
 from hesscond.theorems import verify
 from hesscond.theorems.networks import random_network
-from hesscond.theorems.weight_conditioning import (
-    compared,
-    random_linear_networks,
-    scale_directions,
-)
+from hesscond.theorems.weight_conditioning import compared, random_linear_networks, scale_directions
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 READINGS = ("(a) through E(W)W", "(b) at the point EW", "(c) E frozen")

@@ -21,13 +21,7 @@ from hesscond.theorems.bnp_condition_numbers import (
     centred,
     normalized,
 )
-from hesscond.theorems.bnp_identities import (
-    BNPMerging,
-    BNPProposition2,
-    BNPProposition7,
-    BNPProposition9,
-    BNPTheorem3,
-)
+from hesscond.theorems.bnp_identities import BNPMerging, BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3
 from hesscond.theorems.constrained_weights import (
     IgnoredMean,
     KeptVariance,
@@ -36,12 +30,7 @@ from hesscond.theorems.constrained_weights import (
     StandardizedGradient,
     projected_step,
 )
-from hesscond.theorems.curvature_structure import (
-    AdamBlocks,
-    AdamDiagonal,
-    GaussNewtonLinear,
-    SoftmaxRowBlocks,
-)
+from hesscond.theorems.curvature_structure import AdamBlocks, AdamDiagonal, GaussNewtonLinear, SoftmaxRowBlocks
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
 from hesscond.theorems.matrices import kappa
 from hesscond.theorems.matrix_preconditioners import (
@@ -53,13 +42,7 @@ from hesscond.theorems.matrix_preconditioners import (
     kronecker_factors,
 )
 from hesscond.theorems.networks import CRITERIA, ConvolutionLayer, Network
-from hesscond.theorems.preconditioning import (
-    AdaptivePreconditioning,
-    Averages,
-    GradientRegularization,
-    L2InP,
-    L2InZ,
-)
+from hesscond.theorems.preconditioning import AdaptivePreconditioning, Averages, GradientRegularization, L2InP, L2InZ
 from hesscond.theorems.rates import Decay, predicted, scaling_directions
 from hesscond.theorems.van_der_sluis import VanDerSluis
 from hesscond.theorems.weight_conditioning import (

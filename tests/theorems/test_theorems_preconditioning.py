@@ -9,13 +9,7 @@ from hesscond.theorems import verify
 from hesscond.theorems.base import equal
 from hesscond.theorems.constrained_weights import nearest, projected_step
 from hesscond.theorems.matrices import Kappa
-from hesscond.theorems.preconditioning import (
-    GradientRegularization,
-    L2InP,
-    L2InZ,
-    compared,
-    random_problem,
-)
+from hesscond.theorems.preconditioning import GradientRegularization, L2InP, L2InZ, compared, random_problem
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 UPDATES = {"prec-l2-z": L2InZ, "prec-l2-p": L2InP, "prec-gradient-regularization": GradientRegularization}

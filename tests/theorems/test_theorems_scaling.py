@@ -8,11 +8,7 @@ import pytest
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.theorems import Observation, observed_inputs, statement, verify
 from hesscond.theorems.base import decided
-from hesscond.theorems.bnp_condition_numbers import (
-    BNPTheorem4,
-    two_kinds,
-    with_property_a,
-)
+from hesscond.theorems.bnp_condition_numbers import BNPTheorem4, two_kinds, with_property_a
 from tests.theorems.verdicts import check_known, example_of, tallies
 
 

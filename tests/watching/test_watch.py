@@ -232,13 +232,7 @@ def test_dropout_draws_the_same_at_each_probe():
 # when
 
 
-@pytest.mark.parametrize(
-    ("every", "steps"),
-    [
-        (3, [3, 6, 9, 12]),
-        (lambda step: step == 7, [7]),
-    ],
-)
+@pytest.mark.parametrize(("every", "steps"), [(3, [3, 6, 9, 12]), (lambda step: step == 7, [7])])
 def test_a_schedule_says_when(every, steps):
     model, optimizer, own = watched(every=every, layers="2")
     rows = train(model, optimizer, own, 12)
