@@ -23,7 +23,7 @@ WRONG["gradient_reversal"] = function(lambda x: x.view_as(x), lambda g, k: -g)
 
 def network(own):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 6), Applied(own), nn.Linear(6, 3)).double()
+    return nn.Sequential(nn.Linear(5, 4), Applied(own), nn.Linear(4, 3)).double()
 
 
 def probe(model, level="unit", loss=F.cross_entropy, batch=BATCH, **options):

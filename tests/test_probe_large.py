@@ -43,7 +43,7 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("kind", "seed"), NETWORKS)
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_intervals_hold_the_truth(kind, seed, dtype):

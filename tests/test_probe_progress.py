@@ -68,9 +68,9 @@ def test_telling_changes_no_number(level):
 
 def test_telling_changes_no_number_behind_cuts():
     torch.manual_seed(0)
-    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.Linear(5, 8), encoder, nn.Flatten(), nn.Linear(48, 3))
-    batch = torch.randn(16, 6, 5), torch.randint(0, 3, (16,))
+    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+    model = nn.Sequential(nn.Linear(5, 4), encoder, nn.Flatten(), nn.Linear(16, 3))
+    batch = torch.randn(8, 4, 5), torch.randint(0, 3, (8,))
     seen = []
     frames = [
         hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers="*", progress=progress).to_frame()

@@ -83,7 +83,7 @@ def test_the_reason_is_what_the_construction_was_made_for(name):
     assert any(reason in kappa.reason and advice in kappa.advice for kappa in found), [k.reason for k in found]
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("name", [name for name, one in NAMED.items() if one.judge is None])
 def test_what_is_unresolved_has_a_reason_and_what_is_resolved_has_none(name):
     one = NAMED[name]
