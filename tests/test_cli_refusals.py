@@ -166,9 +166,11 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("line", BAD, ids=lambda line: line[:60])
-def test_bad_use(refused, stored, line):
-    refused(shlex.split(line), *BAD[line])
+@pytest.mark.parametrize("command", {line.split()[0]: None for line in BAD})
+def test_bad_use(refused, stored, command):
+    for line in BAD:
+        if line.split()[0] == command:
+            refused(shlex.split(line), *BAD[line])
 
 
 @pytest.mark.parametrize("command", ["table summary .", "figure conditioning . -o a.pdf", "check . --expect kappa<1"])
