@@ -21,8 +21,17 @@ from hesscond.lazy import optional
 from hesscond.study import RunPlan, load_data, resolve_device, run
 from hesscond.study.grid import FILE, read_sweep
 from hesscond.study.sections import DataConfig
-from hesscond.study.sweep import DataKey, Outcome, Prepared, data_key, shared_files, sweep
-from hesscond.study.workers import WorkerProcesses, dask_workers, sigterm_interrupts
+from hesscond.study.sweep import (
+    DataKey,
+    Outcome,
+    Prepared,
+    WorkerProcesses,
+    dask_workers,
+    data_key,
+    shared_files,
+    sigterm_interrupts,
+    sweep,
+)
 
 #: Exit code after SIGTERM, as a shell has it.
 TERMINATED = 128 + signal.SIGTERM

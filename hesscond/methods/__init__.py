@@ -6,9 +6,8 @@ says.
 
 from hesscond.lazy import imported
 from hesscond.methods.base import Method
-from hesscond.methods.composed import Composed
 from hesscond.methods.registry import classes, method_class, register, registered
-from hesscond.methods.spec import Spec, options, parse
+from hesscond.methods.spec import Composed, Spec, options, parse
 
 __all__ = ["Composed", "Method", "Spec", "method_class", "options", "parse", "register", "registered"]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.runs import StoredRun
-    from hesscond.study.layout import Claim, Comparison, Published
+    from hesscond.study.files import Claim, Comparison, Published
     from hesscond.study.replication import Panel, Replication
 
 REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"

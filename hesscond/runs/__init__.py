@@ -10,10 +10,12 @@ from hesscond.lazy import attach
 if TYPE_CHECKING:
     from hesscond.runs.checkpoint import BusyError, Checkpoints
     from hesscond.runs.log import RunLog, can_be_resumed, check_free, check_no_run
-    from hesscond.runs.schema import OPTIMA, PLACE, TABLES
     from hesscond.runs.store import (
         LOG,
+        OPTIMA,
         OVER,
+        PLACE,
+        TABLES,
         StoredRun,
         find_runs,
         open_run,

@@ -15,8 +15,17 @@ import tomli_w
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs.checkpoint import LOCK
-from hesscond.runs.schema import APPLICATION_ID, BESIDE, KEYS, SCHEMA_VERSION, TABLES, check_schema
-from hesscond.runs.store import LOG, check_regular, open_run
+from hesscond.runs.store import (
+    APPLICATION_ID,
+    BESIDE,
+    KEYS,
+    LOG,
+    SCHEMA_VERSION,
+    TABLES,
+    check_regular,
+    check_schema,
+    open_run,
+)
 
 #: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
 COMMIT_INTERVAL = 1.0

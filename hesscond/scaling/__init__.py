@@ -4,9 +4,8 @@ Nothing here knows of networks: arrays in, frozen results out. The search may be
 `certificate` holds for any result; only the room `spectra` decides ranks and condition numbers.
 """
 
-from hesscond.scaling.certificate import Certificate
 from hesscond.scaling.kronecker import OptimalKronecker, optimal_kronecker_scaling
-from hesscond.scaling.optimal import OptimalScaling, optimal_diagonal_scaling
+from hesscond.scaling.optimal import Certificate, OptimalScaling, optimal_diagonal_scaling
 
 __all__ = [
     "Certificate",

@@ -18,8 +18,7 @@ from scipy.linalg import LinAlgError, eigh, qr, svd
 from scipy.optimize import minimize
 
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.scaling.certificate import EPS
-from hesscond.scaling.optimal import on_host
+from hesscond.scaling.optimal import EPS, on_host
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense

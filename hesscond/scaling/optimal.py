@@ -8,16 +8,215 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.scaling.central_path import Optimum, optimum_of_many
-from hesscond.scaling.certificate import EPS, Certificate, Certified, certify_ratio, certify_trace
-from hesscond.scaling.reduction import diagonal_blocks, powers, rescaled, thin_factor
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.threads import one_thread
+
+EPS = float(np.finfo(float).eps)
+
+#: Largest error of products and squares by underflow, if the largest entry of the product AF is near 1.
+TINY = 1e-150
+
+#: Products in extended precision are used up to this many multiplications (a second or so).
+EXTENDED_LIMIT = 10**8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Certificate:
+    """Pair of positive semidefinite matrices that bounds κ⁺ of every scaled matrix from below.
+
+    With Y = FFᵀ, Z = GGᵀ and a_i the rows of A (its columns if ``transposed``), a_iᵀYa_i ≤ a_iᵀZa_i for every i.
+
+    One side, D scaling the a_i: with P the projection on the span of the a_i and M = AᵀD²A, tr ZM ≤ λ_max tr Z and
+    λ_min⁺ tr PYP ≤ tr YM ≤ tr ZM, so κ⁺(DA)² ≥ tr PYP / tr Z. (P = I where the a_i span everything.)
+
+    Both sides, the a_i spanning everything: with x_j the inverse squares of the scaling of column j and
+    λ diag(x) ≼ M ≼ μ diag(x), λ Σ x_j Y_jj ≤ tr YM ≤ tr ZM ≤ μ Σ x_j Z_jj, so κ(D₁AD₂)² ≥ min_j Y_jj / Z_jj.
+
+    Attributes
+    ----------
+    Y_factor, Z_factor : (n, k) arrays
+        F and G, as exact numbers; row j belongs to column j of A (row j if ``transposed``).
+    transposed
+        Whether the bound is derived for Aᵀ.
+    lower
+        Bound of κ⁺ that follows, reduced by the rounding of its evaluation.
+    """
+
+    Y_factor: np.ndarray
+    Z_factor: np.ndarray
+    transposed: bool
+    lower: float
+
+
+class Certified(NamedTuple):
+    """Pair that was made feasible (see `Certificate`); ``lower`` bounds κ⁺."""
+
+    Y_factor: np.ndarray
+    Z_factor: np.ndarray
+    lower: float
+
+
+def certify_trace(
+    A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray, combination: np.ndarray | None
+) -> Certified:
+    """Make a pair feasible and bound κ⁺(DA) for all D, with A (m, n) without rows of zeros and entries of at most 1."""
+    F, G = feasible(A, Y_factor, Z_factor)
+    outside = 0.0
+    if combination is not None:
+        # the combination of the rescaled factor: F and Y_factor differ by one number and by rounding
+        C = combination * (np.linalg.norm(F) / np.linalg.norm(Y_factor))
+        image, error = product(A.T, C, extended(A, F))
+        outside = float(np.linalg.norm(np.abs(image - F) + error + EPS * (np.abs(F) + np.abs(image))))
+    slack = (F.size + 16) * EPS
+    top = float(np.linalg.norm(F)) * (1 - slack) - outside * (1 + slack)
+    return Certified(F, G, max(1.0, top / (float(np.linalg.norm(G)) * (1 + slack)) * (1 - 4 * EPS)))
+
+
+def certify_ratio(A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray) -> Certified:
+    """Make a pair feasible and bound κ(D₁AD₂) for all D₁, D₂; A as in `certify_trace`, of rank n."""
+    F, G = feasible(A, Y_factor, Z_factor)
+    slack = (F.shape[1] + 16) * EPS
+    ratios = np.linalg.norm(F, axis=1) * (1 - slack) / (np.linalg.norm(G, axis=1) * (1 + slack))
+    return Certified(F, G, max(1.0, float(ratios.min()) * (1 - 4 * EPS)))
+
+
+def feasible(A: np.ndarray, F: np.ndarray, G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Multiples of F and G with ‖a_iᵀF‖ ≤ ‖a_iᵀG‖ for every row a_i of A, proved with the bounds of `row_norms`."""
+    F, G = normalized(A, F), normalized(A, G)
+    kind: type[np.floating] = np.float64
+    low, high = row_norms(A, F, kind)
+    if (high > low * (1 + 1e-8)).any():
+        kind = extended(A, F)
+        high = row_norms(A, F, kind)[1]
+    allowed = row_norms(A, G, kind)[0]
+    factor = float((allowed / high).min())
+    if not factor > 0:
+        return np.zeros_like(F), G
+    for slack in (1e-15, 1e-14, 1e-13, 1e-12, 1e-10, 1e-8, 1e-6):
+        # the rescaled factor is rounded, and that may count: it is the one that is checked
+        scaled = F * (factor * (1 - slack))
+        if (row_norms(A, scaled, kind)[1] <= allowed).all():
+            return scaled, G
+    return np.zeros_like(F), G
+
+
+def normalized(A: np.ndarray, F: np.ndarray) -> np.ndarray:
+    """Product of F and a power of two such that the largest entry of AF is near 1 and no square underflows."""
+    largest = float(np.abs(A @ F).max())
+    if not (np.isfinite(largest) and largest > 0):
+        return np.zeros_like(F)
+    return np.ldexp(F, -int(np.frexp(largest)[1]))
+
+
+def row_norms(A: np.ndarray, F: np.ndarray, kind: type[np.floating]) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bounds of the 2-norms of the rows of AF, computed in the precision ``kind``."""
+    image, error = product(A, F, kind)
+    slack = (F.shape[1] + 16) * EPS
+    norm, off = np.linalg.norm(image, axis=1), np.linalg.norm(error, axis=1)
+    return norm * (1 - slack) - off * (1 + slack) - TINY, (norm + off) * (1 + slack) + TINY
+
+
+def extended(A: np.ndarray, F: np.ndarray) -> type[np.floating]:
+    """Most precise type of number in which AF takes about a second at most."""
+    return np.longdouble if A.size * F.shape[1] <= EXTENDED_LIMIT else np.float64
+
+
+def product(A: np.ndarray, F: np.ndarray, kind: type[np.floating]) -> tuple[np.ndarray, np.ndarray]:
+    """Product AF and an entrywise bound of its error, γ_n |A||F| for any order of summation.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms (2nd ed., 2002), section 3.5.
+    """
+    n = A.shape[1]
+    unit = max(float(np.finfo(kind).eps), 2.0**-100)
+    gamma = (n + 2) * unit / (1 - (n + 2) * unit)
+    image = np.asarray(A.astype(kind) @ F.astype(kind), dtype=float)
+    bound = gamma * (np.abs(A) @ np.abs(F)) * (1 + 2 * (n + 4) * EPS)
+    if kind is not np.float64:
+        bound = bound + EPS * np.abs(image)
+    return image, bound
+
+
+#: Sweeps over rows and columns; each about halves the decades still to go.
+SWEEPS = 12
+
+
+def powers(A: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Exponents p (m,), q (n,) with which the largest entries of the rows (and columns) of 2^p A 2^q are near 1."""
+    # logarithms: the entries themselves could overflow on the way
+    with np.errstate(divide="ignore"):
+        size = np.log2(np.abs(A))
+    p, q = np.zeros(len(A)), np.zeros(A.shape[1])
+    for _ in range(SWEEPS if columns else 0):
+        p = p - (size + p[:, None] + q).max(1) / 2
+        q = q - (size + p[:, None] + q).max(0) / 2
+    q = np.rint(q)
+    with np.errstate(over="ignore", under="ignore"):
+        exponents = np.frexp(A)[1] + q.astype(int)
+    p = -np.where(A == 0, np.iinfo(int).min, exponents).max(1)
+    return p.astype(int), q.astype(int)
+
+
+def rescaled(A: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Exact product 2^p A 2^q."""
+    shift = p[:, None] + q
+    scaled = np.ldexp(A, shift)
+    if not np.array_equal(np.ldexp(scaled, -shift), A):
+        raise MatrixError(
+            "the entries of a row span more than the range of double precision: no scaling of the rows brings them "
+            "together; set the smallest to zero or rescale the columns"
+        )
+    return scaled
+
+
+def diagonal_blocks(A: np.ndarray) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[int]]:
+    """Blocks (rows, columns) of the finest block triangular form of a nonsingular matrix, and a height for each.
+
+    Entries outside the blocks couple the rows of a block only with the columns of lower ones. The blocks are the strong
+    components of the columns once a matching has put nonzero entries on the diagonal (Dulmage and Mendelsohn).
+    """
+    matched = maximum_bipartite_matching(csr_array(A != 0), perm_type="row")
+    number, label = connected_components(csr_array(A[matched] != 0), connection="strong")
+    edges = np.zeros((number, number), bool)
+    i, j = np.nonzero(A[matched])
+    edges[label[i], label[j]] = True
+    np.fill_diagonal(edges, False)
+    height = np.zeros(number, int)
+    for _ in range(number):
+        higher = np.where(edges, height + 1, 0).max(1)
+        if (higher == height).all():
+            break
+        height = higher
+    columns = [np.flatnonzero(label == block) for block in range(number)]
+    return [(matched[block], block) for block in columns], [int(h) for h in height]
+
+
+def thin_factor(A: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors L (m, r) and Q (n, r) with A ≈ LQᵀ and QᵀQ = I, for a matrix of rank r.
+
+    QR of Aᵀ with its rows sorted by size and its columns pivoted, which keeps small columns of A accurate (Cox and
+    Higham, in Numerical Analysis 1997, Longman, 57-73).
+    """
+    m, n = A.shape
+    order = np.argsort(-np.abs(A).max(0), kind="stable")
+    packed, pivots, tau, _, _ = lapack.dgeqp3(np.asfortranarray(A[:, order].T))
+    R = np.triu(packed[:rank])
+    L = np.empty((m, rank))
+    L[pivots - 1] = R.T
+    k = min(m, n)
+    thin, _, _ = lapack.dorgqr(np.asfortranarray(packed[:, :k]), tau[:k])
+    Q = np.empty((n, rank))
+    Q[order] = thin[:, :rank]
+    return L, Q
+
 
 #: Binary orders of magnitude between successive diagonal blocks of a reducible matrix, and in all.
 APART, RANGE = 30, 800

@@ -12,10 +12,9 @@ from hesscond.causes import few_products
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
-from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
 from hesscond.spectra.eigen import EigenResult, Interval
-from hesscond.spectra.krylov import Krylov, closest
+from hesscond.spectra.krylov import Basis, Krylov, Plan, closest, plan
 
 #: Number of products that measure the rounding of products, and of products with the two vectors that are found.
 MEASURING, FINAL = 3, 2

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse
-from hesscond.spectra.error_estimates import Errors, Ratio, preconditioned_errors, residual_errors, smaller
-from hesscond.spectra.expansion import Expansion, Pair, PreconditionedResidual, expansions
 from hesscond.spectra.search_space import (
     CountedProducts,
     Excluded,
@@ -24,6 +23,268 @@ from hesscond.spectra.search_space import (
     padded,
     random_rows,
 )
+
+#: The predicted decrease of θ is compared with that over the next DELAY to OBSERVED expansions, while θ falls by less
+#: than ASYMPTOTIC of it. The largest ratio so far, divided by MEMORY, counts too: θ may stagnate for a while.
+DELAY, OBSERVED, ASYMPTOTIC, MEMORY = 4, 28, 0.1, 8.0
+
+
+@dataclass
+class Ratio:
+    """Observed ratio of the decrease of θ to the energy η = rᵀM⁻¹r of its residual in an iteration."""
+
+    value: float = math.inf  # largest recent ratio
+    worst: float = 0.0
+    history: list[tuple[float, float]] = field(default_factory=list)  # |θ| and η after each expansion for the same pair
+
+    def observe(self, size: float, energy: float, noise: float) -> None:
+        """Record |θ| and η of the pair; decreases of θ up to ``noise`` are rounding."""
+        self.history.append((size, energy))
+        earlier = self.history[-OBSERVED:-DELAY]
+        recent = max((ratio(before, predicted, size, noise) for before, predicted in earlier), default=0.0)
+        self.worst = max(self.worst, recent)
+        self.value = max(recent, self.worst / MEMORY) or math.inf
+
+    def remember(self, before: float, predicted: float, now: float, noise: float) -> None:
+        """Record a decrease that is to count permanently."""
+        self.worst = max(self.worst, MEMORY * ratio(before, predicted, now, noise))
+
+    def stagnates(self, patience: int) -> bool:
+        """Whether neither θ nor η became smaller over the last expansions."""
+        if len(self.history) <= patience:
+            return False
+        older, recent = self.history[-patience : -patience // 2], self.history[-patience // 2 :]
+        fell = recent[-1][0] < 0.99 * older[0][0]
+        return not fell and min(e for _, e in recent) > 0.5 * min(e for _, e in older)
+
+
+def ratio(before: float, predicted: float, now: float, noise: float) -> float:
+    """Decrease of |θ| over the η before it; 0 if it is not significant."""
+    fall = before - now - noise
+    return fall / predicted if 0 < fall < ASYMPTOTIC * now and 0 < predicted < math.inf else 0.0
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Estimated errors of c approximate eigenvalues, smallest magnitude first."""
+
+    absolute: list[float]  # estimated error of each value
+    #: number of values whose group gave the estimate; 0: the value alone, without a gap
+    group: list[int]
+    below: list[float]  # |θ| minus the error of the value alone, a lower bound of its eigenvalue
+
+
+def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, complete: bool) -> Errors:
+    """Errors |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups: Parlett 1998, section 11.7)."""
+    theta, norms = magnitudes.tolist(), residuals.tolist()
+    below = [value - norm for value, norm in zip(theta, norms, strict=True)]
+    return grouped(theta, [norm * norm for norm in norms], norms, below, [1.0] * len(theta), complete)
+
+
+def preconditioned_errors(magnitudes: torch.Tensor, energies: torch.Tensor, *, complete: bool) -> Errors:
+    r"""Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r.
+
+    With u = Σ c_i v_i, r = Σ c_i (λ_i − θ) v_i, some eigenvalue has (λ − θ)²/λ ≤ rᵀA⁻¹r, and the smallest has
+
+    .. math:: θ − λ_1 ≤ rᵀA⁻¹r / (1 − θ/λ_2),
+
+    because λ_i − θ ≥ (1 − θ/λ_2) λ_i for the others. High eigenvalues, which fill ‖r‖ long after θ has converged,
+    have the weight here that they have in the error.
+    """
+    theta, eta = magnitudes.tolist(), energies.tolist()
+    alone = [math.sqrt(value * energy) for value, energy in zip(theta, eta, strict=True)]
+    below = [value - error for value, error in zip(theta, alone, strict=True)]
+    return grouped(theta, eta, alone, below, below, complete)
+
+
+def grouped(
+    theta: list[float],
+    energies: list[float],
+    alone: list[float],
+    below: list[float],
+    weights: list[float],
+    complete: bool,
+) -> Errors:
+    """Smaller of the error alone and, over all s, Σ_{j≤s} energy_j · weight_{s+1} / (below_{s+1} − θ_s)."""
+    count = len(theta)
+    absolute, group = list(alone), [0] * count
+    for s in range(count):
+        if s + 1 < count:
+            gap, weight = below[s + 1] - theta[s], weights[s + 1]
+        elif complete:
+            gap, weight = math.inf, 1.0
+        else:
+            continue
+        error = sum(energies[: s + 1]) * weight / gap if gap > 0 else math.inf
+        for i in range(s + 1):
+            if error < absolute[i]:
+                absolute[i], group[i] = error, s + 1
+    return Errors(absolute, group, [*below, math.inf] if complete else below)
+
+
+def smaller(first: Errors, second: Errors) -> Errors:
+    """Errors with the smaller of two estimates for each value."""
+    better = [a <= b for a, b in zip(first.absolute, second.absolute, strict=True)]
+    pairs = zip(first.below, second.below, strict=True)
+    return Errors(
+        [min(a, b) for a, b in zip(first.absolute, second.absolute, strict=True)],
+        [g if is_first else h for g, h, is_first in zip(first.group, second.group, better, strict=True)],
+        [max(a, b) for a, b in pairs],
+    )
+
+
+#: Inner iterations reduce the residual by the first factor, then by increasing ones up to the second …
+REDUCTION, LEAST = 0.1, 0.02
+#: … within this many steps at first, twice as many each time that they do not suffice.
+STEPS = 50
+#: A residual this small relative to |θ| makes θ a better shift than zero.
+NEAR = 0.1
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Pair(NamedTuple):
+    """Approximate eigenpair: θ, r (1, n), M⁻¹r (1, n) if there is an M, and the vectors (j, n) found up to it."""
+
+    value: float
+    residual: torch.Tensor
+    solved: torch.Tensor | None
+    vectors: torch.Tensor
+
+
+class Expansion(ABC):
+    """Method to find the next direction, given up after ``patience`` expansions without progress."""
+
+    name: str
+    patience: int
+
+    @abstractmethod
+    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
+        """Return a direction (1, n) that improves the pair, from at most ``allowance`` products."""
+
+
+class PreconditionedResidual(Expansion):
+    """Expansion by M⁻¹r: generalized Davidson (Morgan and Scott 1986)."""
+
+    name, patience = "generalized Davidson", 60
+
+    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
+        return pair.residual if pair.solved is None else pair.solved
+
+
+class Correction(Expansion):
+    r"""Expansion by t with (I − QQᵀ)(A − σ)(I − QQᵀ) t = −r for the vectors Q found so far, by MINRES.
+
+    The correction equation of Jacobi and Davidson (Sleijpen and Van der Vorst 1996, SIAM J. Matrix Anal. Appl. 17).
+    σ = θ near an eigenvalue and 0 before, so that it begins as inverse iteration. MINRES is preconditioned by
+    M⁻¹ − M⁻¹Q(QᵀM⁻¹Q)⁻¹QᵀM⁻¹, the inverse of M on the complement of Q, where M⁻¹ is given. How exact a solution is
+    never enters a result: the outer residual decides.
+    """
+
+    patience = 8
+
+    def __init__(self, products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> None:
+        self.products, self.excluded, self.inverse = products, excluded, inverse
+        self.name = "correction equation, " + ("MINRES" if inverse is None else "preconditioned MINRES")
+        self._steps, self._rtol = STEPS, REDUCTION
+
+    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
+        """Return an approximate solution, or the residual itself if the preconditioner is not positive."""
+        near = float(torch.linalg.vector_norm(pair.residual)) <= NEAR * abs(pair.value)
+        shift = pair.value if near else 0.0
+        Q = torch.linalg.qr(pair.vectors.T).Q.T
+        solved = None if self.inverse is None else self.inverse.solve(Q.T).T.to(Q)
+
+        def projected(row: torch.Tensor) -> torch.Tensor:
+            row = self.excluded.remove(row)
+            return row - (row @ Q.T) @ Q
+
+        def multiply(v: torch.Tensor) -> torch.Tensor:
+            row = v[None]
+            return projected(self.products.rows(row).sub_(row, alpha=shift))[0]
+
+        def precondition(v: torch.Tensor) -> torch.Tensor:
+            if self.inverse is None or solved is None:
+                return v
+            row = self.inverse.solve(v[:, None]).T.to(v)
+            weights = torch.linalg.lstsq(Q @ solved.T, Q @ row.T).solution
+            return projected(row - weights.T @ solved)[0]
+
+        right = projected(-pair.residual)[0]
+        found = minres(
+            multiply,
+            right,
+            precondition=precondition,
+            rtol=self._rtol,
+            steps=max(1, min(self._steps, allowance, 2 * self.products.order)),
+        )
+        if found.reduction > self._rtol:
+            self._steps *= 2
+        self._rtol = max(LEAST, self._rtol / 2)
+        return found.solution[None] if found.steps and found.definite else pair.residual
+
+
+def expansions(products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> list[Expansion]:
+    """Methods of expansion, to be tried one after the other as each stagnates."""
+    plain = Correction(products, excluded, None)
+    if inverse is None:
+        return [plain]
+    return [PreconditionedResidual(), Correction(products, excluded, inverse), plain]
+
+
+class Solved(NamedTuple):
+    """Approximate solution of a symmetric system.
+
+    ``solution`` (n,); ``steps``: products made; ``reduction``: the residual norm over that of the right side, in the
+    norm of the preconditioner, as the recurrence has it; ``definite``: whether the preconditioner proved positive.
+    """
+
+    solution: torch.Tensor
+    steps: int
+    reduction: float
+    definite: bool
+
+
+def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, rtol: float, steps: int) -> Solved:
+    """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned."""
+    solution = torch.zeros_like(right)
+    before, current = torch.zeros_like(right), right
+    image = precondition(current)
+    square = float(current @ image)
+    if not square > 0:
+        return Solved(solution, 0, 1.0, square == 0)
+    beta = first = rest = math.sqrt(square)
+    older, cosine, sine, epsilon, delta_bar = 0.0, -1.0, 0.0, 0.0, 0.0
+    direction, previous = torch.zeros_like(right), torch.zeros_like(right)
+    definite, step = True, 0
+    for step in range(1, steps + 1):
+        v = image / beta
+        product = multiply(v)
+        if step > 1:
+            product = product - (beta / older) * before
+        alpha = float(v @ product)
+        product = product - (alpha / beta) * current
+        before, current = current, product
+        image = precondition(current)
+        older, square = beta, float(current @ image)
+        # rounding of a residual that is done with, or an indefinite preconditioner
+        definite = square >= -1e-12 * float(torch.linalg.vector_norm(current) * torch.linalg.vector_norm(image))
+        beta = math.sqrt(max(square, 0.0))
+        # the QR factorization of the tridiagonal matrix, one more rotation
+        epsilon_old, delta = epsilon, cosine * delta_bar + sine * alpha
+        gamma_bar = sine * delta_bar - cosine * alpha
+        epsilon, delta_bar = sine * beta, -cosine * beta
+        gamma = math.hypot(gamma_bar, beta)
+        if gamma == 0:
+            break
+        cosine, sine = gamma_bar / gamma, beta / gamma
+        previous, direction = direction, (v - epsilon_old * previous - delta * direction) / gamma
+        solution = solution + (cosine * rest) * direction
+        rest *= sine
+        if not definite or beta == 0 or abs(rest) <= rtol * first:
+            break
+    return Solved(solution, step, abs(rest) / first, definite)
+
 
 #: Factor by which error estimates from the preconditioned residual are enlarged.
 SAFETY = 2.0

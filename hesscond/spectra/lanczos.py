@@ -12,9 +12,8 @@ from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
-from hesscond.spectra.basis import Basis, Plan, plan
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
-from hesscond.spectra.krylov import Krylov, closest
+from hesscond.spectra.krylov import Basis, Krylov, Plan, closest, plan
 from hesscond.spectra.smallest import smallest_nonzero
 
 #: Choice of eigenvalues that are not at an end of the spectrum.

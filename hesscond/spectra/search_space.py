@@ -11,7 +11,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
-from hesscond.spectra.basis import Basis, Plan
+from hesscond.spectra.krylov import Basis, Plan
 
 
 class CountedProducts(SymmetricOperator):

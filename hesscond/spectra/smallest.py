@@ -102,7 +102,7 @@ def smallest_nonzero(
     that it is certainly not zero) and its estimated error is at most max(tol·|θ|, ε). Estimates are ‖r‖; ‖R‖²/gap for
     the residuals R of the pair and all smaller ones; and, for a positive semidefinite A with an M, the same in the norm
     of A⁻¹, with rᵀA⁻¹r taken to be 2 c rᵀM⁻¹r, c the largest observed ratio of a decrease of θ to the rᵀM⁻¹r before it
-    (`hesscond.spectra.error_estimates`). They only decide when to stop: ``lower`` and ``upper`` follow from residuals
+    (`hesscond.spectra.davidson`). They only decide when to stop: ``lower`` and ``upper`` follow from residuals
     in the 2-norm, and are wider.
 
     *What is zero.* A direction with |θ| ≤ ε/2 and ‖r‖ ≤ 100ε is null: it is counted and left out. With |θ| up to 3ε

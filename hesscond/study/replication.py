@@ -12,9 +12,8 @@ import torch
 from hesscond.data import Dataset, part
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
-from hesscond.study.files import StudyFile, split_name
+from hesscond.study.files import Claim, Cost, Published, StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
-from hesscond.study.layout import Claim, Cost, Published
 from hesscond.study.listing import contents
 from hesscond.study.runner import RunPlan, rehearsal
 

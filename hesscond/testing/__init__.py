@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         Finding,
         UnresolvedError,
         UnresolvedWarning,
+        assert_condition_number,
+        assert_preconditioner_improves,
     )
-    from hesscond.testing.conditions import assert_condition_number, assert_preconditioner_improves
 else:
     __getattr__, __dir__ = attach(__name__)
 

@@ -1,16 +1,27 @@
-"""Assertions and their results: decided for each Hessian by the bounds of κ, then for all, then by the policy."""
+"""Assertions about condition numbers: decided for each Hessian by the bounds of κ, then for all, then by the policy."""
 
 from __future__ import annotations
 
 import math
 import unittest
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
 
 import _hesscond_pytest
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, HesscondError
+from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
+from hesscond.hessians import Coordinates, DensePreconditioner
+from hesscond.methods import Method
+from hesscond.probing.entry import probe
+from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.runs import place_name
+from hesscond.spectra import ConditionNumber
 
 #: Rows of the table in a message.
 ROWS = 6
@@ -181,3 +192,287 @@ def conclude(assertion: Assertion, policy: str) -> Assertion:
     if _hesscond_pytest.running is not None:
         _hesscond_pytest.running.record(found.record)
     return found
+
+
+#: Layer and unit (None: all of the layer, or of the network).
+Place = tuple[str, int | None]
+#: Coordinates in which κ is measured.
+Measure = str | Method | Coordinates | torch.Tensor | None
+
+
+def assert_condition_number(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch | Iterable[Batch],
+    *,
+    layer: str | Sequence[str] | None = None,
+    below: float | None = None,
+    above: float | None = None,
+    unit: int | Sequence[int] | None = None,
+    level: str = "unit",
+    method: Measure = None,
+    share: float = 1.0,
+    unresolved: str | None = None,
+    **options: Any,
+) -> Assertion:
+    """Assert κ < below, κ > above, or both, for every Hessian named.
+
+    It passes only if the bounds of κ decide for it, and fails only if they decide against it.
+
+    Parameters
+    ----------
+    model, loss_fn, batch, level, method
+        As for `hesscond.probe`; ``method`` may be a dense (n, n) tensor P, too.
+    layer
+        One or several layers; None: all.
+    below, above
+        Limits of κ, at least one.
+    unit
+        One or several units; None: all. It requires ``layer``.
+    share
+        Smallest share of the Hessians for which it must be true.
+    unresolved
+        What to do if the bounds do not decide: ``"fail"``, ``"warn"``, ``"skip"`` or ``"pass"``. None: the policy given
+        to pytest, or fail. A Hessian that is zero has no κ and decides nothing.
+    **options
+        Further options of `hesscond.probe`: dtype, rtol, memory, reduction.
+
+    Returns
+    -------
+    Assertion
+        With the finding for every Hessian.
+
+    Raises
+    ------
+    ConditionNumberError
+        The bounds decide against it.
+    UnresolvedError
+        They do not decide, and the policy is to fail. Both are an ``AssertionError``.
+    ConfigError
+        Bad use.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, batch = nn.Linear(4, 3), (torch.randn(20, 4), torch.randint(0, 3, (20,)))
+    >>> assert_condition_number(model, nn.CrossEntropyLoss(), batch, below=100).outcome
+    'passed'
+    """
+    __tracebackhide__ = True
+    limits = [(sign, limit) for sign, limit in (("<", below), (">", above)) if limit is not None]
+    if not limits:
+        raise ConfigError("give a limit of κ: below=…, above=… or both")
+    for _, limit in limits:
+        if not 0 < limit < math.inf:
+            raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
+    refuse_share(share)
+    policy = policy_of(unresolved)
+    found = measured(model, loss_fn, batch, layer, unit, level, method, options)
+    findings = []
+    for place, kappa in found.items():
+        known = interval(kappa)
+        truths = [
+            less(known, Interval.point(limit)) if sign == "<" else less(Interval.point(limit), known)
+            for sign, limit in limits
+        ]
+        margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
+        text = format_kappa(kappa)
+        cells = {**cells_of(place), "κ": text, **evidence(kappa)}
+        findings.append(
+            Finding(
+                decided(truths, kappa.rank),
+                margin,
+                cells,
+                where(place),
+                f"κ = {text}",
+            )
+        )
+    claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)
+    return conclude(Assertion(claim, tuple(findings), share, description_of(level, name_of(method))), policy)
+
+
+def assert_preconditioner_improves(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch | Iterable[Batch],
+    method: Measure,
+    *,
+    factor: float = 1.0,
+    layer: str | Sequence[str] | None = None,
+    unit: int | Sequence[int] | None = None,
+    level: str = "unit",
+    share: float = 1.0,
+    unresolved: str | None = None,
+    **options: Any,
+) -> Assertion:
+    """Assert κ(H) / κ(PᵀHP) ≥ factor, for every Hessian named.
+
+    The ratio is known to lie between the lower bound of κ(H) over the upper bound of κ(PᵀHP) and the upper bound of
+    κ(H) over the lower bound of κ(PᵀHP); it passes only if this whole interval decides for it, and fails only if the
+    whole interval decides against it.
+
+    Parameters
+    ----------
+    model, loss_fn, batch, level
+        As for `hesscond.probe`.
+    method
+        Method whose coordinates are measured, as for `hesscond.probe`, or a dense (n, n) tensor P of one unit's
+        parameters [bias, weights].
+    factor
+        Smallest factor by which κ must decrease; 1: it must not increase.
+    layer, unit, share, unresolved, **options
+        As for `assert_condition_number`.
+
+    Returns
+    -------
+    Assertion
+        With the finding for every Hessian.
+
+    Raises
+    ------
+    ConditionNumberError
+        The bounds decide against it.
+    UnresolvedError
+        They do not decide, and the policy is to fail. Both are an ``AssertionError``.
+    ConfigError
+        Bad use.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> inputs = torch.randn(50, 4) * torch.tensor([1.0, 10.0, 100.0, 1000.0]) + 5
+    >>> model, batch = nn.Linear(4, 1), (inputs, torch.randn(50, 1))
+    >>> assert_preconditioner_improves(model, nn.MSELoss(), batch, "bnp", factor=1e4).outcome
+    'passed'
+    """
+    __tracebackhide__ = True
+    if method is None:
+        raise ConfigError("say which preconditioner: a method's name, a Preconditioner or a matrix P")
+    if not 0 < factor < math.inf:
+        raise ConfigError(f"factor must be positive and finite, not {factor}")
+    refuse_share(share)
+    policy = policy_of(unresolved)
+    plain = measured(model, loss_fn, batch, layer, unit, level, None, options)
+    own = measured(model, loss_fn, batch, layer, unit, level, method, options)
+    findings = []
+    for place, kappa in plain.items():
+        other = own[place]
+        ratio = interval(kappa) / interval(other)
+        gain = shown(float(ratio.lower), float(ratio.upper))
+        truth = less_equal(Interval.point(factor), ratio)
+        cells = {
+            **cells_of(place),
+            "κ(H)": format_kappa(kappa),
+            "κ(PᵀHP)": format_kappa(other),
+            "κ(H)/κ(PᵀHP)": gain,
+            "width": width(ratio),
+            "rank": f"{kappa.rank} → {other.rank} of {kappa.rank + kappa.nullity}",
+            "cutoff of PᵀHP": f"{other.cutoff:.2g}",
+            "gap": f"{other.gap:.2g}",
+            "solver": other.solver,
+        }
+        holds = decided([truth], min(kappa.rank, other.rank))
+        said = f"κ {format_kappa(kappa)} → {format_kappa(other)}, by {gain}"
+        findings.append(Finding(holds, float(ratio.lower) / factor, cells, where(place), said))
+    name = name_of(method)
+    claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
+    return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
+
+
+def decided(truths: Sequence[Truth], rank: int) -> bool | None:
+    """Whether all truths are certain; None if that is not decided, as for a Hessian that is zero."""
+    if rank == 0:
+        return None
+    if all(bool(np.all(truth.certain)) for truth in truths):
+        return True
+    return None if all(bool(np.all(truth.possible)) for truth in truths) else False
+
+
+def measured(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    batch: Batch | Iterable[Batch],
+    layer: str | Sequence[str] | None,
+    unit: int | Sequence[int] | None,
+    level: str,
+    method: Measure,
+    options: Mapping[str, Any],
+) -> dict[Place, ConditionNumber]:
+    """κ of every Hessian named, by its place."""
+    __tracebackhide__ = True
+    if hasattr(batch, "__next__"):
+        raise ConfigError("the data can be read only once: give a batch, a list of batches or a DataLoader")
+    layers = [layer] if isinstance(layer, str) else layer
+    units = [unit] if isinstance(unit, int) else unit
+    coordinates = DensePreconditioner(method) if isinstance(method, torch.Tensor) else method
+    try:
+        result = probe(model, loss_fn, batch, layers, level, coordinates, units=units, **options)
+    except HesscondError as error:
+        # the sentence says it: no frames of the engine in a test's output
+        raise error.with_traceback(None) from None
+    if not len(result):
+        raise ConfigError("the model has no layer that could be probed: " + "; ".join(result.skipped.values()))
+    return {
+        (own.name, unit): kappa
+        for own in result.values()
+        for unit, kappa in zip(own.units if own.level == "unit" else (None,), own.conditions, strict=True)
+    }
+
+
+def name_of(method: Measure) -> str:
+    """Name of the coordinates."""
+    if method is None:
+        return "plain"
+    if isinstance(method, torch.Tensor):
+        return "P"
+    return method if isinstance(method, str) else str(method.name)
+
+
+def interval(kappa: ConditionNumber) -> Interval:
+    """The bounds of κ."""
+    return Interval.between(kappa.lower, kappa.upper)
+
+
+def format_kappa(kappa: ConditionNumber) -> str:
+    """Text of κ with its bounds."""
+    if kappa.is_zero:
+        return "zero Hessian"
+    text = shown(kappa.lower, kappa.upper)
+    return text if kappa.resolved else f"{text} (unresolved)"
+
+
+def width(known: Interval) -> str:
+    """The relative width of an interval, rounded up; empty if it has no end."""
+    return f"{1.05 * float((known.upper - known.lower) / known.upper):.1e}" if np.isfinite(known.upper) else ""
+
+
+def where(place: Place) -> str:
+    """A place in words."""
+    return place_name(f"layer {place[0]}", place[1], ", unit ")
+
+
+def evidence(kappa: ConditionNumber) -> dict[str, str]:
+    """The cells of a message's table that say how κ was decided."""
+    return {
+        "width": width(interval(kappa)),
+        "rank": f"{kappa.rank} of {kappa.rank + kappa.nullity}",
+        "negative": kappa.inertia.removesuffix(" negative") if kappa.negative else "",
+        "λ min": f"{kappa.lambda_min:.3g}",
+        "cutoff": f"{kappa.cutoff:.2g}",
+        "gap": f"{kappa.gap:.2g}",
+        "solver": kappa.solver,
+    }
+
+
+def cells_of(place: Place) -> dict[str, str]:
+    """The cells that say which Hessian it is."""
+    layer, unit = place
+    return {"layer": layer, "unit": "" if unit is None else str(unit)}
+
+
+def description_of(level: str, method: str) -> str:
+    """Description of the Hessians, as "units in the coordinates of bnp"."""
+    what = {"unit": "units", "layer": "layers", "network": "network"}[level]
+    return what if method == "plain" else f"{what} in the coordinates of {method}"

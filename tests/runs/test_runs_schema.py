@@ -8,7 +8,7 @@ import pytest
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs import TABLES, RunLog, can_be_resumed, reading
-from hesscond.runs.schema import SCHEMA_VERSION
+from hesscond.runs.store import SCHEMA_VERSION
 from hesscond.study import find_runs, open_run
 from tests.runs.run_logs import CONFIG, row, written_run
 

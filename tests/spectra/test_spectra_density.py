@@ -11,8 +11,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Deflated, Dense, Diagonal, Span, SymmetricOperator
-from hesscond.spectra.density import density
-from hesscond.spectra.quadrature import WORKING, Recurrence, recurrences, unit_vectors
+from hesscond.spectra.density import WORKING, Recurrence, density, recurrences, unit_vectors
 from tests.spectra.spectra_cases import LiveVectors
 
 N = 3000

@@ -32,9 +32,8 @@ from hesscond.report.replication import (
 )
 from hesscond.runs import RunLog, StoredRun
 from hesscond.study import StudyConfig, load_study, open_run
-from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, StudyFile
+from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, Comparison, StudyFile
 from hesscond.study.grid import Overrides, plan_runs
-from hesscond.study.layout import Comparison
 from hesscond.study.listing import studies_folder
 from hesscond.study.replication import estimate, plan_replication, replication, replications
 

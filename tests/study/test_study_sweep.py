@@ -26,8 +26,7 @@ from hesscond.study.grid import (
     with_settings,
     write_sweep,
 )
-from hesscond.study.sweep import ATTEMPTS, Outcome, prepare_sweep, shared_files, sweep, work
-from hesscond.study.workers import WorkerProcesses
+from hesscond.study.sweep import ATTEMPTS, Outcome, WorkerProcesses, prepare_sweep, shared_files, sweep, work
 
 CPU = torch.device("cpu")
 

@@ -19,8 +19,7 @@ from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.runs import TABLES
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import Overrides, check_config, plan_sweep, with_settings
-from hesscond.study.sweep import prepare_sweep, sweep
-from hesscond.study.workers import dask_workers
+from hesscond.study.sweep import dask_workers, prepare_sweep, sweep
 
 CPU = torch.device("cpu")
 

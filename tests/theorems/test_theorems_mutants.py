@@ -18,6 +18,7 @@ from hesscond.theorems.bnp_condition_numbers import (
     BNPProposition11,
     BNPTheorem4,
     PRECInputScaling,
+    VanDerSluis,
     centred,
     normalized,
 )
@@ -44,7 +45,6 @@ from hesscond.theorems.matrix_preconditioners import (
 from hesscond.theorems.networks import CRITERIA, ConvolutionLayer, Network
 from hesscond.theorems.preconditioning import AdaptivePreconditioning, Averages, GradientRegularization, L2InP, L2InZ
 from hesscond.theorems.rates import Decay, predicted, scaling_directions
-from hesscond.theorems.van_der_sluis import VanDerSluis
 from hesscond.theorems.weight_conditioning import (
     QuadraticDescent,
     WeightConditioningProposition1,
