@@ -105,7 +105,7 @@ def compare(found, expected):
     assert float((found - expected).abs().max()) <= 1e-10 * max(scale, 1e-3)
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(10)
 @ids
 def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_case):
     model, loss_fn, batch = other_case.make()

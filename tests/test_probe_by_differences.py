@@ -121,6 +121,7 @@ def test_streams_convolutions_and_tables(level):
     assert result["0"].units == (() if level == "layer" else (0, 2, 3))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("noise", [1e-12, 1e-9, 1e-6])
 def test_noise_in_the_gradient_widens_the_interval(noise):
     model = network(once(torch.tanh, lambda x: 1 - torch.tanh(x) ** 2, noise))
@@ -193,6 +194,7 @@ def test_with_the_same_dropout_in_every_pass():
     judged(result, twin, "network")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("scale", "size"), [(1e-30, 1.0), (1e30, 1.0), (1.0, 1e-6), (1.0, 1e6)])
 def test_the_scales_of_loss_and_features_do_not_matter(scale, size):
     x, y = BATCH

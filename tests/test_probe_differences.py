@@ -137,6 +137,7 @@ def test_a_gradient_that_is_noise_tells_nothing_and_is_said():
     assert "tell nothing" in str(result["0"].check)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_the_scale_of_the_loss_does_not_matter(scale):
     def loss(o, t):

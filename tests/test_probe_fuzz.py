@@ -32,7 +32,7 @@ def test_five_random_programs_are_measured_rightly_or_refused(part):
     check(range(5 * part, 5 * part + 5))
 
 
-@pytest.mark.share(10)
+@pytest.mark.share(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_two_thousand_random_programs_are_measured_rightly_or_refused(part):

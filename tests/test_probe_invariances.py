@@ -30,7 +30,7 @@ def same(one, other, *, scale=1.0, rtol=1e-8):
     np.testing.assert_allclose(other["lambda_max"], scale * one["lambda_max"], rtol=1e-10)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("scale", [1e-30, 3.0, 1e30])
 @pytest.mark.parametrize("name", KINDS)

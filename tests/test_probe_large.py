@@ -62,7 +62,7 @@ def test_intervals_hold_the_truth(kind, seed, dtype):
     assert not found.kappa.resolved
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("method", ["bnp", "equilibration", "sphere", "adam"])
 @pytest.mark.parametrize("dtype", [None, torch.float64])
 def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, dtype):

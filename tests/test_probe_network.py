@@ -47,6 +47,7 @@ def classes(samples, features, count, seed=0):
     return torch.randn(samples, features, generator=generator), torch.randint(0, count, (samples,), generator=generator)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("example", [pytest.param(c, id=c.name, marks=[] if c.name in KINDS else SLOW) for c in CASES])
 def test_kappa_of_the_whole_network_is_that_of_the_dense_matrix(example):
     H, _, _ = network_truth(example)

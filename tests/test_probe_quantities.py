@@ -110,6 +110,7 @@ def test_trace_diagonal_and_norm(case):
     assert torch.allclose(found, H.diagonal(), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("damping", [1e-6, 1e-2, 10.0])
 @pytest.mark.parametrize("case", CASES)
 def test_damped(case, damping):

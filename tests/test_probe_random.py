@@ -150,7 +150,7 @@ def test_a_random_network_is_measured_exactly(seed):
     check(seed)
 
 
-@pytest.mark.share(10)
+@pytest.mark.share(15)
 @pytest.mark.slow
 @pytest.mark.parametrize("decade", range(30))
 def test_many_random_networks_are_measured_exactly(decade):

@@ -159,6 +159,7 @@ def scripted_square(weight):
     return weight.square().sum()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("penalty", [lambda weight: weight.square().sum(), scripted_square], ids=["plain", "scripted"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("module", [True, False])

@@ -55,7 +55,7 @@ def agree(one, other, rtol=1e-8):
             assert b.kappa == pytest.approx(a.kappa, rel=rtol + 1e-13 * a.kappa)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(8)
 @pytest.mark.parametrize(
     ("example", "level"),
     [
@@ -72,6 +72,7 @@ def test_ragged_batches_are_the_whole(example, level):
     assert set(result.skipped) & set(eligible_layers(model)) == set(example.unreached)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", ["relu-ce", "tanh-ce", "gelu-mse", "conv2d-tanh-mse", "relu-ce-weighted-ignored"])
 def test_numbers_of_a_stream_are_those_of_the_whole(name, level):

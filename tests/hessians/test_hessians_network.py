@@ -85,7 +85,7 @@ def is_close(found, truth, tolerance=1e-10):
 # ------------------------------------------------------------------------------------------------ against the truth
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @every()
 def test_a_product_with_the_hessian_of_the_network(example):
     truth, gradient, loss = network_truth(example)
@@ -123,6 +123,7 @@ def test_a_product_with_the_gauss_newton_matrix(example):
         assert float(v @ (G @ v)) >= 0
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "name",
     ["relu-ce", "tanh-ce", "gelu-mse", "relu-nonconvex", "relu-ce-weighted-ignored", "conv2d-tanh-mse",

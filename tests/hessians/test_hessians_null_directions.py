@@ -76,6 +76,7 @@ def check(H, directions):
 # -- layers -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_layers_claim_nothing_that_is_not_null(name):
     model, loss, batch = ALL[name].make()
@@ -187,6 +188,7 @@ def test_networks_claim_nothing_that_is_not_null(name):
     assert name not in COMPLETE or found == nullity(H)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["relu-ce", "leaky-ce-sum", "tanh-ce", "conv2d-two-layers", "eval-batchnorm",
                                   "transposed2d-groups", "relu-nonconvex"])  # fmt: skip
 def test_so_for_the_gauss_newton_matrix(name):

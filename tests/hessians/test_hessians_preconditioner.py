@@ -212,7 +212,7 @@ ALL = UNITWISE | {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("kind", ALL)
 def test_hessians_of_units_layers_and_networks(kind, bend):
@@ -336,6 +336,7 @@ def test_products_of_all_units_with_an_optimizers_map_are_those_of_the_matrix(si
     assert torch.allclose(unit.multiply(z, n), unit.matrix(n) @ z, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("bend", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("right", RIGHT)
 @pytest.mark.parametrize("kind", ["full", "fewer"])

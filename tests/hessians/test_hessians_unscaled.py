@@ -251,7 +251,7 @@ def without_differences(z, y):
     return torch.log1p((z - z.gather(1, y[:, None]))[others].view(len(z), -1).exp().sum(1)).mean()
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize(("layer", "activation"), [(nn.Linear, nn.GELU), (nn.Linear, nn.Tanh), (Own, nn.ReLU)])
 def test_where_all_samples_are_saturated_nothing_wrong_is_resolved(layer, activation, level):
@@ -298,7 +298,7 @@ BINARY = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("name", BINARY)
 def test_binary_losses_where_samples_are_saturated(name, activation):

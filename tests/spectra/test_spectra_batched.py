@@ -234,6 +234,7 @@ def test_an_error_in_the_factor_widens_the_interval():
     assert results[2] == factor_condition(rows * roots[:, 2, None], rtol=SMALL, error=errors[2])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (6, 6), (1, 4)])
 @pytest.mark.parametrize("spread", [0, 3])
 def test_indefinite_units_with_shared_rows(shape, spread):

@@ -30,6 +30,7 @@ def spectra(seed):
     return {"graded": graded, "signs": graded * signs, "null": graded * signs * null, "bulk": bulk}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", ["graded", "signs", "null", "bulk"])
 @pytest.mark.parametrize("rows", [None, LEAST_VECTORS, 20])
@@ -83,7 +84,7 @@ def grouped(seed):
     return (scales[:, None] * scales).sqrt() * A, group
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("rows", [None, LEAST_VECTORS])

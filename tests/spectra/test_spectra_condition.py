@@ -143,7 +143,7 @@ def test_truth_is_inside_the_interval_where_no_vector_of_doubles_comes_near_the_
 
 
 @pytest.mark.slow
-@pytest.mark.share(10)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("part", range(20))
 def test_truth_is_inside_the_interval_in_many_random_trials(part):
     rng = np.random.default_rng([2, part])
@@ -553,6 +553,7 @@ def test_an_eigenvalue_within_the_error_bounds_nothing():
     assert 900 < certain.lower < 1000
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("signs", [1.0, -1.0])
 @pytest.mark.parametrize("zeros", [1, 20])
 def test_a_small_eigenvalue_well_above_round_off_is_told_from_zeros(zeros, signs):

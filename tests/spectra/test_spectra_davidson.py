@@ -133,7 +133,7 @@ def test_random_spectra_by_forming():
 
 
 @pytest.mark.slow
-@pytest.mark.share(10)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("part", range(20))
 def test_many_random_spectra(part):
     converged = [trial(seed, dense_order=0, max_products=600) for seed in range(1000 + 50 * part, 1050 + 50 * part)]
@@ -204,7 +204,7 @@ def test_layer_with_null_directions_of_dead_inputs():
     assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("spread", [0.1, 0.3])
 def test_a_shifted_preconditioner_takes_fewer_products(spread):
     values = graded(600, 1e5)
@@ -280,7 +280,7 @@ def test_multiplicity_is_found_out():
     assert result.eigenvalues.tolist() == pytest.approx([0.01, 1e-3, 1e-3, 1e-3], rel=1e-7)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 @pytest.mark.parametrize("psd", [True, False])
 def test_scale(scale, psd):

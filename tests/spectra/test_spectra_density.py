@@ -149,6 +149,7 @@ def radau_by_definition(one, x):
         return float(left), float(left + vectors[0, own] ** 2)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("near", [1e-14, 1e-11, 1e-8, 1e-4, 0.1])
 def test_radau_weights_are_right_however_near_a_gauss_node(near):
     """There an entry of the matrix grows to 1e14 times the others."""
@@ -411,6 +412,7 @@ def test_blocks_change_nothing_but_the_memory():
         density(Counted(values), probes=5, steps=30, memory=one - 1, method="lanczos")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("null", [False, True])
 def test_the_memory_held_is_what_was_said(null, dtype):

@@ -174,7 +174,7 @@ def test_random_trials():
 
 
 @pytest.mark.slow
-@pytest.mark.share(10)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("part", range(20))
 def test_two_thousand_random_trials(part):
     assert sum(trial(number, 600) for number in range(100 + 100 * part, 200 + 100 * part)) >= 75

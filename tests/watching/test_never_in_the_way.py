@@ -28,46 +28,48 @@ def dense(*extra):
     return nn.Sequential(nn.Linear(6, 5), *extra, nn.Tanh(), nn.Linear(5, 3))
 
 
-def plain(step):
-    model = dense()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def loop(step, model, optimizer, *, change=None, clip=False, then=(), recording=True):
+    """A training as one writes it; ``change`` of the inputs, and what is called behind each step of the optimizer."""
     with step(model, optimizer) as after:
         for x, y in batches():
+            x = x if change is None else change(x)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-            after()
+            for call in then:
+                call()
+            with torch.set_grad_enabled(recording):
+                after()
     return model, optimizer
+
+
+def plain(step):
+    model = dense()
+    return loop(step, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
 
 def batch_normalization(step):
+    """Between two steps the model is evaluated, and trained on."""
     model = dense(nn.BatchNorm1d(5))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    with step(model, optimizer) as after:
-        for x, y in batches():
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            after()
-            model.eval()
-            with torch.no_grad():
-                model(x)
-            model.train()
-    return model, optimizer
+
+    @torch.no_grad()
+    def evaluate():
+        model.eval()(next(batches())[0])
+        model.train()
+
+    return loop(step, model, torch.optim.Adam(model.parameters(), lr=0.01), then=[evaluate])
 
 
 def dropout_and_noise(step):
     """All three global generators are drawn from."""
     model = dense(nn.Dropout(0.4))
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
-    with step(model, optimizer) as after:
-        for x, y in batches():
-            x = x + 0.1 * torch.randn_like(x) + random.random() + np.random.rand()  # noqa: NPY002
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            after()
-    return model, optimizer
+
+    def noisy(x):
+        return x + 0.1 * torch.randn_like(x) + random.random() + np.random.rand()  # noqa: NPY002
+
+    return loop(step, model, torch.optim.RMSprop(model.parameters(), lr=0.01), change=noisy)
 
 
 def accumulation(step):
@@ -107,28 +109,14 @@ def schedule_and_clipping(step):
     model = dense()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: min(1.0, k / 3))
-    with step(model, optimizer) as after:
-        for x, y in batches():
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            schedule.step()
-            after()
-    return model, optimizer
+    return loop(step, model, optimizer, clip=True, then=[schedule.step])
 
 
 def moving_average(step):
     model = dense()
     averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
-    with step(model, optimizer) as after:
-        for x, y in batches():
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            averaged.update_parameters(model)
-            after()
+    loop(step, model, optimizer, then=[lambda: averaged.update_parameters(model)])
     return nn.ModuleList([model, averaged]), optimizer
 
 
@@ -155,14 +143,7 @@ def frozen(step):
     model = dense()
     model[2].bias.requires_grad_(False)
     optimizer = torch.optim.Adagrad([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    with step(model, optimizer) as after:
-        for x, y in batches():
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-            with torch.no_grad():
-                after()
-    return model, optimizer
+    return loop(step, model, optimizer, recording=False)
 
 
 class Small(nn.Module):
@@ -210,12 +191,18 @@ LOOPS = [
 ]
 
 
-class Unwatched:
+class Stepping:
+    """A context in which the watch, if there is one, steps; it is closed behind it."""
+
+    def __init__(self, watch=None):
+        self.watch = watch
+
     def __enter__(self):
-        return lambda: None
+        return self.watch.step if self.watch else lambda: None
 
     def __exit__(self, *error):
-        return None
+        if self.watch:
+            self.watch.close()
 
 
 def state(model, optimizer):
@@ -265,18 +252,10 @@ def test_a_watched_training_is_the_same_bit_for_bit(loop, level):
         own = hesscond.watch(
             model, loss, batch or next(batches(seed=7)), optimizer, every=2, level=level, strict=True, memory=1e9
         ).on("dead_units" if level != "network" else "kappa_grew")
-
-        class Stepping:
-            def __enter__(self):
-                return own.step
-
-            def __exit__(self, *error):
-                own.close()
-
         watches.append(own)
-        return Stepping()
+        return Stepping(own)
 
-    alone = trained(loop, lambda *model, **options: Unwatched())
+    alone = trained(loop, lambda *model, **options: Stepping())
     beside = trained(loop, watched)
     assert same(alone, beside)
     frame = watches[0].to_frame()
@@ -328,23 +307,17 @@ def test_two_processes_train_as_without_a_watch(watching, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_a_compiled_model_trains_as_without_a_watch():
-    def train(watching):
+    watches = []
+
+    def train(step):
         torch.manual_seed(0)
         torch.compiler.reset()
-        model = dense()
-        compiled = torch.compile(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        own = None
-        if watching:
-            own = hesscond.watch(compiled, F.cross_entropy, next(batches(seed=7)), optimizer, every=2, strict=True)
-        for x, y in batches():
-            optimizer.zero_grad()
-            F.cross_entropy(compiled(x), y).backward()
-            optimizer.step()
-            if own is not None:
-                own.step()
-        return state(model, optimizer), own
+        model = torch.compile(dense())
+        return state(*loop(step, model, torch.optim.Adam(model.parameters(), lr=0.01)))
 
-    (alone, _), (beside, own) = train(False), train(True)
-    assert same(alone, beside)
-    assert list(own.to_frame()["step"].unique()) == [2, 4, 6]
+    def watched(model, optimizer):
+        watches.append(hesscond.watch(model, F.cross_entropy, next(batches(seed=7)), optimizer, every=2, strict=True))
+        return Stepping(watches[0])
+
+    assert same(train(lambda *model: Stepping()), train(watched))
+    assert list(watches[0].to_frame()["step"].unique()) == [2, 4, 6]
