@@ -18,6 +18,7 @@ from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.spectra.lanczos import lanczos
 from tests.cases import CASES, case, eligible_layers, mlp, split
 from tests.operators.operator_contract import OperatorCase, OperatorContract
+from tests.support.kinds import Applied
 from tests.truth import case_truth, in_double, same_random_numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -385,24 +386,6 @@ def test_the_products_of_lanczos_show_their_rounding():
     assert not H.measures_rounding
 
 
-class NoSecondDerivative(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * g
-
-
-class Cube(nn.Module):
-    def forward(self, x):
-        return NoSecondDerivative.apply(x)
-
-
 BATCH = torch.linspace(-1, 1, 30).view(6, 5), torch.tensor([0, 1, 2, 0, 1, 2])
 
 
@@ -522,22 +505,6 @@ class Penalized(nn.Module):
 
 
 @pytest.mark.parametrize("name", NORMALIZATIONS)
-def test_the_third_derivatives_of_torchs_normalization_are_wrong(name):
-    """Once this fails torch has mended them, and `WRONG_THRICE` of capture/graph.py need not refuse them any more."""
-    fused, by_hand = (Penalized(normalize) for normalize in NORMALIZATIONS[name])
-    x = torch.randn(6, 5, dtype=torch.float64)
-    assert torch.allclose(fused(x), by_hand(x), rtol=1e-12)
-
-    def hessian(model):
-        def loss(weight):
-            return torch.func.functional_call(model, {"first.weight": weight}, (x,)).sum()
-
-        return torch.autograd.functional.hessian(loss, model.first.weight.detach())
-
-    assert (hessian(fused) - hessian(by_hand)).norm() > 0.1 * hessian(by_hand).norm()
-
-
-@pytest.mark.parametrize("name", NORMALIZATIONS)
 def test_hessians_through_derivatives_of_torchs_normalization_are_refused(name):
     fused, by_hand = (Penalized(normalize) for normalize in NORMALIZATIONS[name])
     data = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6)
@@ -566,28 +533,6 @@ def weight_normalized(*, plain):
     if plain:
         model[0].parametrizations.weight[0] = PlainWeightNorm()
     return model
-
-
-def test_the_second_derivatives_of_torchs_weight_norm_are_wrong():
-    """Once this fails torch has mended them, and capture/evaluation.py need not replace its kernel any more."""
-    torch.manual_seed(0)
-    C = torch.randn(3, 4, dtype=torch.float64)
-    point = torch.randn(15, dtype=torch.float64)
-
-    def gradient(v):
-        v = v.detach().requires_grad_()
-        weight = torch._weight_norm(v[3:].view(3, 4), v[:3, None], 0)
-        (found,) = torch.autograd.grad((weight * C).sin().sum(), v, create_graph=True)
-        return v, found
-
-    v, g = gradient(point)
-    torchs = torch.stack([torch.autograd.grad(entry, v, retain_graph=True)[0] for entry in g])
-    h = 1e-5
-    steps = h * torch.eye(15, dtype=torch.float64)
-    truth = torch.stack([(gradient(point + s)[1] - gradient(point - s)[1]).detach() / (2 * h) for s in steps])
-    assert (truth - truth.T).norm() < 1e-7 * truth.norm()
-    assert (torchs - truth).norm() > 0.1 * truth.norm()
-    assert (torchs - torchs.T).norm() > 0.1 * truth.norm()
 
 
 @pytest.mark.parametrize("linear", [False, True])
@@ -622,18 +567,9 @@ class NormalizedRows(nn.Module):
 
 def test_units_in_front_of_it_are_measured_too():
     model = nn.Sequential(nn.Linear(5, 4), NormalizedRows(), nn.Linear(4, 3)).double()
-    plain = nn.Sequential(model[0], Plain(lambda z: z / z.norm(dim=1, keepdim=True)), model[2])
+    plain = nn.Sequential(model[0], Applied(lambda z: z / z.norm(dim=1, keepdim=True)), model[2])
     own, truth = (hesscond.probe(m, F.cross_entropy, BATCH, ["0"])["0"] for m in (model, plain))
     is_close(own.hessian(1), truth.hessian(1), 1e-12)
-
-
-class Plain(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, z):
-        return self.function(z)
 
 
 # -------------------------------------------------------------------------------------------------- many in one pass

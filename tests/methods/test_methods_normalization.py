@@ -107,16 +107,18 @@ def test_normalizations_are_before_or_after_the_activations(name, position, kind
     assert 0.95 < variance.max() < 1 + 1e-9
 
 
-def test_named_layers_are_normalized_wherever_they_are():
-    model = network("mlp")
-    parse("batchnorm:layers=fc1/fc3").create(model)
-    assert places(model) == {"fc1": (None, FeaturesLast), "fc3": (None, FeaturesLast)}
-
-
-def test_instance_normalization_is_at_convolutions_only():
-    model = network("cnn")
-    parse("instancenorm:position=post").create(model)
-    assert places(model) == {"3": (nn.InstanceNorm2d, None)}
+@pytest.mark.parametrize(
+    ("kind", "spec", "expected"),
+    [
+        ("mlp", "batchnorm:layers=fc1/fc3", {"fc1": (None, FeaturesLast), "fc3": (None, FeaturesLast)}),
+        # at convolutions only
+        ("cnn", "instancenorm:position=post", {"3": (nn.InstanceNorm2d, None)}),
+    ],
+)
+def test_layers_that_are_normalized(kind, spec, expected):
+    model = network(kind)
+    parse(spec).create(model)
+    assert places(model) == expected
 
 
 def test_options_reach_the_modules():
@@ -436,42 +438,31 @@ def test_gamma_decays_towards_one_and_beta_towards_zero():
         close(norm.weight.grad, 0.2 * (np.linspace(0.5, 2, 20) - 1))
         close(norm.bias.grad, 0.2 * np.linspace(-1, 1, 20))
     assert {p.grad is None for name, p in model.named_parameters() if "layer" in name} == {True}
+    bare = parse("four-things-batchnorm:affine=false").create(network("mlp"))
+    assert bare.penalty(torch.zeros(())) is None
 
 
-def test_without_gamma_and_beta_nothing_decays():
-    method = parse("four-things-batchnorm:affine=false").create(network("mlp"))
-    assert method.penalty(torch.zeros(())) is None
-
-
-@pytest.mark.parametrize("spec", ["batchnorm", "batchnorm:gradient_through_statistics=false"])
-def test_tokens_count_as_samples(spec):
+def tokens():
     """As many tokens as features, which torch's own module would take for the channels."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
+    return model, torch.randn(4, 5, 3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "make", "over"),
+    [
+        ("batchnorm", tokens, (0, 1)),
+        ("batchnorm:gradient_through_statistics=false", tokens, (0, 1)),
+        ("layernorm", tokens, -1),
+        ("layernorm", lambda: (network("cnn"), digits()[0][:5]), (1, 2, 3)),
+    ],
+)
+def test_statistics_are_over_tokens_or_of_each_token_and_over_channels_and_positions(spec, make, over):
+    model, h = make()
     parse(spec).create(model)
-    h = torch.randn(4, 5, 3, dtype=torch.float64)
-    found = model[0](h)
-    a = model[0].layer(h).detach().numpy().reshape(-1, 5)
-    truth = (a - a.mean(0)) / np.sqrt(a.var(0) + 1e-5)
-    close(found, truth.reshape(4, 5, 5), 10)
-
-
-def test_layer_normalization_of_tokens_is_of_each_token():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).double()
-    parse("layernorm").create(model)
-    h = torch.randn(4, 5, 3, dtype=torch.float64)
     a = model[0].layer(h).detach().numpy()
-    close(model[0](h), (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-5), 10)
-
-
-def test_layer_normalization_of_a_convolution_is_over_channels_and_positions():
-    model = network("cnn")
-    parse("layernorm").create(model)
-    x = digits()[0][:5]
-    a = model[0].layer(x).detach().numpy()
-    over = (1, 2, 3)
-    close(model[0](x), (a - a.mean(over, keepdims=True)) / np.sqrt(a.var(over, keepdims=True) + 1e-5), 10)
+    close(model[0](h), (a - a.mean(over, keepdims=True)) / np.sqrt(a.var(over, keepdims=True) + 1e-5), 10)
 
 
 # -- probes and refusals ----------------------------------------------------------------------------------------------
@@ -486,12 +477,9 @@ def test_a_single_sample_has_no_statistics(name):
         method.check_batch(1)
     with pytest.raises(ValueError, match=r"[Ee]xpected more than 1 value|more than one value"):
         model(digits()[0][:1])
-
-
-def test_groups_of_channels_have_statistics_of_a_single_sample():
+    # groups of channels have
     model = network("mlp")
-    method = parse("four-things-batchnorm:groups=2").create(model)
-    method.check_batch(1)
+    parse("four-things-batchnorm:groups=2").create(model).check_batch(1)
     assert torch.isfinite(model(digits()[0][:1])).all()
 
 
@@ -512,32 +500,23 @@ def test_groups_of_channels_have_statistics_of_a_single_sample():
         ("batchrenorm:r_max=0.5", "needs r_max of 1 at least"),
         ("batchrenorm:d_max=-1", "d_max of 0 at least"),
         ("batchrenorm:start=-1", "counts batches from 0"),
+        # at a later layer
+        ("groupnorm 6 5", "the 5 channels at layer 'fc2'"),
+        ("layernorm 1", "a group needs two values"),
+        ("groupnorm:groups=1 1", "a group needs two values"),
+        ("batchnorm:position=pre 0", "no dense or convolutional layer"),
+        ("batchnorm:position=post 0", "no dense or convolutional layer"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_leaves_the_model_as_it_was(spec, sentence):
-    model = network("mlp")
+    """Of the network of all these tests, or of one with hidden layers of these widths."""
+    spec, *widths = spec.split()
+    hidden = [int(width) for width in widths if width != "0"]
+    model = MLP(4, hidden, 2, generator=torch.Generator().manual_seed(0)) if hidden else network("mlp")
+    model = nn.Sequential(nn.Linear(3, 2)) if widths == ["0"] else model
     with pytest.raises(ConfigError, match=sentence):
         parse(spec).create(model)
     assert not places(model)
-
-
-def test_a_model_that_is_refused_at_a_later_layer_stays_as_it_was():
-    model = MLP(4, [6, 5], 2, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ConfigError, match="the 5 channels at layer 'fc2'"):
-        parse("groupnorm").create(model)
-    assert not places(model)
-
-
-@pytest.mark.parametrize(("spec", "width"), [("layernorm", 1), ("groupnorm:groups=1", 1)])
-def test_a_single_feature_cannot_be_normalized_by_sample(spec, width):
-    with pytest.raises(ConfigError, match="a group needs two values"):
-        parse(spec).create(MLP(4, [width], 2, generator=torch.Generator().manual_seed(0)))
-
-
-@pytest.mark.parametrize("position", ["pre", "post"])
-def test_a_model_without_hidden_layers_is_refused(position):
-    with pytest.raises(ConfigError, match="no dense or convolutional layer"):
-        parse(f"batchnorm:position={position}").create(nn.Sequential(nn.Linear(3, 2)))
 
 
 def test_a_channel_of_a_convolution_is_a_group():

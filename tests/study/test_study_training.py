@@ -47,10 +47,6 @@ def trained(plan, data):
     return training
 
 
-def files_in(folder):
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
 def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 

@@ -298,12 +298,6 @@ class Construction:
         return Verdict("wrong", true) if isinstance(true, str) else verdict_of(kappa, true, signed=self.signed)
 
 
-def worst(verdicts):
-    """The word that all of a construction's verdicts amount to: a layer that is skipped is right where others are."""
-    words = {verdict.word for _, verdict in verdicts}
-    return next(word for word in WORST_FIRST if word in words)
-
-
 def text_of(found, layer):
     """What the page says of a level: the first verdict of the layer that it shows."""
     own = [verdict for where, verdict in found if where.split("[")[0] in (layer, "network")] or [found[0][1]]

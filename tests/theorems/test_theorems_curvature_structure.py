@@ -11,15 +11,6 @@ from hesscond.theorems import verify
 from hesscond.theorems.curvature_structure import AdamDiagonal, GaussNewtonLinear, LinearLayers
 from tests.theorems.verdicts import example_of
 
-IDS = [
-    "adam-diagonal",
-    "adam-blocks",
-    "layerwise-gauss-newton",
-    "gauss-newton-linear",
-    "width-copies",
-    "softmax-row-blocks",
-]
-
 
 @pytest.mark.parametrize("d", [2, 7, 50])
 @pytest.mark.parametrize("delta", [0.02, 0.1, 0.5])
