@@ -61,24 +61,33 @@ class Difference:
 
 
 @dataclass
+class Along:
+    """Derivatives of one parameter along v at one point, scaled by the sizes of its entries."""
+
+    double: torch.Tensor  # H v
+    central: torch.Tensor  # (g(w + εv) − g(w − εv)) / 2ε
+    forms: tuple[float, float]  # vᵀHv by either
+    norms: tuple[float, float]  # ‖·‖₂ of either
+    gap: float  # norm of the difference
+    bend: float  # norm of (g(w + εv) + g(w − εv) − 2g(w)) / 2ε; infinite if it is not needed
+
+    def repeats(self, other: Along, floor: float) -> bool:
+        """Whether another point has nearly the same difference and the same derivative."""
+        gap = length((self.double - self.central).sub_(other.double - other.central))
+        central = length(self.central - other.central)
+        return gap <= REPEATED * self.gap and central <= REPEATED * self.norms[1] + floor
+
+
+@dataclass
 class Directional:
-    """Derivatives along v at one point for each parameter, scaled by the sizes of its entries."""
+    """Derivatives along v at one point."""
 
-    double: list[torch.Tensor]  # H v; (g(w + εv) − g(w − εv)) / 2ε; (g(w + εv) + g(w − εv) − 2g(w)) / 2ε
-    central: list[torch.Tensor]
-    bend: list[float]
-    floor: float  # rounding of ``central``, in the 2-norm
+    parameters: list[Along]
+    floor: float  # rounding of central differences, in the 2-norm
 
-    def gap(self, k: int) -> torch.Tensor:
-        """Difference in parameter k."""
-        return self.double[k] - self.central[k]
-
-    def repeats(self, other: Directional, k: int) -> bool:
-        """Whether another point has nearly the same difference and the same derivative in parameter k."""
-        gap, central = self.gap(k), self.central[k]
-        apart = length(gap - other.gap(k)), length(central - other.central[k])
-        floor = self.floor + other.floor
-        return apart[0] <= REPEATED * length(gap) and apart[1] <= REPEATED * length(central) + floor
+    def is_explained(self, k: int, tolerance: float) -> bool:
+        """Whether rounding explains the difference in parameter k."""
+        return self.parameters[k].gap <= tolerance * max(self.parameters[k].norms) + self.floor
 
 
 class Differences:
@@ -124,7 +133,7 @@ class Differences:
         if any(one.agrees is False for one in found):
             noise = self._rounding(product)
             for k, one in enumerate(found):
-                if one.agrees is False and length(trials[0].gap(k)) <= NOISE * noise[k]:
+                if one.agrees is False and trials[0].parameters[k].gap <= NOISE * noise[k]:
                     found[k] = replace(one, agrees=None)
         return found
 
@@ -159,40 +168,49 @@ class Differences:
             ends.append(list(gradients([loss], leaves, None)))
             del loss, leaves
         plus, minus = ends
-        double, central, bend, steepest = [], [], [], 0.0
-        for k, (s, g, h) in enumerate(zip(self.sizes, gradient, product, strict=True)):
-            p, m = s * plus[k].detach(), s * minus[k].detach()
+        doubles = [s * h.detach() for s, h in zip(self.sizes, product, strict=True)]
+        norms = list(map(length, doubles))
+        # entries of a gradient may themselves be differences of larger terms, of the size of the loss
+        energy = max([energy, *(length(s * g.detach()) for s, g in zip(self.sizes, gradient, strict=True))])
+        found = Directional([], 64 * self.eps * (energy / step + max(norms, default=0.0)))
+        for k, (s, v, g, h) in enumerate(zip(self.sizes, self.v, gradient, product, strict=True)):
+            p, m = plus[k].detach(), minus[k].detach()
             # for a large network, two copies would not fit
             plus[k] = minus[k] = p.new_empty(0)
-            g = s * g.detach()
-            steepest = max(steepest, length(g))
-            bend.append(length(torch.add(p, m).sub_(g, alpha=2)) / (2 * step))
-            central.append(p.sub_(m).div_(2 * step))
-            double.append(s * h.detach())
-        # entries of a gradient may themselves be differences of larger terms, of the size of the loss
-        energy = max(energy, steepest)
-        floor = 64 * self.eps * (energy / step + max(map(length, double), default=0.0))
-        return Directional(double, central, bend, floor)
+            central = torch.sub(p, m).div_(2 * step)
+            forms = inner(v, h.detach()), inner(v, central)
+            central.mul_(s)
+            own = Along(doubles[k], central, forms, (norms[k], length(central)), length(doubles[k] - central), math.inf)
+            found.parameters.append(own)
+            if not found.is_explained(k, self.tolerance):
+                own.bend = length(torch.add(p, m).sub_(g.detach(), alpha=2).mul_(s)) / (2 * step)
+        return found
+
+    @property
+    def tolerance(self) -> float:
+        """Relative difference that a correct model may have."""
+        return AGREES if self.eps < 1e-12 else self.eps**0.25
 
     def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
         """Comparison in parameter k, from all trials together."""
-        tolerance, best, wrong, doubt = AGREES if self.eps < 1e-12 else self.eps**0.25, None, [], math.inf
-        v = (self.v[k] / self.sizes[k].clamp_min(torch.finfo(self.v[k].dtype).tiny)).flatten()
+        best, wrong, doubt = None, [], math.inf
         for trial in trials:
-            gap, size = length(trial.gap(k)), max(length(trial.double[k]), length(trial.central[k]))
-            forms = float(v @ trial.double[k].flatten()), float(v @ trial.central[k].flatten())
-            explained, resolved = gap <= tolerance * size + trial.floor, trial.floor <= 0.1 * size
-            own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *forms)
+            along, explained = trial.parameters[k], trial.is_explained(k, self.tolerance)
+            gap, size = along.gap, max(along.norms)
+            resolved = trial.floor <= 0.1 * size
+            own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *along.forms)
             if explained and (resolved or not size) and 2 * trial.floor <= doubt:
-                return replace(own, agrees=True, nonzero=trial.central[k].abs() > trial.floor if size else None)
+                return replace(own, agrees=True, nonzero=along.central.abs() > trial.floor if size else None)
             doubt = doubt if explained else min(doubt, gap)
             if best is None or own.relative < best.relative:
                 best = own
-            if not explained and trial.bend[k] <= SMOOTH * gap + trial.floor:
+            if not explained and along.bend <= SMOOTH * gap + trial.floor:
                 wrong.append((trial, own))
         assert best is not None
         for number, (trial, own) in enumerate(wrong):
-            if any(trial.repeats(other, k) for other, _ in wrong[:number]):
+            floors = (trial.floor + other.floor for other, _ in wrong[:number])
+            others = (other.parameters[k] for other, _ in wrong[:number])
+            if any(map(trial.parameters[k].repeats, others, floors)):
                 return replace(own, agrees=False)
         return best
 
@@ -295,6 +313,11 @@ def in_brackets(names: set[str]) -> str:
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers in (−1, 1) with the shape, dtype and device of a tensor."""
     return torch.rand(like.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(like)
+
+
+def inner(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Inner product of two tensors of one shape."""
+    return float(x.flatten() @ y.flatten())
 
 
 def length(x: torch.Tensor) -> float:
