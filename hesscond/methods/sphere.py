@@ -51,12 +51,13 @@ def projected(weights: torch.Tensor, constraint: Constraint, c: float = C) -> to
 
 
 class Affine(nn.Module):
-    """γ a + β for each channel, from γ = 1 and β = 0: what batch normalization ends with (eq. (6))."""
+    """γ a + β for each channel: what batch normalization ends with (eq. (6)); γ and β begin as those of ``norm``."""
 
-    def __init__(self, channels: int, axis: int) -> None:
+    def __init__(self, channels: int, axis: int, norm: nn.Module | None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
+        known = isinstance(norm, _BatchNorm) and norm.affine
+        self.weight = nn.Parameter(norm.weight.detach().clone() if known else torch.ones(channels))
+        self.bias = nn.Parameter(norm.bias.detach().clone() if known else torch.zeros(channels))
         self.axis = axis
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
@@ -147,8 +148,9 @@ class Sphere(Method):
     product of the tangent spaces (`SphereChart`): with step size α the iteration's Jacobian at a stationary point is I
     − α (1 − αλ_i)⁻¹ Hess, λ_i = ⟨w_i, ∇_i L⟩ / c for each unit i.
 
-    Each batch normalization of the model is replaced, in its place, by y = γ x + β for each channel, from γ = 1 and
-    β = 0 (eq. (6)); in training by y = (1 + n) γ x + β with noise n in place of that of the batch statistics (eq. (7)).
+    Each batch normalization of the model is replaced, in its place, by y = γ x + β for each channel, from its own γ and
+    β, which begin at 1 and 0 (eq. (6)); in training by y = (1 + n) γ x + β with noise n in place of that of the batch
+    statistics (eq. (7)).
     In a model that has none, it comes after each layer that is chosen. β takes the place of the layer's own bias: a
     layer that y = γ x + β follows, or that is registered right before a batch normalization of its units, loses it (it
     has no bias then, rather than one that is held at 0: units are measured without it, as they are trained).
@@ -248,7 +250,7 @@ class Sphere(Method):
     ) -> None:
         """Put noise and scaling in the place of each batch normalization, or behind each of the chosen layers."""
 
-        def behind(number: int, of: int, channels: int, axis: int) -> nn.Sequential:
+        def behind(number: int, of: int, channels: int, axis: int, norm: nn.Module | None = None) -> nn.Sequential:
             """Modules at the l-th of L places: noise and scaling, as the options say."""
             parts = OrderedDict[str, nn.Module]()
             if noise != "none":
@@ -256,7 +258,7 @@ class Sphere(Method):
                 self.noises.append(Noise(deviation, (seed, number), axis))
                 parts["noise"] = self.noises[-1]
             if affine:
-                self._affines.append(Affine(channels, axis))
+                self._affines.append(Affine(channels, axis, norm))
                 parts["affine"] = self._affines[-1]
             return nn.Sequential(parts)
 
@@ -264,7 +266,7 @@ class Sphere(Method):
         biased = list(fed(self.model)) if norms else list(chosen.values())
         for number, norm in enumerate(norms, 1):
             like = next(chain(norm.parameters(), norm.buffers(), self.model.parameters()))
-            put(self.model, norm, behind(number, len(norms), norm.num_features, 1).to(like.device, like.dtype))
+            put(self.model, norm, behind(number, len(norms), norm.num_features, 1, norm).to(like.device, like.dtype))
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
                 units, axis = Geometry.of(layer).units, -1 - dimensions(layer)

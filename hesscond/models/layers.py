@@ -167,6 +167,15 @@ class Layers:
             return nn.GroupNorm(1, channels, **options)
         return nn.Identity()
 
+    def last_normalization(self, channels: int, gamma: float) -> nn.Module:
+        """The last normalization of a residual branch, whose γ begins at ``gamma``."""
+        norm = self.normalization(channels)
+        if gamma != 1:
+            if not isinstance(getattr(norm, "weight", None), nn.Parameter):
+                raise OptionError("branch_gamma", f"branch_gamma is an initial γ, and norm {self.norm!r} has none")
+            nn.init.constant_(norm.weight, gamma)
+        return norm
+
 
 def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[str, dict[str, Any]]:
     """Kind and options of a normalization.

@@ -13,6 +13,7 @@ from torch.nn import functional
 from hesscond.errors import ConfigError
 from hesscond.models.layers import (
     Layers,
+    OptionError,
     chosen,
     he_fan_out,
     image_shape,
@@ -60,7 +61,16 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(
-        self, make: Layers, before: int, width: int, stride: int, shortcut: str, activation: str, *, expansion: int
+        self,
+        make: Layers,
+        before: int,
+        width: int,
+        stride: int,
+        shortcut: str,
+        activation: str,
+        *,
+        expansion: int,
+        branch_gamma: float,
     ) -> None:
         super().__init__()
         after = width * expansion
@@ -71,7 +81,9 @@ class ResidualBlock(nn.Module):
         self.depth = len(plan)
         for i, (fan_in, fan_out, kernel, step) in enumerate(plan, 1):
             self.add_module(f"conv{i}", make.conv(fan_in, fan_out, kernel, stride=step))
-            self.add_module(f"norm{i}", make.normalization(fan_out))
+            last = i == self.depth
+            norm = make.last_normalization(fan_out, branch_gamma) if last else make.normalization(fan_out)
+            self.add_module(f"norm{i}", norm)
         self.shortcut = make_shortcut(make, shortcut, before, after, stride, normalized=True)
         self.activation = make_activation(activation)
 
@@ -101,12 +113,13 @@ class PreActBlock(nn.Module):
         dropout: float,
         *,
         shared: bool,
+        branch_gamma: float,
     ) -> None:
         super().__init__()
         self.shared = shared
         self.norm1 = make.normalization(before)
         self.conv1 = make.conv(before, width, 3, stride=stride)
-        self.norm2 = make.normalization(width)
+        self.norm2 = make.last_normalization(width, branch_gamma)
         self.dropout = make_dropout(dropout)
         self.conv2 = make.conv(width, width, 3)
         self.shortcut = make_shortcut(make, shortcut, before, width, stride, normalized=False)
@@ -147,6 +160,7 @@ class ResNet(nn.Module):
         stem: str = "3x3",  # "3x3", or "7x7" with stride 2 and max pooling (ImageNet)
         activation: str = "relu",
         norm: str = "batch",
+        branch_gamma: float = 1.0,  # initial γ of the last normalization of each residual branch (Goyal et al.: 0)
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -165,7 +179,9 @@ class ResNet(nn.Module):
             stage = nn.Sequential()
             for b in range(1, number + 1):
                 stride = 2 if b == 1 and name != "stage1" else 1
-                own = ResidualBlock(make, before, width, stride, shortcut, activation, expansion=expansion)
+                own = ResidualBlock(
+                    make, before, width, stride, shortcut, activation, expansion=expansion, branch_gamma=branch_gamma
+                )
                 stage.add_module(f"block{b}", own)
                 before = width * expansion
             self.add_module(name, stage)
@@ -200,9 +216,13 @@ class PreActResNet(nn.Module):
         dropout: float = 0.0,  # probability between the convolutions of a block (Wide Residual Networks, section 2.4)
         activation: str = "relu",
         norm: str = "batch",
+        branch_gamma: float = 1.0,  # initial γ of the last normalization of each residual branch; not 0
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        if not branch_gamma:
+            why = "the ReLU after the last normalization of a branch has derivative 0 at 0, and the branch never trains"
+            raise OptionError("branch_gamma", f"branch_gamma = 0 in a network with pre-activation: {why}")
         same_length("blocks", blocks, "widths", widths)
         channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1))
         make = Layers(he_fan_out, generator, norm)
@@ -214,7 +234,9 @@ class PreActResNet(nn.Module):
                 enters, stride = (before, 2 if name != "stage1" else 1) if b == 1 else (width, 1)
                 changes = enters != width or stride != 1
                 shared = changes if shortcut == "projection" else b == 1 and name == "stage1"
-                own = PreActBlock(make, enters, width, stride, shortcut, activation, dropout, shared=shared)
+                own = PreActBlock(
+                    make, enters, width, stride, shortcut, activation, dropout, shared=shared, branch_gamma=branch_gamma
+                )
                 stage.add_module(f"block{b}", own)
             self.add_module(name, stage)
         self.norm = make.normalization(widths[-1])

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from hesscond.errors import ConfigError
+from hesscond.methods import Sphere
 from hesscond.models import build
 from hesscond.models.layers import number_of_groups
 
@@ -66,3 +68,44 @@ def test_biases_are_zero_but_for_torchs_own_initialization():
 def test_groups_divide_and_have_at_least_four_channels():
     assert [number_of_groups(c) for c in (1, 3, 4, 16, 18, 64, 128, 256, 640)] == [1, 1, 1, 4, 3, 16, 32, 32, 32]
     assert all(c % number_of_groups(c) == 0 for c in range(1, 300))
+
+
+def residual(name, **options):
+    options = {"input_shape": (3, 8, 8), "outputs": 10, "blocks": (2, 1), "widths": (4, 6)} | options
+    return build(name, generator=torch.Generator().manual_seed(0), **options)
+
+
+@pytest.mark.parametrize("on_spheres", [False, True])
+@pytest.mark.parametrize(
+    ("name", "last", "scale"),
+    [("resnet20", "norm2", 0.0), ("resnet50", "norm3", 0.0), ("wrn-28-10", "norm2", 0.25)],
+)
+def test_branches_begin_at_their_gamma(name, last, scale, on_spheres):
+    """The share of a branch in the sum is γ: its convolutions do not count at 0, and count by γ elsewhere."""
+    own, plain = (residual(name, branch_gamma=gamma).eval() for gamma in (scale, 1.0))
+    x = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    if on_spheres:
+        Sphere(own), Sphere(plain)
+    for model, expected in ((own, scale), (plain, 1.0)):
+        gammas = {key: p.detach() for key, p in model.named_parameters() if p.ndim == 1 and key.endswith("weight")}
+        assert {float(p.unique()) for key, p in gammas.items() if f".{last}." in key} == {expected}
+        assert {float(p.unique()) for key, p in gammas.items() if f".{last}." not in key} == {1.0}
+    # beyond the first block shapes do not change
+    block, same = own.stage1.block2, plain.stage1.block2
+    y = torch.randn(5, own.stage1.block1(own.conv1(x)).shape[1], 4, 4)
+    if hasattr(block, "shared"):
+        torch.testing.assert_close(block(y) - block.shortcut(y), scale * (same(y) - same.shortcut(y)))
+    else:
+        torch.testing.assert_close(block(y), block.shortcut(y).relu())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("wrn-28-10", {"branch_gamma": 0.0}, "derivative 0 at 0"),
+        ("resnet20", {"branch_gamma": 0.0, "norm": "none"}, "norm 'none' has none"),
+    ],
+)
+def test_initial_gamma_that_cannot_be(name, options, words):
+    with pytest.raises(ConfigError, match=words):
+        residual(name, **options)
