@@ -169,10 +169,8 @@ class Sphere(Method):
         that is all.
     c
         The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times 1 − 1/π
-        if weights are centred), but nothing keeps the sum of residual branches small. Measured on images of 16 × 16,
-        batch 64, momentum 0.9: initial logits of ResNet-110 have a deviation of 2×10⁴, and at 10⁻⁶ and larger rates it
-        diverged at once; with c = 0.5 it trained at 0.1. WRN-28-10 diverged at 0.2 within five steps, WRN-28-1 trained
-        at 0.02, and at 0.2 with a linear warm-up over 120 steps or with c = 0.5.
+        if weights are centred), but nothing keeps the sum of residual branches small: begin with a small γ at the end
+        of each, as ``branch_gamma`` of hesscond's networks or ``zero_init_residual`` of torchvision's do.
     affine
         Whether there are γ and β; without them layers keep their own bias.
     noise

@@ -56,8 +56,9 @@ class BNPProposition5(LayerStatement):
     text = (
         "E‖Ĝ/q‖₂ ≤ C √N, q² = max(n/N, 1), for the normalized inputs of N samples of n random features: q keeps the "
         "step size independent of the width. An empirical statement: true with C = 3 for independent features with "
-        "bounded fourth moments (Gaussian, uniform, rectified; the limit for N = n is 2). C depends on the law: with "
-        "heavy tails, where few samples are all there is of each feature, or fourth moments that grow with the size, "
+        "bounded fourth moments (Gaussian, uniform, rectified; the limit for N = n is 2). As printed, for any law of "
+        "mean 0 and variance 1 with a C that does not depend on n, it is false: with heavy tails, where few samples "
+        "are all there is of each feature, or fourth moments that grow with the size, "
         "the ratio grows like √min(n, N), the most that it can. The paper proves it from its Lemma A2 (Seginer), whose "
         "text was not at hand: it is not checked by itself. For convolutions of c channels on r × s positions the "
         "paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), with q² = max(k²c/N, √(rs)), which has no bound and "
@@ -67,7 +68,7 @@ class BNPProposition5(LayerStatement):
     hypotheses = ("features are independent with bounded fourth moments", "min(n, N) > C², or it holds for any matrix")
     claims = (
         Claim("bounded fourth moments", "E‖Ĝ/q‖ ≤ 3 √N", True),
-        Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law", False, published=False),
+        Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law of the features, as printed", False),
     )
     trials = 150
 

@@ -193,21 +193,21 @@ class BNPTheorem4(LayerStatement):
 
 @register
 class PRECTheorem4(LayerStatement):
-    """The first part of BNP's Theorem 4 as PREC prints it: without an assumption on the rank."""
+    """The first part of BNP's Theorem 4 as PREC has it, and what becomes of it without the assumption on the rank."""
 
     id = "prec-theorem-4"
     title = "centring the inputs improves κ"
     source = "PREC, Theorem 4"
     text = (
-        "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X]) for inputs X with one column a sample, μ = Xe/N. No assumption on the rank is "
-        "printed; BNP's Theorem 4, which is cited for it, assumes full column rank of Ĥ = [eᵀ; X]ᵀ. With that it is "
-        "true. As printed it is false: with N ≤ n samples centring may raise κ, and no convention about singular "
-        "matrices is to blame, for both matrices of the counterexample have full rank, that of their columns."
+        "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X]) for inputs X with one column a sample, μ = Xe/N. The theorem itself has no "
+        "assumption on the rank, but the paper assumes throughout that the Hessian at the minimum is positive "
+        "definite, which takes full row rank of [eᵀ; X], as BNP's Theorem 4 says. Then it is true. Without full row "
+        "rank, with N ≤ n samples, centring may raise κ⁺, also where all columns are independent."
     )
-    hypotheses = ("[eᵀ; X] has full row rank, so N > n (first claim)", "any rank (second claim, as printed)")
+    hypotheses = ("[eᵀ; X] has full row rank, so N > n (first claim)", "any rank (second claim)")
     claims = (
         Claim("N > n, full rank", "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X])", True),
-        Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False),
+        Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False, published=False),
     )
     trials = 60
 
@@ -526,7 +526,7 @@ class BNPGain(LayerStatement):
     claims = (
         Claim("κ afterwards", "κ(ĜᵀSĜ) ≤ (n+1) min_D κ(ĤUD)² κ(S)", True),
         Claim("gain of scaling", "κ(UᵀĤᵀSĤU)/κ(ĜᵀSĜ) ≤ κ(D)²", True),
-        Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False),
+        Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False, published=False),
     )
     trials = 60
     by_unit = True

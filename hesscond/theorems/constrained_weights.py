@@ -70,8 +70,8 @@ class ProjectedStep(Statement):
     claims = (
         Claim("nearest", "w⁺ solves (9)", True),
         Claim("decay", "w⁺ = (1 − β) w − α' Pg, β = 1 − √c/‖w̃‖, α' = √c α/‖w̃‖", True),
-        Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False, published=False),
-        Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9)", False, published=False),
+        Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False),
+        Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9), as printed", False),
         Claim("any start", "w⁺ solves (9) although 1ᵀw ≠ 0", False, published=False),
     )
     elsewhere = "speaks of a step from any weights, whatever the network"
@@ -203,7 +203,7 @@ class KeptVariance(Statement):
         Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),
         Claim("several layers", "Var(y_3) = Var(y_2) = Var(y_1) for Var(w) = 2/n, the law of w symmetric", True),
         Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
-        Claim("centred, on the sphere", "the same with 1ᵀw = 0", False),
+        Claim("centred, on the sphere", "the same with 1ᵀw = 0", False, published=False),
         Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
     )
     trials = 60
@@ -332,7 +332,7 @@ class StandardizedGradient(Statement):
     claims = (
         Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
         Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
-        Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False, published=False),
+        Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False),
     )
     trials = 100
     elsewhere = "speaks of any weights and gradients, whatever the network"

@@ -154,7 +154,7 @@ class L2InP(UpdateFormula):
     )
     claims = (
         Claim("plus", "p ← p − α M (∇L + 2λ p)", True),
-        Claim("minus", "p ← p − α M (∇L − 2λ p)", False, published=False),
+        Claim("minus", "p ← p − α M (∇L − 2λ p), as printed", False),
     )
 
     def objectives(self, problem: Problem) -> list[Function]:
@@ -246,7 +246,9 @@ class AdaptivePreconditioning(Statement):
     hypotheses = ("H is positive definite (first two claims)", "p − p* is Gaussian and isotropic (third claim)")
     claims = (
         Claim("Jacobi", "κ(DHD) ≤ n · min over diagonal of κ, D = diag(H)^−½", True),
-        Claim("row equilibration", "κ(M^½HM^½) ≤ √n · min over diagonal of κ, M = diag(1/‖h_i‖)", False),
+        Claim(
+            "row equilibration", "κ(M^½HM^½) ≤ √n · min over diagonal of κ, M = diag(1/‖h_i‖)", False, published=False
+        ),
         Claim("isotropic", "E|g_i| = √(2/π) s ‖h_i‖ for p − p* ~ N(0, s² I)", True),
     )
     trials = 80

@@ -697,7 +697,7 @@ class QuadraticDescent(Statement):
         Claim("per direction", "u_iᵀθ_k = (1 − ησ_i)ᵏ u_iᵀθ_0", True),
         Claim("step size", "θ_k → 0 if and only if η < 2/σ₁", True),
         Claim("preconditioned", "the same for θ ← θ − ηPAθ, σ_i those of P^½AP^½", True),
-        Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False, published=False),
+        Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False),
     )
     trials = 100
     elsewhere = "speaks of quadratic functions"
