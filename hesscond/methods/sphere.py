@@ -55,9 +55,10 @@ class Affine(nn.Module):
 
     def __init__(self, channels: int, axis: int, norm: nn.Module | None) -> None:
         super().__init__()
-        known = isinstance(norm, _BatchNorm) and norm.affine
-        self.weight = nn.Parameter(norm.weight.detach().clone() if known else torch.ones(channels))
-        self.bias = nn.Parameter(norm.bias.detach().clone() if known else torch.zeros(channels))
+        start = [torch.ones(channels), torch.zeros(channels)]
+        if isinstance(norm, _BatchNorm) and norm.affine:
+            start = [norm.weight.detach().clone(), norm.bias.detach().clone()]
+        self.weight, self.bias = map(nn.Parameter, start)
         self.axis = axis
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:

@@ -171,9 +171,10 @@ class Layers:
         """The last normalization of a residual branch, whose γ begins at ``gamma``."""
         norm = self.normalization(channels)
         if gamma != 1:
-            if not isinstance(getattr(norm, "weight", None), nn.Parameter):
+            weight = getattr(norm, "weight", None)
+            if weight is None:
                 raise OptionError("branch_gamma", f"branch_gamma is an initial γ, and norm {self.norm!r} has none")
-            nn.init.constant_(norm.weight, gamma)
+            nn.init.constant_(weight, gamma)
         return norm
 
 
