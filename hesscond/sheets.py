@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 import textwrap
 from abc import ABC, abstractmethod
@@ -240,3 +241,19 @@ def in_coordinates(name: str, coordinates: str) -> str:
 def in_sqlite(*names: str) -> dict[str, str]:
     """SQLite types of columns of `CONDITION`."""
     return {name: CONDITION[name][1] for name in names}
+
+
+def duration(seconds: float) -> str:
+    """Duration in words, from seconds.
+
+    Examples
+    --------
+    >>> duration(42.0), duration(130.0), duration(4000.0)
+    ('42 s', '2 min 10 s', '1 h 6 min')
+    """
+    if math.isnan(seconds):
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

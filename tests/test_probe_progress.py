@@ -148,6 +148,37 @@ def test_batch_normalization_is_no_reason_where_evaluation_mode_takes_second_der
     assert reasons(model.eval(), loss, batch) == {""}
 
 
+@pytest.mark.parametrize("patience", [0.5, 1e-9], ids=["some units", "one unit"])
+def test_a_sample_is_measured_where_all_units_take_too_long(monkeypatch, patience):
+    # every look at the clock is a second later; a batch of 4 is compared with a single derivative
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0).__next__)
+    every, seen = told()
+    monkeypatch.setattr("hesscond.probing.entry.PATIENCE", patience * seen[0].left / 5)
+    model, loss, batch = make["make"]()
+    few = hesscond.probe(model, loss, batch)
+    assert "a sample of the units (" in few.scope in str(few)
+    assert "units='all'" in few.scope and few["10"].units == every["10"].units
+    assert few.keys() | few.skipped.keys() >= every.keys()
+    measured = [name for name in few if name != "10"]
+    assert measured and all(0 < len(few[name].units) < 4 for name in measured)
+    if patience < 1e-6:
+        assert len(measured) == 1
+        assert all("name it with layers=" in few.skipped[n] for n in {*CONVOLUTIONS} - {*few})
+    for name in measured:
+        for unit, kappa in zip(few[name].units, few[name].kappa, strict=True):
+            assert kappa.value == pytest.approx(every[name].kappa[unit].value, rel=1e-10)
+    named = measured[0]
+    for options in ({"units": "all"}, {"layers": [named]}):
+        whole = hesscond.probe(model, loss, batch, **options)
+        assert not whole.scope and whole[named].units == every[named].units
+
+
+def test_units_are_numbers_or_all():
+    model, loss, batch = make["make"]()
+    with pytest.raises(hesscond.ConfigError, match="units must be whole numbers"):
+        hesscond.probe(model, loss, batch, layers=["0"], units="some")
+
+
 def test_the_estimate_of_the_command(call_cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hesscond.commands.probe.LONG", 0.0)

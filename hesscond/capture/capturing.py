@@ -131,12 +131,15 @@ def capture(
     if progress.callback is not None and differentiator.is_tied(model):
         progress.reason = TIED
     found = differentiator.capture()
+    if progress.sample and differentiator.is_tied(model):
+        progress.reason = TIED
     result.failed = differentiator.failed
     explain(result.failed, model, loss_fn, batch, chosen, dtype)
     if result.failed and not optional:
         name, error = next(iter(result.failed.items()))
         raise type(error)(f"layer {name!r} cannot be probed: {error}")
-    result.take(found, [request.name for request in requests], forward)
+    wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
+    result.take(found, wanted_now, forward)
     return result
 
 

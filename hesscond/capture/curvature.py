@@ -15,6 +15,7 @@ from hesscond.capture.backward import (
     CANCELLED,
     LOST,
     PROBES,
+    WORTH_COMPARING,
     Budget,
     DiagonalSink,
     FactorSink,
@@ -86,13 +87,13 @@ class Differentiator:
             captured |= self.by_factor(group, blocks)
         if captured and underflows(nodes([self.loss.grad_fn])):
             captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
+        curved = self.sampled(curved)
         if curved:
             vanishing = saturates(nodes([self.loss.grad_fn]))
-            twice = SecondDerivatives(self.loss, curved, self.samples, self.budget, self.proved_apart, self.progress)
             # layers that are complete when a stop is requested are kept
             with suppress(Stopped):
-                plans = self.planned(twice, curved)
-                for request in curved:
+                twice, plans = self.planned(curved)
+                for request in twice.requests:
                     if request.name in plans:
                         with self.noting(request):
                             found = twice.capture(request, plans[request.name])
@@ -110,19 +111,36 @@ class Differentiator:
         except (NotFiniteError, NoDerivativeError) as error:
             self.failed[request.name] = error
 
-    def planned(self, twice: SecondDerivatives, requests: Sequence[Request]) -> dict[str, CurvaturePlan]:
-        """Plan for every layer; the cost is reported if progress is followed."""
-        plans = {}
+    def planned(self, requests: Sequence[Request]) -> tuple[SecondDerivatives, dict[str, CurvaturePlan]]:
+        """Second derivatives and a plan for every layer, or for a sample of its units where all would take too long.
+
+        The cost is reported if progress is followed.
+        """
+        progress, plans = self.progress, {}
+        twice = SecondDerivatives(self.loss, requests, self.samples, self.budget, self.proved_apart, progress)
         for request in requests:
             with self.noting(request):
                 plans[request.name] = twice.planned(request)
-        if self.progress.callback is not None:
+        long = twice.seconds * sum(plan.directions for plan in plans.values()) > progress.limit
+        # few derivatives at first: those of a batch take less, but enough to be missed
+        for count in (1,) * (progress.callback is not None or long) + (WORTH_COMPARING,) * long:
+            if count > 1 and progress.left <= progress.limit:
+                break
             for request in requests:
                 if request.name in plans:
                     with self.noting(request):
-                        twice.report_plan(request, plans[request.name])
-            self.progress.begin()
-        return plans
+                        twice.report_plan(request, plans[request.name], count)
+        if progress.left > progress.limit and not plans.keys() <= progress.sample.keys():
+            progress.take_sample({request.name: request.units for request in requests if request.name in plans})
+            return self.planned(self.sampled(requests))
+        if progress.callback is not None:
+            progress.begin()
+        return twice, plans
+
+    def sampled(self, requests: Sequence[Request]) -> list[Request]:
+        """Requests for those units of the layers that are in the sample, if there is one."""
+        found = [replace(request, units=self.progress.sample.get(request.name, request.units)) for request in requests]
+        return [request for request in found if request.units]
 
     # properties of the graph
 

@@ -23,6 +23,7 @@ from hesscond.capture.backward import (
     root_sum_squares,
     scattered_signs,
     size_of_terms,
+    slopes,
 )
 from hesscond.capture.captured import (
     EPS,
@@ -95,7 +96,10 @@ class SecondDerivatives:
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
         every = [variable for own in self.variables.values() for variable in own]
-        first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
+        began = time.perf_counter()
+        first = slopes(loss, every)
+        #: time of a gradient: a second derivative takes about as long, in a batch less
+        self.seconds = time.perf_counter() - began
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
         refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
         self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
@@ -120,7 +124,7 @@ class SecondDerivatives:
                 exact[request.name] = self.derivatives(request, seeds[request.name]) or ()
         for trial in range(TRIALS):
             with Perturbed(trial << 20):
-                first = iter(torch.autograd.grad(loss, every, create_graph=True, allow_unused=True))
+                first = slopes(loss, every)
                 for name, own in self.variables.items():
                     other = Derivatives([next(first) for _ in own], own)
                     if name in exact:
@@ -207,12 +211,13 @@ class SecondDerivatives:
             return CurvaturePlan(blocks, positions, True, len(request.units) * n)
         return CurvaturePlan(blocks, positions, False, units * positions)
 
-    def report_plan(self, request: Request, plan: CurvaturePlan) -> None:
-        """Report the expected cost of a plan, from the time of one derivative and the savings of a separator."""
-        seeds = [torch.ones_like(variable)[None] for variable in self.variables[request.name]]
+    def report_plan(self, request: Request, plan: CurvaturePlan, count: int = 1) -> None:
+        """Report the expected cost of a plan, from the time of ``count`` derivatives and the savings of a separator."""
+        seeds = [torch.ones_like(variable).expand(count, *variable.shape) for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
-        each, steps = time.perf_counter() - began, float(plan.directions)
+        # the first batch is compared with a single derivative
+        each, steps = (time.perf_counter() - began) / (count + (count > 1)), float(plan.directions)
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
         self.progress.plan(request.name, steps, each)
@@ -303,7 +308,7 @@ class SecondDerivatives:
         """Second derivatives as in ``along``, of slopes from a backward pass with `enlarged_rounding`."""
         every = [variable for own in self.variables.values() for variable in own]
         with enlarged_rounding([self.loss.grad_fn], 0):
-            first = iter(torch.autograd.grad(self.loss, every, create_graph=True, allow_unused=True))
+            first = slopes(self.loss, every)
         return {name: Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
 
     def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:

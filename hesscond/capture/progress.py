@@ -1,9 +1,10 @@
-"""Progress of a capture: derivatives planned and taken, and requests to stop."""
+"""Progress of a capture: derivatives planned and taken, samples of units where all take long, requests to stop."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 #: Reason reported for a layer that was not reached before the probe was stopped.
@@ -75,6 +76,9 @@ class ProgressRecord:
 
     callback: Callable[[ProbeProgress], None] | None = None
     reason: str = ""  # that of `ProbeProgress`
+    limit: float = math.inf  # seconds; where all units would take longer, a sample is captured
+    sample: dict[str, tuple[int, ...]] = field(default_factory=dict)  # units, by layer; none: the layer is left out
+    whole: float = 0.0  # seconds that all units would take, if a sample was captured
     _layers: dict[str, LayerProgress] = field(default_factory=dict)
     _began: float = 0.0
     _last: float = 0.0
@@ -83,6 +87,28 @@ class ProgressRecord:
     def plan(self, layer: str, steps: float, rate: float) -> None:
         """Plan ``steps`` derivatives of about ``rate`` seconds each."""
         self._layers[layer] = LayerProgress(steps, rate)
+
+    @property
+    def left_out(self) -> str:
+        """Why a layer is left out of the sample, in words."""
+        return f"one unit and one of each cheaper layer take more than {self.limit:.0f} s: name it with layers="
+
+    @property
+    def left(self) -> float:
+        """Estimated seconds until the last derivative."""
+        return sum(own.left for own in self._layers.values())
+
+    def take_sample(self, units: Mapping[str, tuple[int, ...]]) -> None:
+        """Choose a power of two of the ``units`` of each layer that fits the limit, or else one unit of some layers."""
+        seconds = {name: own.left / len(units[name]) for name, own in self._layers.items()}
+        count, room, self.whole = 1, self.limit, max(self.whole, self.left)
+        while sum(min(2 * count, len(units[name])) * one for name, one in seconds.items()) <= self.limit:
+            count *= 2
+        for name, one in sorted(seconds.items(), key=lambda pair: pair[1]):
+            every = units[name]
+            few = min(count, len(every))
+            room -= few * one
+            self.sample[name] = tuple(every[i * len(every) // few] for i in range(few)) if room >= 0 or not self.sample else ()
 
     def begin(self) -> None:
         """Start the clock, once everything is planned."""
@@ -108,8 +134,7 @@ class ProgressRecord:
     def _report(self, layer: str) -> None:
         if self.callback is not None:
             seconds = {name: own.spent + own.left for name, own in self._layers.items()}
-            left = sum(own.left for own in self._layers.values())
-            self.callback(ProbeProgress(layer, self._last - self._began, left, seconds, self._stop, self.reason))
+            self.callback(ProbeProgress(layer, self._last - self._began, self.left, seconds, self._stop, self.reason))
         if self._stopped:
             raise Stopped
 

@@ -22,6 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hesscond.capture.backward import (
     Budget,
     Derivatives,
+    lean_convolutions,
     mixes,
     on_samples,
     scattered_signs,
@@ -180,7 +181,8 @@ class Segment:
     def __init__(self, target: Variables, separator: Separator, budget: Budget) -> None:
         self.target, self.separator, self.budget = target, separator, budget
         u = separator.gradient.clone().requires_grad_()
-        pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
+        with lean_convolutions([separator.edge.node]):
+            pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
         self.twice = Derivatives(pulled, [u, *target.variables])
         self.back = Derivatives([separator.edge], target.variables)
         between = dependent([separator.edge.node], {edge_node(v) for v in target.variables})

@@ -19,9 +19,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from hesscond.commands.papers import citations
-from hesscond.report.tables import duration
 from hesscond.runs import printable
-from hesscond.sheets import TextTable, plain_text
+from hesscond.sheets import TextTable, duration, plain_text
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)

@@ -33,7 +33,7 @@ from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
 from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
-from hesscond.report.tables import duration
+from hesscond.sheets import duration
 from hesscond.spectra.bounded import refuse_few
 from hesscond.study import resolve_device
 
@@ -67,7 +67,10 @@ def probe(
     level: Annotated[
         str, typer.Option(help="unit: each output unit; layer: each layer; network: all parameters.")
     ] = "unit",
-    units: Annotated[str | None, typer.Option(help="Output units of the layers, as 0,1,5-9. Default: all.")] = None,
+    units: Annotated[
+        str | None,
+        typer.Option(help="Output units of the layers, as 0,1,5-9; all: also where a sample is the default, for time."),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -106,7 +109,7 @@ def probe(
     request = Request(
         layers=options.names_of(layers),
         level=options.choice("--level", level, LEVELS),
-        units=None if units is None else parse_units(units),
+        units=units if units is None or units == "all" else parse_units(units),
         method=None if method is None else parse(method).text,
         dtype=options.forward_precision(dtype),
         rtol=rtol,
@@ -218,7 +221,7 @@ class Request:
 
     layers: list[str] | None
     level: str
-    units: tuple[int, ...] | None
+    units: tuple[int, ...] | str | None
     method: str | None
     dtype: torch.dtype | None
     rtol: float
@@ -226,9 +229,9 @@ class Request:
     products: int | None = None
 
     def __post_init__(self) -> None:
-        if self.units is not None and self.layers is None:
+        if self.units not in (None, "all") and self.layers is None:
             raise ConfigError("--units needs --layers: name the layers they belong to")
-        if self.units is not None and self.level != "unit":
+        if self.units not in (None, "all") and self.level != "unit":
             raise ConfigError(f"--units goes with --level unit, not with --level {self.level}")
         if not 0 < self.rtol < 1:
             raise ConfigError(f"--rtol must lie between 0 and 1, got {self.rtol}")

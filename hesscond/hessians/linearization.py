@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.backward import Derivatives
+from hesscond.capture.backward import Derivatives, lean_convolutions
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.forward import variables_of
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
@@ -176,15 +176,17 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
     live = [k for k, output in enumerate(outputs) if output.requires_grad]
     if not live:
         return [torch.zeros_like(i) for i in inputs]
-    return torch.autograd.grad(
-        [outputs[k] for k in live],
-        inputs,
-        None if seeds is None else [seeds[k] for k in live],
-        retain_graph=True,
-        create_graph=create_graph,
-        allow_unused=True,
-        materialize_grads=True,
-    )
+    ends = [outputs[k].grad_fn for k in live] if create_graph else []
+    with lean_convolutions(ends):
+        return torch.autograd.grad(
+            [outputs[k] for k in live],
+            inputs,
+            None if seeds is None else [seeds[k] for k in live],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+            materialize_grads=True,
+        )
 
 
 @contextmanager

@@ -101,9 +101,16 @@ class LayerCapturing:
         """Question that the layers are captured for."""
         return self.measurement.question
 
+    @property
+    def _sample(self) -> dict[str, tuple[int, ...]]:
+        """Units of the layers of which a sample is measured; none of layers that are left out."""
+        return self.question.progress.sample
+
     def kept(self, batch: Batch) -> LayerSums:
         """Return the Hessians on one batch, from their captures."""
         captures, _ = self._screened(batch, None)
+        left_out = [name for name, units in self._sample.items() if not units]
+        self.measurement.skipped |= dict.fromkeys(left_out, self.question.progress.left_out)
         statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
         routes = {name: own.route for name, own in captures.items()}
         return LayerSums({}, statistics, routes, {}, 1.0, captures=captures)
@@ -254,7 +261,7 @@ class LayerCapturing:
             batch,
             names,
             optional=True,
-            units=None if question.units is None else dict.fromkeys(names, tuple(question.units)),
+            units=self._sample if question.units is None else dict.fromkeys(names, tuple(question.units)),
             whole=question.level == "layer",
             dtype=question.dtype,
             memory=question.memory,
@@ -277,7 +284,7 @@ class LayerCapturing:
 
     def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""
-        names = [name for name in self.layers if name not in self.failed]
+        names = [name for name in self.layers if name not in self.failed and self._sample.get(name) != ()]
         if not names:
             why = self.measurement.differenced | self.measurement.skipped
             raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers))

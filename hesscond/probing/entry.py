@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+#: Seconds that second derivatives may take in a probe that names neither layers nor units.
+PATIENCE = 100.0
 #: Reason for a parameter that no module of the model has.
 OUTSIDE = "a parameter of the loss, or in no module of the model, which the others leave out: name it, layers=[{0!r}]"
 
@@ -49,7 +52,7 @@ def probe(
     method: ProbeMethod = None,
     *,
     blocks: Mapping[str, Iterable[str] | str] | None = None,
-    units: Sequence[int] | None = None,
+    units: Sequence[int] | str | None = None,
     dtype: torch.dtype | None = torch.float64,
     rtol: float = 1e-8,
     memory: float | str | None = None,
@@ -109,7 +112,8 @@ def probe(
         Named groups of parameters, each a list of names as for ``layers``: one Hessian each, at level "unit" too.
         Without ``layers`` only these are measured.
     units
-        Units of each layer; None: all.
+        Units of each layer. None: all; if no layers are named either and all would take longer than two minutes, a
+        sample, as ``scope`` of the result says. ``"all"``: all in any case.
     dtype
         Precision of the forward pass, whatever that of the model is; None: the precision of the model. In float64, what
         the model casts to float32 stays in float64; operations that round to fewer digits all the same are reported
@@ -189,6 +193,8 @@ def probe(
     size = bytes_of(memory)
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
+    every = isinstance(units, str) and units == "all"
+    quick = units is layers is blocks is None and level == "unit" and team is None and is_batch(data)
     question = Question(
         model=model,
         loss_fn=loss_fn,
@@ -196,7 +202,7 @@ def probe(
         choice=Choice.of(model, layers, blocks, checked_level(level)),
         level=level,
         method=method,
-        units=None if units is None else checked_units(units, layers, level, model),
+        units=None if units is None or every else checked_units(units, layers, level, model),
         dtype=dtype,
         rtol=rtol,
         memory=MEMORY if size is None else int(size),
@@ -205,7 +211,7 @@ def probe(
         check=check,
         team=team,
         products=products,
-        progress=ProgressRecord(progress),
+        progress=ProgressRecord(progress, limit=PATIENCE if quick else math.inf),
     )
     refuse_sharded(model)
     with derivatives_explained(question.model):

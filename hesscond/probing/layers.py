@@ -18,6 +18,7 @@ from hesscond.probing.products import by_products, causes, in_chart, units_by_us
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult, ProbeResult
 from hesscond.problem.evaluation import Batch
+from hesscond.sheets import duration
 
 #: Largest number of blocks that a reason names one by one.
 MOST = 4
@@ -40,8 +41,20 @@ def layer_results(question: Question) -> ProbeResult:
     skipped = {name: why for name, why in m.skipped.items() if name not in found}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
     result = ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
-    result.scope = scope
+    result.scope = scope or sampled(question)
     return result
+
+
+def sampled(question: Question) -> str:
+    """Units that were measured where all would have taken too long, in words; empty: all were."""
+    progress, natural = question.progress, Catalogue(question.model).natural
+    shares = {f"{len(units)} of {len(natural[name].units)}": 0 for name, units in progress.sample.items() if units}
+    if not progress.sample:
+        return ""
+    return (
+        f"a sample of the units ({', '.join(shares)} of a layer): all take about {duration(progress.whole)}, "
+        "units='all'" + (progress.reason and f", {progress.reason}")
+    )
 
 
 def together(skipped: Mapping[str, str]) -> str:

@@ -20,8 +20,9 @@ from hesscond.errors import ConfigError
 from hesscond.lazy import load_installed
 from hesscond.report.registry import FIGURES, GROUP, TABLES
 from hesscond.report.selection import in_order, select
-from hesscond.report.tables import duration, shown_cells
+from hesscond.report.tables import shown_cells
 from hesscond.report.verdict import verdict_sentences
+from hesscond.sheets import duration
 
 if TYPE_CHECKING:
     from hesscond.runs import StoredRun

@@ -201,19 +201,3 @@ def text_table(
     for row in frame.to_dict("records"):
         table.add_row(*(column.cell(row) for column in columns), end_section=spaced)
     return table
-
-
-def duration(seconds: float) -> str:
-    """Duration in words, from seconds.
-
-    Examples
-    --------
-    >>> duration(42.0), duration(130.0), duration(4000.0)
-    ('42 s', '2 min 10 s', '1 h 6 min')
-    """
-    if math.isnan(seconds):
-        return DASH
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

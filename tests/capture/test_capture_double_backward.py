@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.capture.double_backward import SecondDerivatives
@@ -124,3 +125,41 @@ def test_one_position_of_a_layer_called_on_two_inputs_is_a_block():
     model, batch = problem(Siamese())
     for level in ("unit", "layer"):
         assert_true(hesscond.probe(model, by_token, batch, ["shared"], level), model, by_token, batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), (5, 2, 6, 7)),
+        (lambda: nn.Conv2d(2, 3, 3, padding="same", dilation=2), (4, 2, 6, 6)),
+        (lambda: nn.Conv1d(3, 2, 4, stride=3, bias=False), (4, 3, 12)),
+        (lambda: nn.Conv3d(1, 2, 2, stride=(1, 2, 3)), (3, 1, 4, 4, 5)),
+        (lambda: nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1, groups=2), (3, 2, 3, 4)),
+    ],
+    ids=["strided in groups", "dilated", "1d", "3d", "transposed"],
+)
+def test_products_through_convolutions_are_those_of_double_backward_without_needless_derivatives(make, shape):
+    torch.manual_seed(0)
+    model = nn.Sequential(Scaled(shape[1]), nn.Tanh(), make(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).double()
+    batch = torch.randn(shape, dtype=torch.float64), torch.randint(0, 3, shape[:1])
+    model(batch[0])
+    first = model[0].scale
+    (plain,) = torch.autograd.grad(F.cross_entropy(model(batch[0]), batch[1]), first, create_graph=True)
+    truth = torch.stack([torch.autograd.grad(p, first, retain_graph=True)[0] for p in plain])
+    H = hesscond.HessianOperator(model, nn.CrossEntropyLoss(), batch, parameters=["0.scale"])
+    torch.testing.assert_close(H.to_dense(), truth, rtol=1e-12, atol=1e-15)
+    v = torch.ones(len(truth), dtype=torch.float64)
+    with FlopCounterMode(display=False) as ours:
+        H @ v
+    with FlopCounterMode(display=False) as torchs:
+        torch.autograd.grad(plain, first, v, retain_graph=True)
+    assert ours.get_total_flops() < torchs.get_total_flops()
+
+
+class Scaled(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+
+    def forward(self, x):
+        return x * self.scale.view(-1, *[1] * (x.ndim - 2))
