@@ -108,7 +108,9 @@ class ProgressRecord:
             every = units[name]
             few = min(count, len(every))
             room -= few * one
-            self.sample[name] = tuple(every[i * len(every) // few] for i in range(few)) if room >= 0 or not self.sample else ()
+            self.sample[name] = (
+                tuple(every[i * len(every) // few] for i in range(few)) if room >= 0 or not self.sample else ()
+            )
 
     def begin(self) -> None:
         """Start the clock, once everything is planned."""

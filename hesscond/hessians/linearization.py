@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Linearization(ABC):
         each = [self.product(own, among) for own in zip(*seeds, strict=True)]
         return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Size of the largest tensor that the loss is computed from."""
         return max((shape_of(node).numel() for node in nodes([self.evaluation.loss.grad_fn])), default=1)

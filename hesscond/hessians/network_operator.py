@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property
@@ -22,7 +22,7 @@ from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import MARGIN, ROUNDING, identity_blocks
+from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.problem import MEMORY
 from hesscond.problem.batches import Drawn
 from hesscond.problem.evaluation import Batch, LossFunction, is_finite
@@ -31,9 +31,6 @@ from hesscond.problem.precision import named
 from hesscond.problem.problem import Problem, WatchedEvaluation
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable
-
-#: The products of the matrix of one batch with rows (k, n).
-Products = Callable[[Linearization, torch.Tensor], torch.Tensor]
 
 
 class NetworkOperator(SymmetricOperator):
@@ -271,20 +268,13 @@ class NetworkOperator(SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        return self._mean(vectors.T.contiguous(), self._one_by_one).T
+        return self._mean(vectors.T.contiguous()).T
 
-    def to_dense(self) -> torch.Tensor:
-        """Matrix, from its products with the columns of the identity, many in one pass."""
-        dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-        for start, block in identity_blocks(self.order, self.dtype, self.device):
-            dense[:, start : start + block.shape[1]] = self._mean(block.T.contiguous(), self._together).T
-        return dense
-
-    def _mean(self, rows: torch.Tensor, products: Products) -> torch.Tensor:
+    def _mean(self, rows: torch.Tensor) -> torch.Tensor:
         """Σ_k m_k A_k v / Σ_k m_k for each v of ``rows`` (k, n), over the batches in their order."""
         total = None
         for number, linearization in self.linearizations():
-            found = products(linearization, rows)
+            found = self._products(linearization, rows)
             weight = self.weights[number]
             if total is None:
                 total = found if weight == 1 else found.mul_(weight)
@@ -299,11 +289,10 @@ class NetworkOperator(SymmetricOperator):
         except NotFiniteError as error:
             raise self._explained(error, (drawn for drawn, _ in self.problem.counted())) from None
 
-    def _one_by_one(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
-        products = [self._product(linearization, row) for row in rows]
-        return products[0][None] if len(products) == 1 else torch.stack(products)
-
-    def _together(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
+    def _products(self, linearization: Linearization, rows: torch.Tensor) -> torch.Tensor:
+        """Product with each of ``rows`` (k, n), as many in one pass as fit into the memory."""
+        if len(rows) == 1:
+            return self._product(linearization, rows[0])[None]
         budget = Budget(self.problem.memory, 1, linearization.largest, self.device)
         parts = []
         for some in rows.split(budget.cached(len(rows), 2 * self.order, budget.largest)):
