@@ -242,3 +242,22 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path):
     out, rest = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert "interrupted" in rest
+
+
+@pytest.mark.parametrize(("attended", "tick"), [(True, 1.0), (True, 0.0), (False, 1.0)], ids=str)
+def test_long_derivatives_are_told_in_a_terminal_and_nothing_in_a_pipe(capsys, monkeypatch, attended, tick):
+    model, loss, batch = convolutional(nn.BatchNorm2d(3), nn.ReLU())
+    silent = hesscond.probe(model, loss, batch).to_frame()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: attended)
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, tick).__next__)
+    assert hesscond.probe(model, loss, batch).to_frame().equals(silent)
+    said = capsys.readouterr().err
+    if not attended or not tick:
+        assert said == ""
+        return
+    assert re.match(r"\r\r\d+ s of second derivatives, because BatchNorm in training mode .+\n", said)
+    assert re.search(r"\rsecond derivatives of 0: \d+%, \d+ s left", said)
+    *_, line, wiped, end = said.split("\r")
+    assert (wiped, end) == (" " * len(line), "")
+    hesscond.probe(model, loss, batch, progress=lambda progress: None)
+    assert capsys.readouterr().err == ""

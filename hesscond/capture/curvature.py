@@ -121,9 +121,10 @@ class Differentiator:
         for request in requests:
             with self.noting(request):
                 plans[request.name] = twice.planned(request)
-        long = twice.seconds * sum(plan.directions for plan in plans.values()) > progress.limit
+        about = twice.seconds * sum(plan.directions for plan in plans.values())
+        told, long = progress.callback is not None and about >= progress.least, about > progress.limit
         # few derivatives at first: those of a batch take less, but enough to be missed
-        for count in (1,) * (progress.callback is not None or long) + (WORTH_COMPARING,) * long:
+        for count in (1,) * (told or long) + (WORTH_COMPARING,) * long:
             if count > 1 and progress.left <= progress.limit:
                 break
             for request in requests:
@@ -133,7 +134,7 @@ class Differentiator:
         if progress.left > progress.limit and not plans.keys() <= progress.sample.keys():
             progress.take_sample({request.name: request.units for request in requests if request.name in plans})
             return self.planned(self.sampled(requests))
-        if progress.callback is not None:
+        if told:
             progress.begin()
         return twice, plans
 

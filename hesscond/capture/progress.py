@@ -76,6 +76,7 @@ class ProgressRecord:
 
     callback: Callable[[ProbeProgress], None] | None = None
     reason: str = ""  # that of `ProbeProgress`
+    least: float = 0.0  # seconds; shorter ones are not reported
     limit: float = math.inf  # seconds; where all units would take longer, a sample is captured
     sample: dict[str, tuple[int, ...]] = field(default_factory=dict)  # units, by layer; none: the layer is left out
     whole: float = 0.0  # seconds that all units would take, if a sample was captured

@@ -26,6 +26,7 @@ from hesscond.probing.network import network_result
 from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
+from hesscond.probing.telling import SILENT, ProgressLine, is_attended
 from hesscond.problem import MEMORY
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 
 #: Seconds that second derivatives may take in a probe that names neither layers nor units.
-PATIENCE = 100.0
+PATIENCE = 90.0
 #: Reason for a parameter that no module of the model has.
 OUTSIDE = "a parameter of the loss, or in no module of the model, which the others leave out: name it, layers=[{0!r}]"
 
@@ -150,7 +151,8 @@ def probe(
         Function that receives the progress of the layers' second derivatives, first when all are planned: an object
         with ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which
         the layers that are complete are the result and ``skipped`` names the others. Layers that are measured by
-        products, or by one backward pass for all layers, are not reported.
+        products, or by one backward pass for all layers, are not reported. None: in a terminal or a notebook, a line
+        on standard error where they take more than five seconds.
 
     Returns
     -------
@@ -211,7 +213,11 @@ def probe(
         check=check,
         team=team,
         products=products,
-        progress=ProgressRecord(progress, limit=PATIENCE if quick else math.inf),
+        progress=ProgressRecord(
+            ProgressLine() if progress is None and is_attended() else progress,
+            limit=PATIENCE if quick else math.inf,
+            least=SILENT if progress is None else 0.0,
+        ),
     )
     refuse_sharded(model)
     with derivatives_explained(question.model):

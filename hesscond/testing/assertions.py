@@ -405,7 +405,7 @@ def measured(
     if hasattr(batch, "__next__"):
         raise ConfigError("the data can be read only once: give a batch, a list of batches or a DataLoader")
     layers = [layer] if isinstance(layer, str) else layer
-    units = [unit] if isinstance(unit, int) else unit
+    units = "all" if unit is None else [unit] if isinstance(unit, int) else unit
     coordinates = DensePreconditioner(method) if isinstance(method, torch.Tensor) else method
     try:
         result = probe(model, loss_fn, batch, layers, level, coordinates, units=units, **options)

@@ -155,7 +155,8 @@ class Measuring:
     def dead_units(self) -> dict[str, list[int]]:
         """Units of each layer whose Hessian is exactly zero."""
         with self.apart():
-            found = probe(self.model, self.loss_fn, self.data, self.names, memory=self.memory, group=self.group)
+            model, data = self.model, self.data
+            found = probe(model, self.loss_fn, data, self.names, units="all", memory=self.memory, group=self.group)
             return {
                 name: [unit for unit in layer.units if not bool(layer.block(unit).diagonal().any())]
                 for name, layer in found.items()
@@ -194,7 +195,7 @@ class Measuring:
             self.names if names is None else names,
             self.level,
             own,
-            units=self.units,
+            units="all" if self.units is None else self.units,
             rtol=self.rtol,
             memory=self.memory,
             group=self.group,
