@@ -15,7 +15,6 @@ from hesscond.capture.backward import (
     CANCELLED,
     LOST,
     PROBES,
-    WORTH_COMPARING,
     Budget,
     DiagonalSink,
     FactorSink,
@@ -124,13 +123,13 @@ class Differentiator:
         about = twice.seconds * sum(plan.directions for plan in plans.values())
         told, long = progress.callback is not None and about >= progress.least, about > progress.limit
         # few derivatives at first: those of a batch take less, but enough to be missed
-        for count in (1,) * (told or long) + (WORTH_COMPARING,) * long:
-            if count > 1 and progress.left <= progress.limit:
+        for batched in (False,) * (told or long) + (True,) * long:
+            if batched and progress.left <= progress.limit:
                 break
             for request in requests:
                 if request.name in plans:
                     with self.noting(request):
-                        twice.report_plan(request, plans[request.name], count)
+                        twice.report_plan(request, plans[request.name], batched)
         if progress.left > progress.limit and not plans.keys() <= progress.sample.keys():
             progress.take_sample({request.name: request.units for request in requests if request.name in plans})
             return self.planned(self.sampled(requests))

@@ -15,6 +15,7 @@ from hesscond.capture.backward import (
     CANCELLED,
     LOST,
     PROBES,
+    WORTH_COMPARING,
     Budget,
     Derivatives,
     agree,
@@ -211,13 +212,14 @@ class SecondDerivatives:
             return CurvaturePlan(blocks, positions, True, len(request.units) * n)
         return CurvaturePlan(blocks, positions, False, units * positions)
 
-    def report_plan(self, request: Request, plan: CurvaturePlan, count: int = 1) -> None:
-        """Report the expected cost of a plan, from the time of ``count`` derivatives and the savings of a separator."""
+    def report_plan(self, request: Request, plan: CurvaturePlan, batched: bool) -> None:
+        """Report the expected cost of a plan, from the time of a derivative, or of a few, and what a separator saves."""
+        count = WORTH_COMPARING if batched else 1
         seeds = [torch.ones_like(variable).expand(count, *variable.shape) for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
         # the first batch is compared with a single derivative
-        each, steps = (time.perf_counter() - began) / (count + (count > 1)), float(plan.directions)
+        each, steps = (time.perf_counter() - began) / (count + batched), float(plan.directions)
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
         self.progress.plan(request.name, steps, each)
