@@ -116,16 +116,15 @@ def lean_convolutions(ends: Iterable[Any]) -> Iterator[None]:
             hook.remove()
 
 
-#: Fewer derivatives than this are taken one by one: comparing one of them with a batched pass would cost more.
-WORTH_COMPARING = 4
-
-
 class Derivatives:
     """Derivatives of some tensors of a graph in some variables along many directions.
 
     The first directions are compared with one that is not vectorized, since some operations (group normalization in
     torch 2.13) have a wrong batching rule for their second derivative.
     """
+
+    #: Fewer are taken one by one at first: comparing one of them with a batched pass would cost more.
+    WORTH_COMPARING = 4
 
     def __init__(self, outputs: Sequence[Any], variables: Sequence[Any]) -> None:
         self.nonconstant = [k for k, o in enumerate(outputs) if o is not None and getattr(o, "requires_grad", True)]
@@ -137,7 +136,7 @@ class Derivatives:
         seeds = [seeds[k] for k in self.nonconstant]
         if not seeds:
             return [None] * len(self.variables)
-        if len(seeds[0]) == 1 or (self.vectorized is None and len(seeds[0]) < WORTH_COMPARING):
+        if len(seeds[0]) == 1 or (self.vectorized is None and len(seeds[0]) < self.WORTH_COMPARING):
             return batched_gradients(self.outputs, self.variables, seeds, vectorized=False)
         if self.vectorized is None:
             found = batched_gradients(self.outputs, self.variables, [seed[-1:] for seed in seeds], vectorized=False)

@@ -15,7 +15,6 @@ from hesscond.capture.backward import (
     CANCELLED,
     LOST,
     PROBES,
-    WORTH_COMPARING,
     Budget,
     Derivatives,
     agree,
@@ -213,8 +212,8 @@ class SecondDerivatives:
         return CurvaturePlan(blocks, positions, False, units * positions)
 
     def report_plan(self, request: Request, plan: CurvaturePlan, batched: bool) -> None:
-        """Report the expected cost of a plan, from the time of a derivative, or of a few, and what a separator saves."""
-        count = WORTH_COMPARING if batched else 1
+        """Report the expected cost of a plan, from the time of one derivative or a few, and what a separator saves."""
+        count = Derivatives.WORTH_COMPARING if batched else 1
         seeds = [torch.ones_like(variable).expand(count, *variable.shape) for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
