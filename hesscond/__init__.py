@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
     from hesscond.methods import Method, register
+    from hesscond.probing.diff import Diff, diff
     from hesscond.probing.entry import probe
     from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
     from hesscond.scaling import (
@@ -60,6 +61,7 @@ __all__ = [
     "CorruptDataError",
     "DataNotFoundError",
     "Density",
+    "Diff",
     "DivergedError",
     "EigenResult",
     "ExactRank",
@@ -83,6 +85,7 @@ __all__ = [
     "Watch",
     "condition_number",
     "density",
+    "diff",
     "exact_rank",
     "lanczos",
     "optimal_diagonal_scaling",

@@ -34,7 +34,11 @@ Example: hesscond study fc-digits --method vanilla --method bnp
 
 #: Sections of ``hesscond --help`` with their commands: the module in `hesscond.commands`, and the function in it.
 SECTIONS = {
-    "Measure and prove": {"probe": "probe:probe", "verify": "verify:verify_statements"},
+    "Measure and prove": {
+        "probe": "probe:probe",
+        "diff": "diff:compare_two",
+        "verify": "verify:verify_statements",
+    },
     "Train and compare methods": {
         "study": "study:study",
         "sweep": "sweep:sweep",

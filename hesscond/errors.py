@@ -17,7 +17,6 @@ BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 GONE: dict[str, str] = {
     "schedules": "every= of hesscond.watch takes a function of the step: lambda step: step in steps",
     "probe": "hesscond probe FILE.py:FUNCTION --figure FILE draws what it measures",
-    "assert_no_regression": "assert_condition_number(…, below=1.05 * k) with the κ k that you measured before",
     "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",
     "BaselineError": "there are no baseline files, and assert_condition_number raises ConditionNumberError",
     "comparison": "figure equal-loss compares κ of methods at equal training loss, comparison.csv has their losses",

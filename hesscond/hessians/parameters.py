@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from hesscond.capture.captured import Request
-from hesscond.capture.kinds import Geometry, Layer, has_bias
+from hesscond.capture.kinds import Geometry, Layer, has_bias, is_turned
 from hesscond.capture.layers import (
     checked_units,
     chosen_layers,
     eligible_layers,
     is_plain,
+    own_parameters,
     parameter_rows,
     parameter_tensors,
     unit_weights,
@@ -22,6 +25,9 @@ from hesscond.capture.layers import (
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.blocks import Block
 from hesscond.problem.problem import WatchedEvaluation
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Layout:
@@ -60,6 +66,50 @@ class Layout:
             return tensor.mean(tuple(range(int(tensor.ndim > 1), tensor.ndim)), keepdim=True).expand_as(tensor)
 
         return self.vector_of([level(tensor) for tensor in self.tensors_of(vector)])
+
+    def entries(self, model: nn.Module) -> pd.DataFrame:
+        """Table with one row per entry of the vectors: parameter, index in it (a tuple), unit, and name."""
+        import pandas as pd
+
+        plain = {
+            id(own): layer
+            for layer in eligible_layers(model).values()
+            if is_plain(layer)
+            for own in own_parameters(layer)
+        }
+        layers = [plain.get(id(tensor)) for tensor in self.tensors]
+        # number of each entry among those of all the parameters, one after another
+        sizes = torch.tensor([prod(shape) for shape in self.shapes])
+        numbers, device = torch.arange(int(sizes.sum())).split(sizes.tolist()), self.tensors[0].device
+        own = [one.view(shape).to(device) for one, shape in zip(numbers, self.shapes, strict=True)]
+        entries, starts = self.vector_of(own).cpu(), sizes.cumsum(0) - sizes
+        owners = torch.bucketize(entries, starts, right=True) - 1
+        rows = []
+        for owner, offset in zip(owners.tolist(), (entries - starts[owners]).tolist(), strict=True):
+            place: list[int] = []
+            for size in reversed(self.shapes[owner]):
+                offset, at = divmod(offset, size)
+                place.insert(0, at)
+            name, layer = self.names[owner], layers[owner]
+            unit, text = (None, f"{name}{place}") if layer is None else named_entry(layer, place)
+            rows.append((name, tuple(place), unit, text))
+        return pd.DataFrame(rows, columns=["parameter", "index", "unit", "name"]).astype({"unit": "Int64"})
+
+
+def named_entry(layer: Layer, place: list[int]) -> tuple[int, str]:
+    """Unit and name of an entry of the weight or bias of a layer, by its index."""
+    geometry = Geometry.of(layer)
+    if len(place) == 1:
+        return place[0], "bias"
+    unit, channel, *offset = place
+    units, channels = geometry.units // geometry.groups, geometry.channels // geometry.groups
+    if is_turned(layer):
+        unit, channel = channel + unit // channels * units, unit
+    else:
+        channel += unit // units * channels
+    if not offset:
+        return unit, f"feature {channel}"
+    return unit, f"channel {channel}, offset {tuple(offset) if len(offset) > 1 else offset[0]}"
 
 
 class UnitLayout(Layout):

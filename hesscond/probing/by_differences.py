@@ -77,6 +77,7 @@ def layer_result(m: Measurement, name: str, layer: Layer, H: HessianOperator) ->
         n_params=next(iter(made.values())).order,
         route=DifferencedOperator.route,
         rtol=question.rtol,
+        entries=lambda unit: made[unit].layout.entries(question.model),
     )
     return checked(m, result)
 

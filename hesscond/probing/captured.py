@@ -147,6 +147,7 @@ class LayerCapturing:
             route=sums.routes[name],
             rtol=question.rtol,
             conditions=together,
+            entries=lambda unit: UnitLayout(question.model, {name: self.layers[name]}, unit).entries(question.model),
         )
         self._compare(result, sums)
         return result

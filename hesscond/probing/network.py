@@ -156,7 +156,8 @@ class NetworkProbe:
     ) -> ProbeResult:
         """Return the result, with the check of the Hessian H behind the block on this process's data, if wanted."""
         question, operator = self.question, block.operator
-        result = NetworkResult(block, parts, H.names, route, question.rtol)
+        entries = None if route.startswith("products, in") else lambda _: H.layout.entries(self.model)
+        result = NetworkResult(block, parts, H.names, route, question.rtol, entries)
         precision = "not looked at (check=False)"
         if isinstance(H, DifferencedOperator):
             result.check, precision = difference_check(NETWORK, H), str(H.precision)

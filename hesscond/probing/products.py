@@ -18,7 +18,7 @@ from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian
-from hesscond.hessians.network_hessian import BlockSource, ZeroPaddedHessian
+from hesscond.hessians.network_hessian import BlockSource, NetworkHessian, ZeroPaddedHessian
 from hesscond.hessians.parameters import BlockLayout, Layout
 from hesscond.hessians.unit_matrices import UnitMatrices, unit_matrices
 from hesscond.operators.operator import MARGIN
@@ -58,6 +58,8 @@ def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
     H, block = source.latest, m.blocks[name]
     whole = not units or block.layer is not None
     own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
+    # else the coordinates are no entries of parameters
+    named = all(isinstance(one, NetworkHessian) and one.operator is made[unit] for unit, one in blocks.items())
     result = LayerResult(
         name,
         question.level,
@@ -67,6 +69,7 @@ def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
         n_params=next(iter(blocks.values())).order,
         route=f"products, in {chart.name}",
         rtol=question.rtol,
+        entries=(lambda unit: made[unit].layout.entries(question.model)) if named else None,
     )
     if question.check:
         result.check, result.uncertainty, precision = check_operator(H)
@@ -324,6 +327,9 @@ class ByProducts:
             + ("" if formed is None else ", through the curvature behind"),
             rtol=self.question.rtol,
             conditions=None if formed is None else together,
+            entries=lambda unit: BlockLayout(
+                [self.block if unit is None else self.live.unit(unit)], self.tensors
+            ).entries(self.question.model),
         )
         if self.question.level == "unit" and self.block.name not in self.question.choice.groups and not self.units:
             found.undivided = self.block.undivided

@@ -83,6 +83,7 @@ class LayerResult(Shown):
         route: str,
         rtol: float = 1e-8,
         conditions: Callable[[], Sequence[ConditionNumber]] | None = None,
+        entries: Callable[[int | None], pd.DataFrame] | None = None,
     ) -> None:
         self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
         self.parameters = tuple(parameters)
@@ -90,7 +91,7 @@ class LayerResult(Shown):
         self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
         self.rounding: dict[int | None, bool] = {}
         self.undivided = ""
-        self.block, self._rtol, self._conditions = block, rtol, conditions
+        self.block, self._rtol, self._conditions, self._entries = block, rtol, conditions, entries
         self._eigenvalues: dict[int | None, torch.Tensor] = {}
 
     def __repr__(self) -> str:
@@ -98,7 +99,7 @@ class LayerResult(Shown):
         return f"<{type(self).__name__} {self.name!r}: {blocks}, {self.n_params:,} parameters>"
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"conditions": self.conditions, "_conditions": None}
+        kept = {"conditions": self.conditions, "_conditions": None, "_entries": None}
         return vars(self) | kept | {"block": {unit: self.block(unit) for unit in self.blocks}.__getitem__}
 
     def sheet(self) -> Sheet:
@@ -187,6 +188,7 @@ class LayerResult(Shown):
             n_params=self.n_params,
             route=self.route,
             rtol=self._rtol,
+            entries=self._entries,
         )
         result.check, result.uncertainty, result.uncertain = self.check, self.uncertainty, self.uncertain
         result.rounding, result.kind = self.rounding, self.kind
@@ -219,6 +221,34 @@ class LayerResult(Shown):
     def eigenvectors(self, unit: int | None = None) -> torch.Tensor:
         """Orthonormal eigenvectors (n, r) of a Hessian, one column for each of `eigenvalues`."""
         return self.block(self._checked(unit)).eigenpairs()[1]
+
+    def entries(self, unit: int | None = None) -> pd.DataFrame:
+        """Names of the entries of `eigenvectors`, and of rows and columns of `hessian`.
+
+        Parameters
+        ----------
+        unit
+            Unit; None at other levels.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per entry: parameter; index in it, a tuple; unit, missing outside of dense and convolutional layers;
+            name: "bias", "feature 3", "channel 2, offset (0, 1)" in these layers, "norm.weight[4]" elsewhere. In the
+            coordinates of a method, w = P z, entry k is that of z.
+
+        Raises
+        ------
+        ConfigError
+            No such unit; a chart, whose coordinates are no entries of parameters; a pickled result.
+        """
+        unit = self._checked(unit)
+        found = None if self._entries is None else self._entries(unit)
+        if found is None or len(found) != self.block(unit).order:
+            raise ConfigError(
+                f"the entries of {self.name!r} have no names: it was measured in a chart, or saved without the model"
+            )
+        return found
 
     def trace(self, unit: int | None = None, *, probes: int | None = None, seed: int = 0) -> Estimate[float]:
         """Trace of a Hessian, without forming it.
@@ -405,6 +435,7 @@ class NetworkResult(LayerResult):
         parameters: Sequence[str],
         route: str,
         rtol: float,
+        entries: Callable[[int | None], pd.DataFrame] | None = None,
     ) -> None:
         super().__init__(
             NETWORK,
@@ -415,6 +446,7 @@ class NetworkResult(LayerResult):
             n_params=block.order,
             route=route,
             rtol=rtol,
+            entries=entries,
         )
         self._block, self.parts = block, dict(parts)
         self.bounded: Bounded | None = None

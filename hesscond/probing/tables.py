@@ -127,11 +127,11 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     return table
 
 
-def count(number: Any) -> str:
-    """Text of a number of eigenvalues; a dash if they were not counted."""
+def count(number: Any, missing: str = "–") -> str:
+    """Text of a whole number; a dash for a number of eigenvalues that were not counted."""
     import pandas as pd
 
-    return "–" if pd.isna(number) else str(int(number))
+    return missing if pd.isna(number) else str(int(number))
 
 
 def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
@@ -203,12 +203,12 @@ def at_least(value: float) -> str:
 
 
 def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> str:
-    """Text of a positive number to ``digits`` significant digits: plain below 1000, else as 1.23e5.
+    """Text of a positive number to ``digits`` significant digits: plain from 0.01 to 1000, else as 1.23e5.
 
     Examples
     --------
-    >>> compact(1.0), compact(188.34), compact(123456.0), compact(123456.0, 4, ROUND_FLOOR), compact(math.inf)
-    ('1.00', '188', '1.23e5', '1.234e5', '∞')
+    >>> compact(0.25), compact(188.34), compact(123456.0), compact(123456.0, 4, ROUND_FLOOR), compact(math.inf)
+    ('0.250', '188', '1.23e5', '1.234e5', '∞')
     """
     if math.isnan(value):
         return "–"
@@ -216,7 +216,7 @@ def compact(value: float, digits: int = 3, rounding: str = ROUND_HALF_EVEN) -> s
         return "∞"
     rounded = Context(prec=digits, rounding=rounding).create_decimal(value)
     exponent = rounded.adjusted()
-    if 0 <= exponent < 3:
+    if -3 < exponent < 3:
         return f"{rounded:.{max(digits - 1 - exponent, 0)}f}"
     return f"{rounded.scaleb(-exponent):.{digits - 1}f}e{exponent}"
 

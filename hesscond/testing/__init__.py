@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         UnresolvedError,
         UnresolvedWarning,
         assert_condition_number,
+        assert_no_regression,
         assert_preconditioner_improves,
     )
 else:
@@ -29,5 +30,6 @@ __all__ = [
     "UnresolvedError",
     "UnresolvedWarning",
     "assert_condition_number",
+    "assert_no_regression",
     "assert_preconditioner_improves",
 ]

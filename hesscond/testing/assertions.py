@@ -7,7 +7,7 @@ import unittest
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -18,10 +18,15 @@ from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
 from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
+from hesscond.probing.diff import diff
 from hesscond.probing.entry import probe
+from hesscond.probing.results import ProbeResult
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.spectra import ConditionNumber
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Rows of the table in a message.
 ROWS = 6
@@ -379,6 +384,69 @@ def assert_preconditioner_improves(
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
+
+
+def assert_no_regression(
+    before: ProbeResult | pd.DataFrame,
+    after: ProbeResult | pd.DataFrame,
+    *,
+    at_most: float = 1.05,
+    share: float = 1.0,
+    unresolved: str | None = None,
+) -> Assertion:
+    """Assert κ after / κ before ≤ at_most, for every Hessian that both results have.
+
+    Parameters
+    ----------
+    before, after
+        Results of `hesscond.probe`, or their frames: ``pandas.read_csv`` of what ``to_frame().to_csv`` wrote.
+    at_most
+        Largest factor by which κ may grow: 10 for ten times.
+    share, unresolved
+        As for `assert_condition_number`.
+
+    Returns
+    -------
+    Assertion
+        With the finding for every Hessian.
+
+    Raises
+    ------
+    ConditionNumberError
+        The bounds decide against it.
+    UnresolvedError
+        They do not decide, and the policy is to fail. Both are an ``AssertionError``.
+    ConfigError
+        Bad use; no Hessian in common.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model, (inputs, targets) = nn.Linear(4, 1), (torch.randn(50, 4), torch.randn(50, 1))
+    >>> before, after = (probe(model, nn.MSELoss(), (c * inputs, targets)) for c in (1, 2))
+    >>> assert_no_regression(before, after, at_most=10).outcome
+    'passed'
+    """
+    __tracebackhide__ = True
+    if not 0 < at_most < math.inf:
+        raise ConfigError(f"at_most must be positive and finite, not {at_most}")
+    refuse_share(share)
+    policy = policy_of(unresolved)
+    found = diff(before, after, names=["before", "after"]).to_frame()
+    findings = []
+    for row in found[found["rank_before"].notna() & found["rank_after"].notna()].to_dict("records"):
+        place: Place = (row["layer"], row["unit"] if isinstance(row["unit"], int) else None)
+        ratio = Interval.between(row["ratio_after_lower"], row["ratio_after_upper"])
+        holds = decided([less_equal(ratio, Interval.point(at_most))], min(row["rank_before"], row["rank_after"]))
+        kappas = {name: shown(row[f"kappa_{name}_lower"], row[f"kappa_{name}_upper"]) for name in ("before", "after")}
+        growth = shown(float(ratio.lower), float(ratio.upper))
+        cells = {**cells_of(place), **{f"κ {name}": text for name, text in kappas.items()}, "after/before": growth}
+        cells["rank"] = f"{row['rank_before']} → {row['rank_after']}"
+        said = f"κ {kappas['before']} → {kappas['after']}, by {growth}"
+        findings.append(Finding(holds, at_most / float(ratio.upper), cells, where(place), said))
+    what = "Hessians" if found["unit"].isna().all() else "units"
+    return conclude(Assertion(f"κ after / κ before ≤ {at_most:g}", tuple(findings), share, what), policy)
 
 
 def decided(truths: Sequence[Truth], rank: int) -> bool | None:

@@ -69,7 +69,7 @@ class ToFunction(Destination):
 
 
 class ToTensorBoard(Destination):
-    """Destination that writes event files into a folder, in double precision."""
+    """Destination that writes event files into a folder, as scalars in single precision."""
 
     name, takes_place = "tensorboard", True
 
@@ -85,7 +85,7 @@ class ToTensorBoard(Destination):
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
         for name, value in numbers(metrics).items():
-            self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
+            self._writer.add_scalar(name, value, step)
         if "hesscond/error" in metrics:
             self._writer.add_text("hesscond/error", metrics["hesscond/error"], step)
         self._writer.flush()
