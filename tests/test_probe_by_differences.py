@@ -13,7 +13,7 @@ from hesscond.hessians.differenced import extrapolated
 from tests.cases import Net
 from tests.support.constructions import STALE, function, fused_entropy
 from tests.support.kinds import Applied
-from tests.truth import layer_truth, network_truth, unit_truth
+from tests.truth import block, layer_truth, network_truth
 
 LEVELS = ["unit", "layer", "network"]
 torch.manual_seed(0)
@@ -53,20 +53,15 @@ FUNCTIONS = {
 }
 
 
-def truth_of(twin, loss, batch, level, unit):
-    """The Hessian by double backward of plain operations."""
-    if level == "network":
-        return network_truth(twin, loss, batch)
-    return layer_truth(twin, loss, batch, "0") if unit is None else unit_truth(twin, loss, batch, "0", unit)
-
-
 def judged(result, twin, level, batch=BATCH, loss=F.cross_entropy):
     """Every Hessian is within its error of the truth, which is small, and every interval has the true κ."""
     own = result["network" if level == "network" else "0"]
     assert own.route == "differences of the gradient"
     assert "differences of the loss" in str(own.check)
+    # by double backward of plain operations
+    whole = network_truth(twin, loss, batch) if level == "network" else layer_truth(twin, loss, batch, "0")
     for unit, kappa in zip(own.blocks, own.conditions, strict=True):
-        true, error = truth_of(twin, loss, batch, level, unit), own.block(unit).operator.error
+        true, error = whole if unit is None else block(whole, own.n_params, unit), own.block(unit).operator.error
         apart = float(torch.linalg.matrix_norm(own.hessian(unit) - true, 2))
         assert apart <= error < 1e-7 * float(true.norm())
         values = torch.linalg.eigvalsh(true).abs()

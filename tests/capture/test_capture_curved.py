@@ -174,6 +174,7 @@ def rebuilt(nodes, o, blocks):
     return H
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", LOSSES)
 def test_hessian_of_the_loss_from_its_factors(name):
     loss_fn, o = LOSSES[name][0], argument(name)

@@ -234,7 +234,7 @@ class MethodContract:
         """A case of training; those that say most are fast."""
         quick = batch == 60 and dtype == torch.float32
         name = f"{kind}-{str(dtype).removeprefix('torch.')}-{batch}"
-        marks = [pytest.mark.share(9)] if quick else [pytest.mark.slow, pytest.mark.share(12)]
+        marks = [pytest.mark.share(12)] if quick else [pytest.mark.slow, pytest.mark.share(18)]
         return pytest.param((kind, dtype, batch), id=name, marks=marks)
 
     def test_it_trains_or_says_why_not(self, spec, training):
@@ -281,7 +281,7 @@ class MethodContract:
             tested += 1
         assert tested
 
-    @pytest.mark.share(4)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("kind", NETWORKS)
     @pytest.mark.parametrize("activation", ["relu", "tanh"])
     def test_its_hessian_is_the_dense_one_in_its_coordinates(self, spec, kind, activation):
@@ -307,7 +307,7 @@ class MethodContract:
             found = probe(model, nn.CrossEntropyLoss(), (x, y), [name], units=[unit], method=method)[name]
             assert torch.allclose(found.hessian(unit), truth, rtol=1e-10, atol=1e-11 * float(truth.norm())), name
 
-    @pytest.mark.share(4)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_probing_leaves_training_bit_identical(self, spec, kind):
         with_probe = trained(spec, kind, batch=16, dtype=torch.float32, steps=4, probing=True)[0]

@@ -610,6 +610,7 @@ def small_problem():
     return model, method, (x, y), loss, step
 
 
+@pytest.mark.slow
 def test_the_tangent_kappa_predicts_the_local_rate():
     """Jacobian I − α (1 − αλ_i)⁻¹ Hess on the tangent space; at its best α the rate is (κ − 1)/(κ + 1)."""
     model, method, (x, y), loss, step = small_problem()

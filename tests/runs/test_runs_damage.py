@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 
 import pytest
@@ -139,30 +138,6 @@ def test_values_that_no_run_writes(folder, statement, words):
     check_refused(folder, "run.sqlite", *words)
 
 
-ENDLESS = "WITH RECURSIVE n(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM n)"
-
-
-@pytest.mark.parametrize(
-    ("statements", "word"),
-    [
-        (
-            ["DROP TABLE training", f"CREATE VIEW training AS {ENDLESS} SELECT k iteration, 0 epoch, 1.0 loss FROM n"],
-            "no table training",
-        ),
-        (["UPDATE sqlite_master SET sql = 'CREATE TABLE probe (' WHERE name = 'probe'"], "malformed"),
-        (["UPDATE sqlite_master SET rootpage = 2 WHERE name = 'probe'"], ""),
-    ],
-)
-def test_a_log_that_computes_when_it_is_read(folder, statements, word):
-    change(folder, *statements)
-    started = time.monotonic()
-    check_refused(folder, "run.sqlite", word)
-    if word:  # else it is found when that table is written to
-        with pytest.raises(HesscondError, match="cannot be"):
-            RunLog.reopened(folder)
-    assert time.monotonic() - started < 10
-
-
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
@@ -204,17 +179,6 @@ def test_a_folder_that_is_read_only(folder):
             RunLog.reopened(folder)
     finally:
         folder.chmod(0o700)
-
-
-def test_a_file_that_nobody_may_write(folder, monkeypatch):
-    """As root, to whom permissions are nothing, SQLite is told so."""
-    connect = sqlite3.connect
-    monkeypatch.setattr(
-        "hesscond.runs.log.sqlite3.connect", lambda address, **o: connect(address.replace("mode=rw", "mode=ro"), **o)
-    )
-    with pytest.raises(HesscondError, match=r"cannot be written: attempt to write a readonly database"):
-        RunLog.reopened(folder)
-    assert refusal(folder) is None
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
