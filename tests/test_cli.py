@@ -104,16 +104,6 @@ def test_a_run_that_diverges_does_not_stop_the_others(call_cli, workplace, no_fi
     assert "diverged" in result.out
 
 
-def test_a_huge_learning_rate(call_cli, workplace, no_figure):
-    result = call_cli("study", "fc-digits", "-m", "vanilla", "--lr", "1e12", "--iterations", 30, "--out", "out")
-    assert result.code == 1
-    assert len(result.err.splitlines()) == 1
-    stored = open_run(workplace / "out")
-    assert stored.status == "diverged"
-    assert f"the loss is nan at iteration {stored.iterations}:" in result.err
-    assert 1 <= stored.iterations < 30
-
-
 def test_ctrl_c_while_loading(call_cli, workplace, monkeypatch):
     def interrupt(*args):
         raise KeyboardInterrupt
@@ -236,17 +226,3 @@ def test_summary_table_as_csv(call_cli, stored):
     batch = stored.table("probe").query("data == 'batch'")
     assert float(rows[0]["batch_kappa"]) == pytest.approx(batch["kappa"].median(), rel=1e-12)
     assert call_cli("table", "summary", ".", "--format", "docx").code == 2
-
-
-@pytest.mark.slow
-def test_config_toml_of_a_run_repeats_it_without_options(call_cli, workplace):
-    first = call_cli("study", "tiny.toml", "--method", "bnp", "--seed", "3", "--lr", "0.07", "--out", "first")
-    again = call_cli("study", "first/config.toml", "--out", "again")
-    assert first.code == again.code == 0
-    one, two = open_run(workplace / "first"), open_run(workplace / "again")
-    assert one.config == two.config
-    assert two.seed == 3
-    assert one.table("training").equals(two.table("training"))
-    other = call_cli("study", "first/config.toml", "--method", "vanilla", "--out", "other")
-    assert other.code == 0
-    assert open_run(workplace / "other").config["run"]["learning_rate"] != 0.07
