@@ -85,7 +85,7 @@ def assert_same(one, other):
     assert all(torch.equal(a[name], b[name]) for name in b)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("method", "sections"),
     [

@@ -143,6 +143,7 @@ def test_another_configuration_is_refused(tmp_path, digits):
         run(plan_for(plan.folder, iterations=2), digits, resume=True)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("first", [23, 30])
 def test_a_run_that_is_made_longer_is_the_run_of_that_length(tmp_path, digits, first):
     """After one epoch of 23 iterations, and within the next."""

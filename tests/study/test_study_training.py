@@ -405,7 +405,7 @@ def test_progress_reports_every_iteration(tmp_path, digits):
 # --- probes whose rows are made together ----------------------------------------------------------------------------
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, monkeypatch):
     """No result depends on those beside it, and no coordinates on the steps after theirs."""
@@ -428,7 +428,7 @@ def test_short_iterations_take_one_thread(tmp_path, digits, hidden, expected):
     before, seen = torch.get_num_threads(), []
     torch.set_num_threads(2)
     try:
-        plan = plan_for(tmp_path / "run", iterations=2, hidden=hidden)
+        plan = plan_for(tmp_path / "run", iterations=2, hidden=hidden, probe={"every": 0, "train_every_epochs": 0})
         run(plan, digits, lambda progress: seen.append(torch.get_num_threads()))
         assert torch.get_num_threads() == 2
     finally:
@@ -437,7 +437,7 @@ def test_short_iterations_take_one_thread(tmp_path, digits, hidden, expected):
     assert open_run(plan.folder).facts["threads"] == str(expected)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 def test_rows_made_together_are_those_made_alone_digit_for_digit(tmp_path, digits, method, threads):
