@@ -1,6 +1,6 @@
 """What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|growth] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
+Run: ``python benchmarks/everyday.py [--only tasks|waits|growth] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
 naming a folder with CIFAR-10 for the tasks that take it. A gradient is a forward and a backward pass of the same
 network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell to
 the last file.
@@ -104,6 +104,101 @@ def tasks(size: Size) -> Iterator[Task]:
     yield Task("GPT: 4 units of each fc1", text, probed(text, layers="*.fc1", units=range(4)))
 
 
+class PINN(nn.Module):
+    """Residual u_xx + u_yy + u of a network 2-40-40-40-40-1 with tanh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hidden = [nn.Sequential(nn.Linear(a, 40), nn.Tanh()) for a in (2, 40, 40, 40)]
+        self.net = nn.Sequential(*hidden, nn.Linear(40, 1))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        points = points.clone().requires_grad_()
+        u = self.net(points)
+        (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+        second = [torch.autograd.grad(s.sum(), points, create_graph=True)[0][:, i] for i, s in enumerate(slope.T)]
+        return second[0] + second[1] + u[:, 0]
+
+
+class Splines(nn.Module):
+    """Layer of a KAN: cubic B-splines on [−1, 1] and SiLU of every input, summed with weights."""
+
+    def __init__(self, inputs: int, outputs: int, cells: int = 5) -> None:
+        super().__init__()
+        self.register_buffer("knots", torch.arange(-3, cells + 4) * (2 / cells) - 1)
+        self.base = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
+        self.spline = nn.Parameter(0.1 * torch.randn(outputs, inputs, cells + 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        t, y = self.knots, x[:, :, None]
+        b = ((y >= t[:-1]) & (y < t[1:])).to(x.dtype)
+        for k in (1, 2, 3):
+            rising = (y - t[: -k - 1]) / (t[k:-1] - t[: -k - 1]) * b[:, :, :-1]
+            b = rising + (t[k + 1 :] - y) / (t[k + 1 :] - t[1:-k]) * b[:, :, 1:]
+        return nn.functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", b, self.spline)
+
+
+class Residual(nn.Module):
+    """Two convolutions with batch normalization, and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        first, second = (nn.Conv2d(a, width, 3, s, 1, bias=False) for a, s in ((inputs, stride), (width, 1)))
+        norms = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+        self.inner = nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1])
+        other = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        self.shortcut = nn.Identity() if inputs == width else other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.inner(x) + self.shortcut(x))
+
+
+def residual_network(widths: tuple[int, ...], images: int, size: int) -> Problem:
+    """Network of blocks with these widths on random images, in training mode."""
+    stem = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
+    blocks = [Residual(a, b, 1 if a == b else 2) for a, b in pairwise((widths[0], *widths))]
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
+    batch = torch.randn(images, 3, size, size), torch.randint(10, (images,))
+    model(batch[0])
+    return Problem(model, nn.CrossEntropyLoss(), batch)
+
+
+def waits(quick: bool) -> Iterator[Task]:
+    """Probes that take second derivatives, or are large: what people used to wait for."""
+    torch.manual_seed(0)
+    pinn = Problem(PINN(), nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
+    yield Task("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn, probed(pinn))
+    model = nn.Sequential(Splines(8, 16), Splines(16, 5))
+    kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
+    yield Task("KAN 8-16-5, 128 samples: a unit", kan, probed(kan, layers=["1"], units=[0]))
+    small = residual_network((4,) if quick else (16,) * 4, 32, 4 if quick else 16)
+    yield Task("residual network, training mode: a unit", small, probed(small, layers=["3.inner.0"], units=[0]))
+    yield Task("the same: default call", small, probed(small))
+    width = 8 if quick else 120
+    layers = nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 84), nn.Tanh(), nn.Linear(84, 2)
+    net = Problem(nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(128, 4), torch.randint(2, (128,))))
+    yield Task(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, probed(net, level="network"))
+    for images in (2,) if quick else (16, 128):
+        widths = (8, 16) if quick else (64, 64, 128, 128, 256, 256, 512, 512)
+        large = residual_network(widths, images, 8 if quick else 32)
+        large.model.eval()
+        last = f"{2 + len(widths)}.inner.3"
+        what = f"ResNet-18, evaluation mode, {images} images: the last convolution, whole"
+        yield Task(what, large, probed(large, layers=[last], level="layer"))
+
+
+def waited(quick: bool) -> None:
+    """The table of `waits`, each done once after a first call of its gradient."""
+    rows = []
+    for task in waits(quick):
+        gradient(task.problem)
+        one = float(np.median([seconds(lambda own=task: gradient(own.problem)) for _ in range(7)]))  # type: ignore[misc]
+        took = seconds(task.run)
+        rows.append([task.name, f"{took:.3g}", f"{took / one:,.0f}"])
+        print(rows[-1], file=sys.stderr, flush=True)
+    print(table(("task", "s", "gradients"), rows, left=(0,)) + "\n", flush=True)
+
+
 def gradient(problem: Problem) -> None:
     """A forward and a backward pass."""
     inputs, targets = problem.batch
@@ -196,7 +291,7 @@ def growth(quick: bool, rounds: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tasks", "growth"])
+    parser.add_argument("--only", choices=["tasks", "waits", "growth"])
     parser.add_argument("--quick", action="store_true", help="everything small, to see that it works")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
@@ -206,6 +301,8 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in environment(CPU).items()) + "\n", flush=True)
     if arguments.only in (None, "tasks"):
         everyday(size, rounds)
+    if arguments.only in (None, "waits"):
+        waited(arguments.quick)
     if arguments.only in (None, "growth"):
         growth(arguments.quick, rounds)
 

@@ -130,6 +130,15 @@ class LayerHessian(KeptHessian):
                 for rows, units in self._rows()
             ]
             return torch.cat(found).flatten(0, 1)
+        if self._in_pairs:
+            features = self.captured.inputs.slice(0, B.shape[1])[:, :, 0]
+            room = max(1, self.memory // 8 // (8 * B[0].numel()))
+            found = []
+            for part in by_unit.split(room, 2):
+                images = torch.einsum("rjup,jpuc->rjc", B, torch.einsum("jpk,ukc->jpuc", features, part))
+                weights = torch.einsum("rjup,rjc->jpuc", B, images if signs is None else images * signs)
+                found.append(torch.einsum("jpuc,jpk->ukc", weights, features).flatten(0, 1))
+            return torch.cat(found, 1)
         images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
         for panel in self._unit_panels(self.P):
             images += (panel @ by_unit[start : start + len(panel)]).sum(0)
@@ -201,6 +210,7 @@ class LayerHessian(KeptHessian):
             least_rank=self.rank_bound if self.captured.loses_entries else None,
             lost=self.captured.loses_entries,
             factor=(lambda: self.dense().form()) if self.count * self.order <= FACTORED else None,
+            work=0.0 if self._one_position else 4.0 * self.count**2 * self.order,
         )
 
     def eigenvalues(self) -> torch.Tensor:
@@ -234,6 +244,9 @@ class LayerHessian(KeptHessian):
             trace = float(K.diagonal().sum())
             rounding = 2 * EPS * float(K.norm()) + (of_outer + of_inner) * trace
             return K, rounding + carried * (2 * trace**0.5 + carried)
+        if self._in_pairs:
+            K, rounding = self._paired_gram()
+            return K, rounding + carried * (2 * float(K.diagonal().sum()) ** 0.5 + carried)
         K = B.new_zeros(self.count, self.count)
         if self._one_position:
             passes, flat = B.shape[0], B.flatten(0, 1)[:, :, 0]
@@ -248,6 +261,34 @@ class LayerHessian(KeptHessian):
             growth = self.order**0.5
         trace = float(K.diagonal().sum())
         return K, max(16.0, growth) * EPS * trace + carried * (2 * trace**0.5 + carried)
+
+    @property
+    def _in_pairs(self) -> bool:
+        """Whether the products of all pairs of positions are fewer than the entries of a unit's rows."""
+        inputs, positions = self.captured.inputs, self._factor.B.shape[3]
+        held = 8 * inputs.blocks * positions * max(inputs.geometry.n_params, inputs.blocks * positions)
+        plain = self.P is None and inputs.geometry.groups == 1 and not self._one_position
+        return plain and positions**2 < inputs.geometry.n_params and 8 * held <= self.memory
+
+    def _paired_gram(self) -> tuple[torch.Tensor, float]:
+        """Gram matrix with the entries Σ_pq (b_rp·b_sq)(ĥ_p·ĥ_q), without F, and a bound of its rounding."""
+        B = self._factor.B
+        passes, blocks, units, positions = B.shape
+        features = self.captured.inputs.slice(0, blocks)[:, :, 0].flatten(0, 1)
+        inner, outer = features @ features.T, B.permute(0, 1, 3, 2).flatten(1, 2)
+        K = B.new_empty(passes, blocks, passes, blocks)
+        step = max(1, self.memory // 8 // (8 * positions * outer[..., 0].numel()))
+        for r in range(passes):
+            for first in range(0, blocks, step):
+                rows = slice(first * positions, (first + step) * positions)
+                # of two terms, the later one follows by symmetry
+                pairs = torch.einsum("au,sbu->asb", outer[r, rows], outer[r:]) * inner[rows, None]
+                own = pairs.unflatten(0, (-1, positions)).unflatten(3, (blocks, positions)).sum((1, 4))
+                K[r, first : first + step, r:] = own
+                K[r:, :, r, first : first + step] = own.permute(1, 2, 0)
+        lengths = (outer.norm(dim=2) * features.norm(dim=1)).unflatten(1, (blocks, positions)).sum(2)
+        growth = max(16.0, units**0.5 + features.shape[1] ** 0.5 + positions)
+        return K.view(self.count, self.count), growth * EPS * float(lengths.square().sum())
 
     def triangular(self) -> tuple[torch.Tensor, np.ndarray]:
         """Triangular R (R J, R J) with RᵀR = FFᵀ, by QR of panels of Fᵀ, and bounds of the error in each column."""

@@ -145,6 +145,7 @@ class DualForm(Form):
     lost: Cause = NOTHING
     #: returns F itself, if it fits, where the dual does not resolve κ: its errors are bounded column by column
     factor: Callable[[], FactorForm] | None = None
+    work: float = 0.0  # floating-point operations of ``triangular``, if they may be many
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,13 +27,12 @@ def dense(activation, spread=0.0):
     return model, (x, torch.randint(0, 4, (20,), generator=generator)), "0"
 
 
-def convolution(activation):
+def convolution(activation, groups=2, channels=4, size=6):
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(4, 24, 3, groups=2), activation, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(96, 4)
-    ).double()
+    first = nn.Conv2d(channels, 24, 3, groups=groups)
+    model = nn.Sequential(first, activation, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(96, 4)).double()
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(16, 4, 6, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(16, channels, size, size, generator=generator, dtype=torch.float64)
     return model, (x, torch.randint(0, 4, (16,), generator=generator)), "0"
 
 
@@ -42,6 +41,8 @@ PROBLEMS = {
     "graded": lambda: dense(nn.ReLU(), 3.0),
     "indefinite": lambda: dense(nn.Tanh()),
     "convolution": lambda: convolution(nn.ReLU()),
+    "few positions": lambda: convolution(nn.ReLU(), 1, 8, 4),
+    "few positions, indefinite": lambda: convolution(nn.Tanh(), 1, 8, 4),
 }
 
 
@@ -248,3 +249,17 @@ def test_a_constant_feature_is_one_direction_for_each_unit(seed, loss):
     assert (kappa.rank, kappa.rank_decision) == (rank, "structural")
     assert kappa.value == pytest.approx(float(values[-1] / values[15 - rank]), rel=1e-8)
     assert values[14 - rank].abs() < 1e-15 * values[-1]
+
+
+def test_an_interval_from_the_gram_matrix_is_enough_where_the_triangular_factor_takes_minutes(monkeypatch):
+    model, (x, _), layer = PROBLEMS["few positions"]()
+    batch = x * torch.logspace(0, 2, len(x), dtype=torch.float64).view(-1, 1, 1, 1), x.new_zeros(len(x), 4)
+    hessian = layer_hessian(capture(model, nn.MSELoss(), batch, [layer], whole=True)[layer], MEMORY)
+    assert hessian._in_pairs
+    truth = torch.linalg.svdvals(hessian.dense().factor())
+    finer = hessian.condition_number(rtol=1e-9)
+    monkeypatch.setattr("hesscond.spectra.solvers.dual.MINUTES", 0)
+    kappa = hessian.condition_number(rtol=1e-9)
+    assert kappa.solver.startswith("dual Gram")
+    assert finer.width < 1e-9 < kappa.width < 1e-3
+    assert kappa.lower <= float(truth[0] / truth[-1]) ** 2 <= kappa.upper

@@ -19,6 +19,9 @@ from hesscond.spectra.solvers.gram import GRAM_RTOL
 from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
 from hesscond.spectra.threads import one_thread
 
+#: Relative width of an interval from the Gram matrix that is good enough where the triangular factor takes more than
+#: this number of operations, some minutes.
+WIDE, MINUTES = 1e-3, 2e12
 #: Limit for the Gram matrix of a dual, whose entries may be known to a few units of round-off.
 DUAL_RTOL = 1e-9
 
@@ -34,6 +37,7 @@ class DualGram(Solver[DualForm]):
         return 2 * form.order**3
 
     def values(self, form: DualForm, rtol: float) -> ConditionNumber | None:
+        rtol = rtol if form.work <= MINUTES else max(rtol, WIDE)
         K, error = form.gram()
         top = float(K.diagonal().sum())
         if top == 0:
