@@ -64,7 +64,7 @@ class Target:
     """Model, loss ``loss_fn(output, target)``, data, and weight of each batch of a `Stream`, if it has to be given."""
 
     model: nn.Module
-    loss_fn: Callable[..., Any]
+    loss_fn: Callable[..., Any] | None
     data: tuple[Any, Any] | Stream
     weight: BatchWeight | None = None
 
@@ -175,7 +175,7 @@ def as_target(returned: Any, spec: str) -> Target:
     model, loss_fn, data, weight = (*returned, None)[:4]
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{spec}: the model must be a torch.nn.Module, not {described(model)}")
-    if not callable(loss_fn) or isinstance(loss_fn, type):
+    if loss_fn is not None and (not callable(loss_fn) or isinstance(loss_fn, type)):
         raise ConfigError(f"{spec}: the loss must be a callable (output, target), not {described(loss_fn)}")
     if isinstance(data, Dataset):
         raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")

@@ -203,7 +203,8 @@ class Catalogue:
             biases = [key for key, own in members.items() if key not in weights and own.width == 1]
             pieces = [members[piece.parameter] for piece in block.pieces if piece.parameter in members]
             pieces.sort(key=lambda piece: piece.parameter not in biases)
-            parts.append(Block(first.parameter if parts else block.name, tuple(pieces), range(first.count)))
+            named = not parts and (block.name != ROOT or len(pieces) == len(block.pieces))
+            parts.append(Block(block.name if named else first.parameter, tuple(pieces), range(first.count)))
             left = [piece for piece in left if piece.parameter not in members]
         return parts + [self.bare(piece.parameter) for piece in left] if parts else []
 
@@ -371,7 +372,9 @@ class Catalogue:
                 self._first[id(self.parameters[key])] for key in self._inside(path, module) if self.owner(key) is module
             ]
             fresh = [key for key in mine if key not in seen and self.parameters[key].requires_grad]
-            blocks = self._undivided(path or ROOT, module, mine) if fresh else []
+            # the one parameter of a model is named as in it
+            bare = not path and len(mine) == 1 and not is_layer(module)
+            blocks = self._undivided(path or ROOT, module, mine) if fresh and not bare else []
             found |= {block.name: block for block in blocks if is_trained(block, set(fresh))}
             covered = {key for block in blocks if block.name in found for key in block.parameters}
             found |= {key: self.bare(key) for key in fresh if key not in covered}

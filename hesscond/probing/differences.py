@@ -115,7 +115,7 @@ class Differences:
         found = [self._judged(k, trials) for k in range(len(self.point))]
         generator = torch.Generator().manual_seed(8)
         for factor in FACTORS:
-            if all(one.agrees is not None or one.is_noise for one in found):
+            if not any(self._open(k, one, trials[0]) for k, one in enumerate(found)):
                 break
             held = Held()
             aside = [10 * factor * step * s * uniform(s, generator) for s in self.sizes]
@@ -136,6 +136,11 @@ class Differences:
                 if one.agrees is False and trials[0].parameters[k].gap <= NOISE * noise[k]:
                     found[k] = replace(one, agrees=None)
         return found
+
+    @staticmethod
+    def _open(k: int, found: Difference, first: Directional) -> bool:
+        """Whether further steps may decide on parameter k; the longest has the smallest rounding."""
+        return found.agrees is None and (not found.is_noise or max(FACTORS) * length(first.double[k]) > first.floor)
 
     def _rounding(self, product: Point) -> list[float]:
         """Rounding in H v by double backward for each parameter, such as that of p − p² in a saturated softmax."""

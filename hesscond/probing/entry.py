@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import CaptureError, ConfigError, bytes_of
@@ -32,7 +31,7 @@ from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.references import holding, parameters_outside
 from hesscond.problem.weighting import BatchWeight
-from hesscond.problem.wrappers import check_problem, measurable
+from hesscond.problem.wrappers import checked_loss, measurable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -46,7 +45,7 @@ OUTSIDE = "a parameter of the loss, or in no module of the model, which the othe
 
 def probe(
     model: nn.Module,
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     data: Batch | Iterable[Batch],
     layers: Iterable[str] | str | None = None,
     level: str = "unit",
@@ -76,7 +75,8 @@ def probe(
         that is called several times has one, to which all calls contribute; one whose weight is computed from other
         parameters has that in these (``result["fc2"].parameters`` names them).
     loss_fn
-        ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually.
+        ``loss_fn(output, target)``, a scalar: the mean loss of the batch, usually. None: the model's own, its output
+        or the ``loss`` of that.
     data
         ``(inputs, targets)``; inputs a tensor, a tuple of positional or a mapping of keyword arguments, or any other
         object with tensors, which is one argument. Or one mapping or object with both: its ``labels`` (or ``label``,
@@ -185,7 +185,7 @@ def probe(
     >>> biases["biases"].kappa.nullity
     1
     """
-    check_problem(model, loss_fn)
+    loss_fn = checked_loss(model, loss_fn)
     team = team_of(model, group)
     model = measurable(model)
     layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
@@ -220,7 +220,7 @@ def probe(
         ),
     )
     refuse_sharded(model)
-    with derivatives_explained(question.model):
+    with derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if outside and layers is None and blocks is None and is_batch(data):
@@ -230,25 +230,11 @@ def probe(
 
 
 @contextmanager
-def derivatives_explained(model: nn.Module) -> Iterator[None]:
-    """Context that raises a CaptureError where torch cannot differentiate, or a backward pass runs the model itself."""
-    names = {id(module): name for name, module in model.named_modules()}
-    originals = set(map(id, model.parameters()))
-
-    def entered(module: nn.Module, _: Any) -> None:
-        # in a forward pass of ours, copies are in place of the parameters
-        if torch._C._current_graph_task_id() != -1 and any(id(p) in originals for p in module.parameters()):
-            name = next((names[id(inner)] for inner in module.modules() if id(inner) in names), "")
-            raise CaptureError(
-                f"module {name!r} is run again in a backward pass, as adjoint methods for "
-                "differential equations do, where no copies take the place of its parameters: use a method that "
-                "differentiates through the steps, as odeint for odeint_adjoint"
-            )
-
-    handle = register_module_forward_pre_hook(entered)
+def derivatives_explained() -> Iterator[None]:
+    """Context that raises a CaptureError where torch cannot differentiate."""
     try:
         with warnings.catch_warnings():
-            # a second call of the hook does no harm
+            # a second call of a hook does no harm
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             yield
     except RuntimeError as error:
@@ -262,8 +248,6 @@ def derivatives_explained(model: nn.Module) -> Iterator[None]:
             f"torch cannot differentiate the model or the loss: {first}; "
             "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"
         ) from error
-    finally:
-        handle.remove()
 
 
 def names_one(outside: Container[str], layers: Any, blocks: Mapping[str, Iterable[str] | str] | None) -> bool:

@@ -24,6 +24,7 @@ from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.precision import DRAWS, MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
+from hesscond.problem.reentry import Reentry
 from hesscond.problem.references import References
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
@@ -43,6 +44,10 @@ FLAT = (
 IDENTITY_AT_ZERO = frozenset(
     {"sin", "tan", "asin", "arcsin", "atan", "arctan", "sinh", "tanh", "asinh", "arcsinh", "atanh", "arctanh"}
     | {"expm1", "log1p", "softsign"}
+)
+#: Refusal of inputs without tensors.
+NO_TENSORS = (
+    "the inputs of the batch must be tensors, or contain some, not {}: torch.as_tensor makes them of arrays and numbers"
 )
 #: Names of the target in a batch that is one value.
 LABELS = ("labels", "label", "y", "target", "targets")
@@ -95,7 +100,8 @@ def evaluate(
         stack.enter_context(untouched(model, loss_fn))
         stack.enter_context(plainly(model))
         stack.enter_context(explained(model, loss_fn, batch, dtype))
-        stack.enter_context(References(model, loss_fn).replaced(copies))
+        references = References(model, loss_fn)
+        stack.enter_context(references.replaced(references.outside(dtype) | dict(copies)))
         stack.enter_context(default_dtype(dtype))
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
@@ -108,6 +114,8 @@ def evaluate(
         both = ModelAndLoss(model, loss_fn, dtype)
         replaced = {f"model.{name}": tensor for name, tensor in state.items()}
         output, loss = torch.func.functional_call(both, replaced, (args, kwargs, target), tie_weights=False)
+    if isinstance(loss, torch.Tensor):
+        Reentry(model, loss_fn, {id(t): state[key] for key, t in tensors_by_module(model).items()}).watch(loss)
     if counted is not None:
         counted.lifted += watch.lifted
     samples = samples_of(model, inputs)
@@ -200,6 +208,8 @@ def bound(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # not written in Python: nothing to look at
         signature = inspect.signature(lambda *args, **kwargs: None)
+    if inputs is None and any(p.default is p.empty for p in signature.parameters.values()):
+        raise ConfigError(NO_TENSORS.format("None"))
     reason = ""
     for args, kwargs in ways_to_call(signature.parameters, inputs):
         try:
@@ -408,11 +418,9 @@ def checked_batch(batch: Batch) -> tuple[Any, Any]:
     if target is None and isinstance(inputs, Mapping):
         target = labels_of(inputs)
     tensors = list(tensors_of(inputs))
-    if not tensors:
-        raise ConfigError(
-            f"the inputs of the batch must be tensors, or contain some, not {kind(inputs)}: torch.as_tensor makes them "
-            "of arrays and numbers"
-        )
+    # a model without inputs is a density of the targets
+    if not tensors and inputs is not None:
+        raise ConfigError(NO_TENSORS.format(kind(inputs)))
     if any(tensor.is_nested for tensor in tensors):
         raise ConfigError(
             "the inputs of the batch have a nested tensor, of whose operations torch lacks second derivatives: give a "

@@ -17,6 +17,7 @@ REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 #: Largest depth of containers within containers, number of items of one, and number of items of all, the nearest
 #: first: a loss may refer to all the data. Types without references to tensors.
 DEPTH, LONG, MOST = 8, 1000, 10_000
+CONTAINERS = (dict, list, tuple)
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, ModuleType)
 #: Place of a tensor: its name, the tensor, and a function that puts another one there.
 Place = tuple[str, torch.Tensor, Callable[[Any], None]]
@@ -39,14 +40,14 @@ class References:
         left = MOST
         while self._waiting and left > 0:
             name, value, put, depth = self._waiting.popleft()
-            left -= len(value) if isinstance(value, (dict, list, tuple)) else len(getattr(value, "__dict__", "f"))
+            left -= length(value) if isinstance(value, CONTAINERS) else len(getattr(value, "__dict__", "f"))
             self._inside(name, value, put, depth)
 
     def _visit(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         if isinstance(value, torch.Tensor):
             self.found.append((name, value, put))
             return
-        empty = isinstance(value, (dict, list, tuple)) and not 0 < len(value) <= LONG
+        empty = isinstance(value, CONTAINERS) and not 0 < length(value) <= LONG
         if not (empty or isinstance(value, PLAIN) or depth > DEPTH or id(value) in self._seen):
             self._seen.add(id(value))
             self._waiting.append((name, value, put, depth + 1))
@@ -54,17 +55,17 @@ class References:
     def _inside(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         """Visit what a container, a function or an object refers to."""
         if isinstance(value, (dict, list)):
-            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            for key, item in list(dict.items(value) if isinstance(value, dict) else enumerate(list.__iter__(value))):
                 if not isinstance(item, PLAIN):
                     self._visit(f"{name}[{key}]", item, partial(value.__setitem__, key), depth)
         elif isinstance(value, tuple):
-            items = list(value)
+            items = list(tuple.__iter__(value))
 
             def changed(number: int, item: Any) -> None:
                 items[number] = item
                 put(type(value)(*items) if hasattr(value, "_fields") else type(value)(items))
 
-            for number, item in enumerate(value):
+            for number, item in enumerate(list(items)):
                 self._visit(f"{name}[{number}]", item, partial(changed, number), depth)
         elif isinstance(value, FunctionType):
             for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
@@ -104,6 +105,16 @@ class References:
             if isinstance(value, nn.Parameter) and value.requires_grad:
                 first.setdefault(id(value), (name, value))
         return dict(first.values())
+
+    def outside(self, dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
+        """Parameters in ``dtype``, by their ids: constants, unless others take their places."""
+        found = {id(p): p for p in self.parameters().values() if p.is_floating_point() and p.dtype != dtype}
+        return {} if dtype is None else {number: p.detach().to(dtype) for number, p in found.items()}
+
+
+def length(value: Any) -> int:
+    """Number of items of a container, whatever its class makes of ``len``."""
+    return next(kind.__len__(value) for kind in CONTAINERS if isinstance(value, kind))
 
 
 def copy_of(value: torch.Tensor, copies: Mapping[int, torch.Tensor]) -> torch.Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -33,18 +33,30 @@ def compiled_modules() -> tuple[type, ...]:
     return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
 
 
-def check_problem(model: object, loss_fn: object) -> None:
-    """Raise a ConfigError if ``model`` is no module, or ``loss_fn`` is no loss."""
+def checked_loss(model: object, loss_fn: Any) -> Callable[[Any, Any], Any]:
+    """Loss function; None is the model's own. Raise a ConfigError if it is no function, or ``model`` no module."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(loss_fn, type):
         name = loss_fn.__name__
         raise ConfigError(f"the loss must be a function, and {name} is a class: give one made of it, as {name}()")
-    if not callable(loss_fn):
+    if loss_fn is not None and not callable(loss_fn):
         raise ConfigError(
-            f"the loss must be a function of (output, target), not {type(loss_fn).__name__}; for a model that returns "
-            "its own loss, lambda output, target: output.loss"
+            f"the loss must be a function of (output, target), not {type(loss_fn).__name__}, or None for a model that "
+            "returns its own"
         )
+    return own_loss if loss_fn is None else loss_fn  # type: ignore[no-any-return]
+
+
+def own_loss(output: Any, target: Any) -> Any:
+    """Loss that a model returns: its output, or the ``loss`` of that."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+        raise ConfigError(
+            "the loss is None, and the model returns none for this batch: give it labels, or a function of (output, "
+            "target)"
+        )
+    return found
 
 
 def measurable(model: nn.Module) -> nn.Module:

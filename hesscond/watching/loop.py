@@ -41,7 +41,7 @@ LONGEST = 10
 
 def watch(
     model: nn.Module,
-    loss_fn: LossFunction,
+    loss_fn: LossFunction | None,
     probe_batch: Batch | Iterable[Batch],
     optimizer: Optimizer | Sequence[Optimizer] | Callable[[nn.Parameter], Any] | None = None,
     every: int | Callable[[int], bool] | None = None,

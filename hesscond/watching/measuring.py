@@ -18,7 +18,7 @@ from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem.batches import is_batch
 from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, samples_of
 from hesscond.problem.untouched import generators_of, gpus_of, untouched_randomness
-from hesscond.problem.wrappers import check_problem, measurable, unwrapped
+from hesscond.problem.wrappers import checked_loss, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Measuring:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         data: Batch | Iterable[Batch],
         optimizer: Any,
         *,
@@ -46,7 +46,7 @@ class Measuring:
         seed: int,
         group: ProcessGroup | None,
     ) -> None:
-        check_problem(model, loss_fn)
+        loss_fn = checked_loss(model, loss_fn)
         # a replica of DistributedDataParallel would wait for the others
         self.model = model if group is not None else unwrapped(model)
         self.loss_fn, self.optimizer, self.group = loss_fn, optimizer, group

@@ -33,7 +33,11 @@ class InDouble(TorchFunctionMode):
             return args[0].double()
         if function in (torch.randn_like, torch.rand_like) and "dtype" not in kwargs and self.draws is not None:
             return function(*args, **kwargs, dtype=self.draws).double()
-        args, kwargs = tree_map(lambda one: torch.float64 if one in LOW else one, (args, kwargs), is_leaf=is_tensor)
+        args, kwargs = tree_map(
+            lambda one: torch.float64 if isinstance(one, torch.dtype) and one in LOW else one,
+            (args, kwargs),
+            is_leaf=is_tensor,
+        )
         return function(*args, **kwargs)
 
 
