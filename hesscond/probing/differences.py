@@ -140,7 +140,8 @@ class Differences:
     @staticmethod
     def _open(k: int, found: Difference, first: Directional) -> bool:
         """Whether further steps may decide on parameter k; the longest has the smallest rounding."""
-        return found.agrees is None and (not found.is_noise or max(FACTORS) * length(first.double[k]) > first.floor)
+        double, _ = first.parameters[k].norms
+        return found.agrees is None and (not found.is_noise or max(FACTORS) * double > first.floor)
 
     def _rounding(self, product: Point) -> list[float]:
         """Rounding in H v by double backward for each parameter, such as that of p − p² in a saturated softmax."""

@@ -60,7 +60,8 @@ class Reentry:
             return
         self._ran, stack = True, ExitStack()
         for owner in self.model.modules():
-            for own in (owner._parameters, owner._buffers):
+            tensors: tuple[Any, ...] = owner._parameters, owner._buffers
+            for own in tensors:
                 stack.callback(own.update, dict(own))
                 own.update({key: self.copies.get(id(tensor), tensor) for key, tensor in own.items()})
         stack.enter_context(References(self.model, self.loss_fn).replaced(self.copies))

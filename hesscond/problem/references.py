@@ -114,7 +114,8 @@ class References:
 
 def length(value: Any) -> int:
     """Number of items of a container, whatever its class makes of ``len``."""
-    return next(kind.__len__(value) for kind in CONTAINERS if isinstance(value, kind))
+    kinds: tuple[Any, ...] = CONTAINERS
+    return int(next(kind.__len__(value) for kind in kinds if isinstance(value, kind)))
 
 
 def copy_of(value: torch.Tensor, copies: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
