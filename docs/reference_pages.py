@@ -106,7 +106,10 @@ def study_file() -> str:
     parts += [f"| `{n}` | {m.kind} | {plain(m.summary)} | {settings(m.options)} |" for n, m in sorted(MODELS.items())]
     parts.append("\n## Data sets\n\nValues of `data.name`, and the options that each takes in `[data]`.\n")
     parts.append("| name | samples | options |\n|---|---|---|")
-    parts += [f"| `{n}` | {data.form(n).kind} | {settings(data.options(n))} |" for n in sorted(data.names())]
+    parts += [
+        f"| `{n}` | {'coordinates' if n == 'csv' else data.form(n).kind} | {settings(data.options(n))} |"
+        for n in sorted(data.names())
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from hesscond.errors import GONE, ConfigError
+from hesscond.errors import GONE, ConfigError, did_you_mean, one_line
 
 #: Optional modules, with the names that pip knows them by and the extra of hesscond that has them.
 OPTIONAL = {
@@ -98,3 +100,94 @@ def load_installed(group: str) -> None:
         except Exception as error:
             what = group.rpartition(".")[2]
             raise ConfigError(f"the {what} of {point.value} cannot be imported: {error}") from error
+
+
+#: A piece in a file of the user's.
+IN_FILE = re.compile(r"(.+\.py):([^\W\d]\w*)")
+Piece = TypeVar("Piece")
+
+
+@cache
+def module_in(file: Path) -> ModuleType:
+    """Module of a file of the user's, which is run once; it may import the files next to it."""
+    spec = spec_from_file_location(f"hesscond_file_{file.stem}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"there is no file {file}")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    sys.path.insert(0, str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{file} cannot be imported: {one_line(error)}") from error
+    finally:
+        sys.path.remove(str(file.parent))
+    return module
+
+
+class Registry(dict[str, Piece], Generic[Piece]):
+    """Pieces of one kind by name: those registered, those of installed packages, and ``FILE.py:NAME`` of a file.
+
+    Parameters
+    ----------
+    kind
+        Kind of the pieces, as "method".
+    group
+        Group of entry points whose modules register further ones.
+    made
+        Function that makes a piece of ``FILE.py:NAME`` and the object of that name; a ConfigError if it is none.
+    """
+
+    def __init__(self, kind: str, group: str, made: Callable[[str, Any], Piece]) -> None:
+        super().__init__()
+        self.kind, self.group, self._made = kind, group, made
+        self._from_files: dict[str, Piece] = {}
+
+    def __missing__(self, name: str) -> Piece:
+        found = IN_FILE.fullmatch(name)
+        if found is None:
+            load_installed(self.group)
+            if dict.__contains__(self, name):
+                return self[name]
+            raise KeyError(name)
+        if name not in self._from_files:
+            module = module_in(Path(found[1]).expanduser().resolve())
+            if not hasattr(module, found[2]):
+                there = [own for own in vars(module) if not own.startswith("_")]
+                raise ConfigError(f"{found[1]} has no {found[2]!r}: {did_you_mean(found[2], there)}")
+            self._from_files[name] = self._made(name, getattr(module, found[2]))
+        return self._from_files[name]
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except KeyError:
+            return False
+
+    def add(self, name: str, piece: Piece) -> None:
+        """Register a piece; a ConfigError if the name is taken."""
+        if dict.__contains__(self, name):
+            raise ConfigError(f"a {self.kind} named {name!r} is registered already")
+        self[name] = piece
+
+    def find(self, name: str) -> Piece:
+        """Return the piece called ``name``; a ConfigError if there is none."""
+        try:
+            return self[name]
+        except KeyError:
+            raise ConfigError(f"unknown {self.kind} {name!r}: {did_you_mean(name, sorted(self))}") from None
+
+    def installed(self) -> list[Piece]:
+        """Return all pieces that are registered, those of installed packages among them, by name."""
+        load_installed(self.group)
+        return [self[name] for name in sorted(self)]
+
+
+def subclass_of(base: type[Any]) -> Callable[[str, Any], Any]:
+    """Function that takes an object if it is a subclass of ``base``, for a `Registry` of classes."""
+
+    def checked(name: str, found: Any) -> Any:
+        if isinstance(found, type) and issubclass(found, base):
+            return found
+        raise ConfigError(f"{name} is no subclass of {base.__module__.rpartition('.')[0]}.{base.__name__}")
+
+    return checked

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hesscond.data.pictures import Pictures
+from hesscond.errors import ConfigError
 
 #: Samples of a data set.
 Samples: TypeAlias = torch.Tensor | Pictures
@@ -95,6 +96,38 @@ class Dataset:
             test_inputs=self.test_inputs.to(device),
             test_targets=self.test_targets.to(device),
         )
+
+
+def of_arrays(name: str, arrays: Any, source: str) -> Dataset:
+    """Data set of four arrays or tensors: inputs and targets for training, inputs and targets for tests.
+
+    Inputs are (N, …) of 1 to 3 dimensions a sample, made float32, or tokens (N, context) if they are integers. Targets
+    are class numbers from 0 (integers (N,), of tokens (N, context)) or values (floats (N,) or (N, outputs)).
+    """
+    if not isinstance(arrays, (tuple, list)) or len(arrays) != 4:
+        raise ConfigError(
+            f"{name} must return (train_inputs, train_targets, test_inputs, test_targets) or a hesscond.data.Dataset"
+        )
+    found = [torch.as_tensor(np.asarray(array) if not isinstance(array, torch.Tensor) else array) for array in arrays]
+    by_class = not any(target.is_floating_point() for target in found[1::2])
+    for number, tensor in enumerate(found):
+        what = ("train_inputs", "train_targets", "test_inputs", "test_targets")[number]
+        if len(tensor) != len(found[number - number % 2]) or not tensor.numel():
+            raise ConfigError(f"{what} of {name} has {len(tensor)} rows: inputs and targets need one for each sample")
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ConfigError(f"{what} of {name} has values that are not finite: remove or fill them")
+        if number % 2 and not by_class:
+            found[number] = tensor.float().reshape(len(tensor), -1)
+        elif number % 2 == 0 and tensor.is_floating_point():
+            found[number] = tensor.float()
+        else:
+            found[number] = tensor.long()
+        if number % 2 == 0 and tensor.ndim - 1 not in KINDS:
+            raise ConfigError(f"{what} of {name} has the shape {tuple(tensor.shape)}: a sample has 1 to 3 dimensions")
+    if by_class and min(int(target.min()) for target in found[1::2]) < 0:
+        raise ConfigError(f"targets of {name} are integers below 0: class numbers begin at 0, values are floats")
+    classes = 1 + max(int(target.max()) for target in found[1::2]) if by_class else 0
+    return Dataset(name, found[0], found[1], found[2], found[3], classes, source)
 
 
 def selected(inputs: Samples, index: torch.Tensor) -> Samples:

@@ -10,7 +10,7 @@ from typing import Any
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.preparation import part
 from hesscond.data.sources import ENVIRONMENT, SOURCES, Source
-from hesscond.errors import ConfigError, DataNotFoundError
+from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean
 
 
 def names() -> tuple[str, ...]:
@@ -19,7 +19,7 @@ def names() -> tuple[str, ...]:
     Examples
     --------
     >>> names()[:6]
-    ('cifar10', 'cifar100', 'digits', 'fashion-mnist', 'image-folder', 'image-regression')
+    ('cifar10', 'cifar100', 'csv', 'digits', 'fashion-mnist', 'image-folder')
     """
     return tuple(sorted(SOURCES))
 
@@ -148,7 +148,9 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
 
 def _source(name: str, choices: Iterable[str] | None = None) -> Source:
     if name not in SOURCES:
-        raise ConfigError(f"there is no data set {name!r}: choose one of {', '.join(sorted(choices or names()))}.")
+        known = sorted(choices or names())
+        hint = did_you_mean(name, known, otherwise=f"choose one of {', '.join(known)}.")
+        raise ConfigError(f"there is no data set {name!r}: {hint}")
     return SOURCES[name]
 
 

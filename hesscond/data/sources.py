@@ -6,12 +6,14 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hesscond.data.dataset import Dataset, Form
-from hesscond.errors import ConfigError, DataNotFoundError
+from hesscond.data.dataset import Dataset, Form, of_arrays
+from hesscond.errors import ConfigError, DataNotFoundError, one_line
+from hesscond.lazy import Registry
 
 #: Variable of the environment that names a folder of data sets.
 ENVIRONMENT = "HESSCOND_DATA_DIR"
@@ -68,20 +70,13 @@ def misfit(option: str, value: Any, like: Any) -> str | None:
     """Requirement that the value of an option breaks: words, numbers ≥ 0, integers ≥ 1 (seed: ≥ 0); None: it fits."""
     if isinstance(like, str):
         return None if isinstance(value, str) else "a word"
+    if isinstance(like, bool):
+        return None if isinstance(value, bool) else "true or false"
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if isinstance(like, float):
         return None if number and 0 <= value < math.inf else "a number that is not negative"
     least = 0 if option == "seed" else 1
     return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
-
-
-#: All data sets by name.
-SOURCES: dict[str, Source] = {}
-
-
-def register(source: Source) -> None:
-    """Make a data set known by its name."""
-    SOURCES[source.name] = source
 
 
 @dataclass(frozen=True)
@@ -116,6 +111,39 @@ class Generated(Source):
         if self.folder is None:
             raise ConfigError(f"the data set {self.name!r} is generated: there is nothing to fetch.")
         return self.folder()
+
+
+def in_file(name: str, function: Any) -> Source:
+    """Data set of ``FILE.py:FUNCTION``; FUNCTION(**options) returns a `Dataset` or the arrays of `of_arrays`."""
+    if not callable(function):
+        raise ConfigError(f"{name} is no function that returns a data set")
+    parameters = inspect.signature(function).parameters.values()
+    if missing := [p.name for p in parameters if p.default is p.empty]:
+        raise ConfigError(f"{name} is called with options alone: give {missing[0]!r} a default")
+
+    @cache
+    def made(given: tuple[tuple[str, Any], ...]) -> Dataset:
+        try:
+            found = function(**dict(given))
+        except Exception as error:
+            raise ConfigError(f"{name} raised {one_line(error)}") from error
+        return found if isinstance(found, Dataset) else of_arrays(name, found, name)
+
+    def make(**options: Any) -> Dataset:
+        return replace(made(tuple(sorted(options.items()))), name=name)
+
+    source = Generated(name, make, lambda options: make(**options).form)
+    object.__setattr__(make, "__signature__", inspect.signature(function))
+    return source
+
+
+#: All data sets by name; packages that bring some name modules that register them as entry points of the group.
+SOURCES: Registry[Source] = Registry("data set", "hesscond.data", in_file)
+
+
+def register(source: Source) -> None:
+    """Make a data set known by its name."""
+    SOURCES.add(source.name, source)
 
 
 class FolderSource(Source):

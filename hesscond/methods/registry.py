@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from hesscond.errors import ConfigError, did_you_mean
-from hesscond.lazy import load_installed
+from hesscond.errors import ConfigError
+from hesscond.lazy import Registry, subclass_of
 from hesscond.methods.base import Method
 
-#: Packages that bring methods name modules that register them here.
-GROUP = "hesscond.methods"
-
-_REGISTRY: dict[str, type[Method]] = {}
+#: All methods by name; packages that bring some name modules that register them as entry points of the group.
+_REGISTRY: Registry[type[Method]] = Registry("method", "hesscond.methods", subclass_of(Method))
 
 MethodClass = TypeVar("MethodClass", bound=type[Method])
 
@@ -22,11 +20,9 @@ def register(method: MethodClass) -> MethodClass:
 
     A `ConfigError` if the name is taken, or has a character that ``--method`` means something else by.
     """
-    if method.name in _REGISTRY:
-        raise ConfigError(f"a method named {method.name!r} is registered already")
     if not method.name or set(method.name) & set("+:,=/ "):
         raise ConfigError(f"{method.name!r} cannot name a method: use letters, digits and hyphens")
-    _REGISTRY[method.name] = method
+    _REGISTRY.add(method.name, method)
     return method
 
 
@@ -37,14 +33,9 @@ def classes() -> dict[str, type[Method]]:
 
 def method_class(name: str) -> type[Method]:
     """The method registered as ``name``; a `ConfigError` if there is none."""
-    if name not in _REGISTRY:
-        load_installed(GROUP)
-    if name not in _REGISTRY:
-        raise ConfigError(f"unknown method {name!r}: {did_you_mean(name, sorted(_REGISTRY))}")
-    return _REGISTRY[name]
+    return _REGISTRY.find(name)
 
 
 def registered() -> Iterator[type[Method]]:
     """All methods that a network can be trained with, by name."""
-    load_installed(GROUP)
-    return iter([_REGISTRY[name] for name in sorted(_REGISTRY) if _REGISTRY[name].trained])
+    return (method for method in _REGISTRY.installed() if method.trained)

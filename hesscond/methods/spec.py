@@ -198,7 +198,7 @@ class Spec:
 
 
 def parse(text: str) -> Spec:
-    """``NAME``, ``NAME:option=value,option=value`` or several of these joined by ``+``.
+    """``NAME``, ``NAME:option=value,option=value`` or several joined by ``+``; a NAME may be ``FILE.py:CLASS``.
 
     Raises
     ------
@@ -212,8 +212,10 @@ def parse(text: str) -> Spec:
     """
     parts = []
     for part in text.split("+"):
-        name, colon, rest = part.partition(":")
-        method = method_class(name)
+        # FILE.py:CLASS has a colon of its own
+        file, dot_py, inside = part.rpartition(".py:")
+        name, colon, rest = inside.partition(":")
+        method = method_class(f"{file}{dot_py}{name}")
         given = dict(option_of(text, item) for item in rest.split(",")) if colon else {}
         parts.append((method, converted_options(method, given)))
     names = [method.name for method, _ in parts]

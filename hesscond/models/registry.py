@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError, did_you_mean
+from hesscond.errors import ConfigError, one_line
+from hesscond.lazy import Registry
 from hesscond.models.layers import OptionError
 
-#: Shapes of one input: any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
-Kind = Literal["vector", "image", "points", "coordinates", "tokens"]
+#: Shapes of one input: any; any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
+Kind = Literal["any", "vector", "image", "points", "coordinates", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ def checked_option(option: str, value: Any, like: Any) -> Any:
         expected = "a list of positive integers"
     elif isinstance(like, str):
         fits, expected = isinstance(value, str), "a word"
+    elif isinstance(like, bool):
+        fits, expected = isinstance(value, bool), "true or false"
     elif isinstance(like, float):
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
         expected = "a number that is not negative"
@@ -96,13 +99,42 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-#: All networks by name.
-MODELS: dict[str, Architecture] = {}
+def in_file(name: str, function: Any) -> Architecture:
+    """Network of ``FILE.py:FUNCTION``, where FUNCTION(input_shape, outputs, **options) returns a module.
+
+    Weights are drawn from the run's seed.
+    """
+    if not callable(function):
+        raise ConfigError(f"{name} is no function of input_shape and outputs that returns a torch.nn.Module")
+
+    def make(
+        shape: tuple[int, ...], outputs: int, *, generator: torch.Generator | None = None, **options: Any
+    ) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            if generator is not None:
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            try:
+                model = function(shape, outputs, **options)
+            except Exception as error:
+                raise ConfigError(f"it raised {one_line(error)}") from error
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"it returned {type(model).__name__}, not a torch.nn.Module")
+        return model
+
+    own = list(inspect.signature(function).parameters.values())[2:]
+    if missing := [p.name for p in own if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+        raise ConfigError(f"{name} takes input_shape and outputs, and options with defaults: give {missing[0]!r} one")
+    preset = {p.name: p.default for p in own if p.default is not p.empty}
+    return Architecture(inspect.getdoc(function) or name, "any", make, preset)
+
+
+#: All networks by name; packages that bring some name modules that register them as entry points of the group.
+MODELS: Registry[Architecture] = Registry("model", "hesscond.models", in_file)
 
 
 def register(name: str, summary: str, kind: Kind, make: Callable[..., nn.Module], **preset: Any) -> None:
     """Make a network known by its name; parameters as for `Architecture`."""
-    MODELS[name] = Architecture(summary, kind, make, preset)
+    MODELS.add(name, Architecture(summary, kind, make, preset))
 
 
 def build(
@@ -144,9 +176,8 @@ def build(
     >>> sum(p.numel() for p in net.parameters())
     269722
     """
-    if name not in MODELS:
-        raise ConfigError(f"unknown model {name!r}: {did_you_mean(name, sorted(MODELS))}")
+    architecture = MODELS.find(name)
     try:
-        return MODELS[name](input_shape=input_shape, outputs=outputs, generator=generator, **options)
+        return architecture(input_shape=input_shape, outputs=outputs, generator=generator, **options)
     except ConfigError as error:
         raise ConfigError(f"model {name!r}: {error}") from None

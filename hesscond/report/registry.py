@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hesscond.errors import ConfigError
-from hesscond.lazy import load_installed
+from hesscond.lazy import Registry
 from hesscond.report.page import save_both
 from hesscond.report.tables import Column, Format, TextTable, text_table, write_table
 
@@ -108,21 +108,31 @@ class TableKind:
         return reason_against(self.frame, runs, options)
 
 
+#: Packages that bring figures or tables name modules that register them as entry points of this group.
+GROUP = "hesscond.figures"
 Kind = TypeVar("Kind", bound=FigureKind | TableKind)
 
 
 class Kinds(Mapping[str, Kind], Generic[Kind]):
-    """Mapping of names to figures or tables: those that modules of this package define, then those registered."""
+    """Mapping of names to figures or tables: those that modules of this package define, then those registered.
+
+    ``FILE.py:NAME`` is one that a file defines.
+    """
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind
-        self._registered: dict[str, Kind] = {}
+        self._registered: Registry[Kind] = Registry(kind.__name__, GROUP, self._checked)
+
+    def _checked(self, name: str, found: Any) -> Kind:
+        if isinstance(found, self._kind):
+            return found
+        raise ConfigError(f"{name} is no hesscond.report.{self._kind.__name__}")
 
     def register(self, kind: Kind) -> None:
         """Make a figure or a table known by its name."""
-        if kind.name in self:
+        if kind.name in self._places:
             raise ConfigError(f"a {self._kind.__name__} named {kind.name!r} is registered already")
-        self._registered[kind.name] = kind
+        self._registered.add(kind.name, kind)
 
     @cached_property
     def _places(self) -> dict[str, tuple[str, str]]:
@@ -140,8 +150,6 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
             module, attribute = self._places[name]
             found: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
             return found
-        if name not in self._registered:
-            load_installed(GROUP)
         return self._registered[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -151,8 +159,6 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
         return len(self._places) + len(self._registered)
 
 
-#: Packages that bring figures or tables name modules that register them here.
-GROUP = "hesscond.figures"
 FIGURES: Kinds[FigureKind] = Kinds(FigureKind)
 TABLES: Kinds[TableKind] = Kinds(TableKind)
 

@@ -39,7 +39,7 @@ from hesscond.theorems import LayerStatement, statement
 #: A loss that has grown by this factor has diverged where a probe fails.
 BLOWN_UP = 10.0
 #: Samples in one forward pass of an evaluation: fully connected networks take little memory for each.
-EVALUATION_CHUNK = {"vector": 5000, "coordinates": 5000, "image": 250, "points": 250, "tokens": 250}
+EVALUATION_CHUNK = {"any": 250, "vector": 5000, "coordinates": 5000, "image": 250, "points": 250, "tokens": 250}
 
 #: Multiplications of a batch's forward pass from which on a second thread gains (measured: 0.5 to 1.3 million lose by
 #: it, 4 million gain).

@@ -19,6 +19,7 @@ from hesscond.data import AUGMENTATIONS, Form
 from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
+from hesscond.data.sources import SOURCES
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
@@ -92,14 +93,13 @@ class DataConfig(Section):
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
         """Keys that all data sets have, and the options of this one."""
-        name = content.get("name")
-        return [*cls.model_fields, *(data_options(name) if name in data_names() else {})]
+        return [*cls.model_fields, *data_options(str(content.get("name")))]
 
     @field_validator("name")
     @classmethod
     def known(cls, value: str) -> str:
         """Refuse a data set that does not exist."""
-        if value not in data_names():
+        if value not in SOURCES:
             raise ValueError(f"unknown data set {value!r}: {did_you_mean(value, data_names())}")
         return value
 

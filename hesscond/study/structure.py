@@ -43,7 +43,7 @@ def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
 def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
     """Catalogue of the blocks of the network that can be probed."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
-    if wanted not in taken:
+    if wanted not in (*taken, "any"):
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
         raise Misfit(
             ("model", "name"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian
-from hesscond.lazy import load_installed
+from hesscond.lazy import Registry, subclass_of
 from hesscond.sheets import Sheet, Shown
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems.networks import LayerNetwork
@@ -301,10 +301,8 @@ class Statement(ABC):
         return iter(())
 
 
-#: Packages that bring statements name modules that register them here.
-GROUP = "hesscond.statements"
-
-_REGISTRY: dict[str, type[Statement]] = {}
+#: All statements by id; packages that bring some name modules that register them as entry points of the group.
+_REGISTRY: Registry[type[Statement]] = Registry("statement", "hesscond.statements", subclass_of(Statement))
 
 
 def register(statement: type[Statement]) -> type[Statement]:
@@ -325,18 +323,14 @@ def ids() -> dict[str, type[Statement]]:
 
 def statement(id: str) -> Statement:
     """The statement of an id or an alias; a `ConfigError` if there is none."""
-    if id not in ids():
-        load_installed(GROUP)
-    known = ids()
-    if id not in known:
-        raise ConfigError(f"unknown statement {id!r}: {did_you_mean(id, known)}")
-    return known[id]()
+    if id in (known := ids()) or id in _REGISTRY:
+        return (known.get(id) or _REGISTRY[id])()
+    raise ConfigError(f"unknown statement {id!r}: {did_you_mean(id, ids())}")
 
 
 def statements() -> Iterator[Statement]:
     """All statements, by id, each once."""
-    load_installed(GROUP)
-    return iter([_REGISTRY[id]() for id in sorted(_REGISTRY)])
+    return (own() for own in _REGISTRY.installed())
 
 
 #: Relative differences of up to this are round-off …

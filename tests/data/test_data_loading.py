@@ -17,7 +17,7 @@ from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 
 def test_names():
-    images = ("cifar10", "cifar100", "digits", "fashion-mnist", "mnist")
+    images = ("cifar10", "cifar100", "csv", "digits", "fashion-mnist", "mnist")
     assert names() == tuple(
         sorted((*images, "image-folder", "image-regression", "llff", "modelnet40", "occupancy", "shapes", "text"))
     )
@@ -47,8 +47,10 @@ def test_options_are_checked():
 
 @pytest.mark.parametrize("function", [load, fetch])
 def test_an_unknown_name_lists_the_known_ones(function):
-    with pytest.raises(ConfigError, match="'cifar': choose one of cifar10, cifar100, digits, fashion-mnist, "):
+    with pytest.raises(ConfigError, match=r"'cifar': did you mean cifar10\?"):
         function("cifar")
+    with pytest.raises(ConfigError, match=r"'qq': choose one of cifar10, cifar100, (csv, )?digits, fashion-mnist, "):
+        function("qq")
 
 
 def test_the_search_order(small_cifar, tmp_path, monkeypatch, cache):

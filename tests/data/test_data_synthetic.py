@@ -10,10 +10,10 @@ from sklearn.datasets import load_sample_image
 from hesscond.data import fetch, load, names
 from hesscond.data import shapes as solids
 from hesscond.data.occupancy import BOX, SPHERES, TORUS, inside
-from hesscond.data.sources import SOURCES
+from hesscond.data.sources import SOURCES, Generated
 from hesscond.errors import ConfigError
 
-GENERATED = [name for name, source in SOURCES.items() if not source.on_disk]
+GENERATED = [name for name, source in SOURCES.items() if isinstance(source, Generated)]
 TENSORS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 

@@ -14,7 +14,7 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 
 from hesscond.errors import ConfigError
-from hesscond.lazy import imported
+from hesscond.lazy import Registry, imported
 from hesscond.methods import registered
 from hesscond.report import (
     COLUMN,
@@ -98,7 +98,7 @@ def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_r
     for registry in (FIGURES, TABLES):
         # none of the package's own, which take long to draw
         monkeypatch.setattr(registry, "_places", {})
-        monkeypatch.setattr(registry, "_registered", {})
+        monkeypatch.setattr(registry, "_registered", Registry("figure", "hesscond.figures", registry._checked))
     FIGURES.register(FigureKind("losses", 5, "the last losses", "runs", draw, lambda runs: None))
     columns = [words("run", "run"), numbers("loss", "loss")]
     TABLES.register(TableKind("losses", 5, "the last losses", "runs", loss_frame, lambda frame: columns, "last losses"))

@@ -1,0 +1,99 @@
+"""Tables of the user's: a CSV file with a target column."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hesscond.data.dataset import Dataset, Form, of_arrays
+from hesscond.data.sources import ENVIRONMENT, Source, register
+from hesscond.errors import ConfigError, DataNotFoundError
+
+#: Number of digits of the fingerprint of a file that a run records.
+DIGITS = 12
+
+
+class Table(Source):
+    """Rows of a CSV file with a header, split at random into training and test samples.
+
+    ``file``: a path, or one below ``$HESSCOND_DATA_DIR``. ``target``: column to predict; "" is the last one. Words and
+    whole numbers in it are classes, other numbers values; ``values = true`` takes whole numbers as values too.
+    ``columns``: inputs, as "age,height"; "" is all others. ``test``: share of the rows that are test samples.
+    """
+
+    name = "csv"
+    options: Mapping[str, Any] = {"file": "", "target": "", "columns": "", "values": False, "test": 0.2, "seed": 0}
+    on_disk = False
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return read(tuple(sorted(options.items()))).form
+
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+        return read(tuple(sorted(options.items())))
+
+    def locate(self, directories: Sequence[Path]) -> Path | None:
+        return None
+
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        raise ConfigError("csv is a file of yours: there is nothing to fetch")
+
+
+def path_of(file: str) -> Path:
+    """Path of the file that an option names."""
+    if not file:
+        raise ConfigError('csv needs a file: write file = "data.csv" in [data]')
+    places = [Path(file).expanduser(), Path(os.environ.get(ENVIRONMENT, ".")).expanduser() / file]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${ENVIRONMENT}")
+    return found
+
+
+@lru_cache(maxsize=4)
+def read(given: tuple[tuple[str, Any], ...]) -> Dataset:
+    """Data set of the options."""
+    import pandas as pd
+
+    options = dict(given)
+    path = path_of(options["file"])
+    try:
+        content = path.read_bytes()
+        frame = pd.read_csv(path, skipinitialspace=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as CSV: {error}") from None
+    target = options["target"] or str(frame.columns[-1])
+    inputs = [name.strip() for name in options["columns"].split(",") if name.strip()]
+    inputs = inputs or [str(name) for name in frame.columns if name != target]
+    for name in (target, *inputs):
+        if name not in frame.columns:
+            raise ConfigError(f"{path} has no column {name!r}: it has {', '.join(map(str, frame.columns))}")
+        if (missing := int(frame[name].isna().sum())) > 0:
+            raise ConfigError(f"column {name!r} of {path} has {missing} empty cells: fill or remove these rows")
+    for name in inputs:
+        if not pd.api.types.is_numeric_dtype(frame[name]):
+            raise ConfigError(f"column {name!r} of {path} is not numeric: encode it, or name others by columns = …")
+    if target in inputs:
+        raise ConfigError(f"column {target!r} of {path} is the target, and cannot be an input")
+    column = frame[target]
+    if pd.api.types.is_float_dtype(column) or (options["values"] and pd.api.types.is_numeric_dtype(column)):
+        targets = column.to_numpy(dtype=np.float32)
+    elif options["values"]:
+        raise ConfigError(f"column {target!r} of {path} has words, which are no values: leave values = true out")
+    else:
+        targets = pd.factorize(column, sort=True)[0].astype(np.int64)
+    if not 0 < options["test"] < 1 or not 0 < (tests := round(options["test"] * len(frame))) < len(frame):
+        raise ConfigError(f"test = {options['test']} leaves no training or no test samples of {len(frame)} rows")
+    order = np.random.default_rng(options["seed"]).permutation(len(frame))
+    X, rows = frame[inputs].to_numpy(dtype=np.float32), (order[tests:], order[:tests])
+    arrays = [part for own in rows for part in (X[own], targets[own])]
+    source = f"{path} (md5 {hashlib.md5(content, usedforsecurity=False).hexdigest()[:DIGITS]})"
+    return of_arrays("csv", arrays, source)
+
+
+register(Table())

@@ -1,0 +1,176 @@
+"""Data, networks, methods, statements and figures of a file of the user's, and CSV tables, from the command line."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from hesscond.data import load
+from hesscond.errors import HesscondError
+from hesscond.models import build
+from hesscond.study import open_run
+
+MINE = '''
+import numpy as np
+import torch
+from torch import nn
+from hesscond import Method
+from hesscond.report import FigureKind
+from hesscond.theorems import Claim, Outcome, Statement
+
+def blobs(spread: float = 1.0, samples: int = 60):
+    rng = np.random.default_rng(0)
+    y = np.arange(samples) % 3
+    x = rng.standard_normal((samples, 4)) * spread + 3 * y[:, None]
+    return x[:40], y[:40], x[40:], y[40:]
+
+def bad(spread):
+    pass
+
+def short():
+    return np.zeros((3, 2)), np.zeros(3)
+
+def net(input_shape, outputs, width: int = 6):
+    """One hidden layer."""
+    return nn.Sequential(nn.Linear(*input_shape, width), nn.Tanh(), nn.Linear(width, outputs))
+
+class Halved(Method):
+    """Half of the gradient."""
+    name, summary, source = "halved", "half of the gradient", "-"
+
+class Sum(Statement):
+    """The trace is a sum."""
+    id, title, source, text = "sum", "the trace is a sum", "a test", "tr A = Σ λ."
+    hypotheses = ()
+    claims = (Claim("sum", "tr A = Σ λ", True),)
+    def trial(self, rng):
+        A = rng.standard_normal((4, 4))
+        return [Outcome("holds" if abs(np.linalg.eigvalsh(A + A.T).sum() - 2 * A.trace()) < 1e-12 else "violated")]
+
+def draw(runs, *, page):
+    from matplotlib.figure import Figure
+    figure = Figure()
+    figure.subplots().plot([run.last_loss for run in runs])
+    return figure
+
+LOSSES = FigureKind("losses", 1, "last losses", "runs", draw, lambda runs: None)
+'''
+STUDY = """
+name = "own"
+description = "mine"
+[data]
+name = "mine.py:blobs"
+spread = 2.0
+[model]
+name = "mine.py:net"
+width = 5
+[training]
+batch_size = 20
+iterations = 4
+[probe]
+layers = ["2"]
+units = "all"
+"""
+
+
+@pytest.fixture
+def mine(workplace):
+    (workplace / "mine.py").write_text(MINE)
+    (workplace / "own.toml").write_text(STUDY)
+    return workplace
+
+
+def test_a_study_of_own_data_network_and_method_is_drawn_by_an_own_figure(mine, call_cli):
+    done = call_cli("study", "own.toml", "-m", "mine.py:Halved", "--out", "out")
+    assert done.code == 0, done.err
+    run = open_run(mine / "out")
+    assert run.method == "mine.py:Halved"
+    assert len(run.table("probe")) > 0
+    assert call_cli("figure", "mine.py:LOSSES", "out", "-o", "own.png").code == 0
+    assert (mine / "own.png").stat().st_size > 1000
+    verified = call_cli("verify", "mine.py:Sum", "--trials", 5, "--json")
+    assert json.loads(verified.out)[0]["claims"][0]["holds"] == 5
+
+
+def test_own_data_and_networks_are_what_the_functions_return(mine):
+    data = load("mine.py:blobs", spread=2.0)
+    x = np.random.default_rng(0).standard_normal((60, 4)) * 2 + 3 * (np.arange(60) % 3)[:, None]
+    assert np.array_equal(torch.cat([data.train_inputs, data.test_inputs]).numpy(), x.astype(np.float32))
+    assert data.form.classes == 3
+    nets = [
+        build("mine.py:net", input_shape=(4,), outputs=3, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1)
+    ]
+    assert torch.equal(nets[0][0].weight, nets[1][0].weight)
+    assert not torch.equal(nets[0][0].weight, nets[2][0].weight)
+    state = torch.get_rng_state()
+    build("mine.py:net", input_shape=(4,), outputs=3)
+    assert nets[0][2].weight.shape == (3, 6)
+    build("mine.py:net", input_shape=(4,), outputs=3, generator=torch.Generator())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_a_table_is_split_into_all_its_rows(workplace, values, call_cli):
+    frame = pd.DataFrame({"a": range(20), "size": np.arange(20) / 2, "kind": ["no", "yes"] * 10, "count": range(1, 21)})
+    frame.to_csv("t.csv", index=False)
+    chosen = {"target": "count", "values": True, "columns": "a,size"} if values else {"target": "kind"}
+    data = load("csv", file="t.csv", test=0.25, **chosen)
+    inputs = torch.cat([data.train_inputs, data.test_inputs])
+    assert (len(data.train_inputs), len(data.test_inputs)) == (15, 5)
+    assert sorted(inputs[:, 0].tolist()) == list(range(20))
+    rows = inputs[:, 0].long().numpy()
+    targets = torch.cat([data.train_targets, data.test_targets]).flatten().numpy()
+    assert np.array_equal(targets, (rows + 1 if values else rows % 2))
+    assert inputs.shape[1] == (2 if values else 3)
+    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
+    (workplace / "t.toml").write_text(
+        f"""
+        name = "t"
+        description = "t"
+        data = {{ name = "csv", file = "t.csv", standardize = true, {options} }}
+        training = {{ batch_size = 5, iterations = 3, loss = "{"mse" if values else "cross_entropy"}" }}
+        probe = {{ units = "all" }}
+        """
+    )
+    assert call_cli("study", "t.toml", "-m", "bnp", "--out", "o").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("mine.py:blob", {}, "mine.py has no 'blob': did you mean blobs?"),
+        ("nope.py:blobs", {}, "there is no file .*nope.py"),
+        ("mine.py:bad", {}, "give 'spread' a default"),
+        ("mine.py:short", {}, r"must return \(train_inputs, train_targets, test_inputs, test_targets\)"),
+        ("broken.py:f", {}, "broken.py cannot be imported: ZeroDivisionError"),
+        ("mine.py:blobs", {"spred": 1.0}, "no option 'spred': choose from spread, samples"),
+        ("csv", {}, "csv needs a file"),
+        ("csv", {"file": "no.csv"}, "there is no file no.csv"),
+        ("csv", {"file": "t.csv", "target": "b"}, "no column 'b': it has a, w, t"),
+        ("csv", {"file": "t.csv"}, "column 'w' of t.csv is not numeric"),
+        ("csv", {"file": "holes.csv"}, "'a' of holes.csv has 1 empty cells"),
+        ("csv", {"file": "t.csv", "columns": "a,t"}, "is the target, and cannot be an input"),
+        ("csv", {"file": "t.csv", "columns": "a", "test": 0.01}, "leaves no training or no test samples"),
+    ],
+)
+def test_bad_data_are_one_sentence(mine, name, options, words):
+    (mine / "broken.py").write_text("1 / 0")
+    (mine / "t.csv").write_text("a,w,t\n1,x,0\n2,y,1\n3,z,0\n")
+    (mine / "holes.csv").write_text("a,t\n1,0\n,1\n")
+    with pytest.raises(HesscondError, match=words):
+        load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("study own.toml -m mine.py:net", "mine.py:net is no subclass of hesscond.methods.Method"),
+        ("verify mine.py:Halved", "no subclass of hesscond.theorems.Statement"),
+        ("figure mine.py:net done -o f.png", "mine.py:net is no hesscond.report.FigureKind"),
+        ("study own.toml -m nope.py:Halved", "there is no file"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(mine, refused, arguments, words):
+    refused(arguments.split(), words)
