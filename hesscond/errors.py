@@ -145,6 +145,12 @@ def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = No
     return f"choose from {', '.join(names)}" if otherwise is None else otherwise
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception is due to too little memory, of a device or the host."""
+    by_name = any(kind.__name__ in ("MemoryError", "OutOfMemoryError") for kind in type(error).__mro__)
+    return by_name or "allocate memory" in str(error)
+
+
 def one_line(error: BaseException) -> str:
     """Type and message of an exception on one line, the message cut if it is very long."""
     return textwrap.shorten("".join(traceback.format_exception_only(type(error), error)), 400, placeholder=" …")

@@ -13,6 +13,7 @@ import torch
 
 from hesscond.capture.captured import TINY, DiagonalS, FactoredS, Request
 from hesscond.errors import CaptureError
+from hesscond.operators.halving import in_halves
 from hesscond.problem.graph import nodes
 
 #: Size of an intermediate result, over all directions taken at once, that stays in a processor's cache; size that is
@@ -74,13 +75,19 @@ def batched_gradients(
 ) -> Sequence[torch.Tensor | None]:
     """Gradients (k, *shape) for each of k seeds; one by one where an operation cannot be vectorized."""
     options = {"retain_graph": True, "allow_unused": True}
+
+    def together(part: slice) -> Sequence[torch.Tensor | None]:
+        some = [seed[part] for seed in seeds]
+        return torch.autograd.grad(outputs, inputs, some, is_grads_batched=True, **options)
+
     if vectorized:
         with warnings.catch_warnings():
             # operations without a batching rule are looped over
             warnings.filterwarnings("ignore", message=".*batching rule.*")
             # a pass that fails here is repeated one by one, where an error is raised
             with suppress(RuntimeError):
-                return torch.autograd.grad(outputs, inputs, seeds, is_grads_batched=True, **options)
+                halves = in_halves(together, len(seeds[0]))
+                return halves[0] if len(halves) == 1 else joined(halves)
     single = [torch.autograd.grad(outputs, inputs, seed, **options) for seed in zip(*seeds, strict=True)]
     return [None if parts[0] is None else torch.stack(parts) for parts in zip(*single, strict=True)]
 
@@ -114,6 +121,11 @@ def lean_convolutions(ends: Iterable[Any]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def joined(halves: Sequence[Sequence[torch.Tensor | None]]) -> list[torch.Tensor | None]:
+    """Concatenate gradients of several seeds; None where a gradient is zero."""
+    return [None if parts[0] is None else torch.cat(parts) for parts in zip(*halves, strict=True)]
 
 
 class Derivatives:

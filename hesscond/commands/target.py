@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line
+from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line, out_of_memory
 from hesscond.problem.batches import is_batch, moved
 from hesscond.problem.containers import kind
 from hesscond.problem.evaluation import Batch, checked_batch, counted_in
@@ -221,7 +221,7 @@ def causes_shown(wanted: bool) -> Iterator[None]:
 
 def explained(error: BaseException, spec: str) -> str:
     """Sentence for an exception during a probe."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
+    if out_of_memory(error):
         return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
     if (where := user_failure(error, Path(spec.rpartition(":")[0]))) is not None:
         return where

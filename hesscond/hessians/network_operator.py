@@ -23,8 +23,8 @@ from hesscond.hessians.linearization import GGNLinearization, HessianLinearizati
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING
-from hesscond.problem import MEMORY
 from hesscond.problem.batches import Drawn
+from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, LossFunction, is_finite
 from hesscond.problem.graph import nodes, refuse_dead_ends
 from hesscond.problem.precision import named
@@ -58,8 +58,8 @@ class NetworkOperator(SymmetricOperator):
     dtype
         Precision of all computations, whatever the model has or casts to float32; None: the precision of the model.
     memory
-        Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: 4 GB. One graph is
-        needed in any case, and as much again as the parameters for every vector of a product.
+        Bytes (or ``"2 GB"``) that copies of the parameters, graphs and batches may take; None: as in `probe`. One graph
+        is needed in any case, and as much again as the parameters for every vector of a product.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch or their ``"sum"``; None: inferred.
     weight
@@ -103,8 +103,8 @@ class NetworkOperator(SymmetricOperator):
     ) -> None:
         model = measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        memory = bytes_of(memory)
-        self._squares = (MEMORY if memory is None else memory) / 2 if watch else 0
+        memory = bytes_of(memory) or default_memory(self.layout.tensors)
+        self._squares = memory / 2 if watch else 0
         self.placements = self._placed(self.layout, model)
         watched = {placement.name: placement.layer for placement in self.placements}
         if watch and isinstance(self.layout, UnitLayout):

@@ -17,6 +17,7 @@ import torch
 from scipy.linalg import eigvalsh_tridiagonal
 
 from hesscond.errors import MatrixError
+from hesscond.operators.halving import in_halves
 from hesscond.operators.subspace import Subspace
 
 if TYPE_CHECKING:
@@ -130,13 +131,16 @@ class LinearOperator(ABC):
         block = vectors.to(self.dtype)
         if vectors.numel() == 0:
             return block.new_zeros(self.shape[0], 0)
-        return self.multiply(block[:, None])[:, 0] if vectors.ndim == 1 else self.multiply(block)
+        if vectors.ndim == 1:
+            return self.multiply(block[:, None])[:, 0]
+        parts = in_halves(lambda part: self.multiply(block[:, part]), block.shape[1])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def to_dense(self) -> torch.Tensor:
         """Matrix (m, n), from products with the columns of the identity."""
         dense = torch.empty(self.shape, dtype=self.dtype, device=self.device)
         for start, block in identity_blocks(self.shape[1], self.dtype, self.device):
-            dense[:, start : start + block.shape[1]] = self.multiply(block)
+            dense[:, start : start + block.shape[1]] = self @ block
         return dense
 
     def to_scipy(self) -> ScipyOperator:

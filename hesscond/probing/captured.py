@@ -32,8 +32,9 @@ from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
 from hesscond.problem.batches import is_batch
+from hesscond.problem.devices import accelerators_of
 from hesscond.problem.evaluation import Batch
-from hesscond.problem.untouched import gpus_of, untouched_randomness
+from hesscond.problem.untouched import untouched_randomness
 from hesscond.problem.weighting import Weights
 
 #: Error for a layer whose Hessian over all data differs from the model's.
@@ -53,7 +54,7 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
         sums = run.kept(question.data)
     else:
         # a loader draws from the random state
-        with untouched_randomness(gpus_of(list(question.model.parameters()))):
+        with untouched_randomness(accelerators_of(question.model.parameters())):
             sums = run.over(question.batches)
     found = {}
     for name in sums.routes:

@@ -199,7 +199,7 @@ class ReferenceProducts:
     def add(self, batch: Batch, directions: Sequence[CheckDirection], weight: float = 1.0) -> None:
         """Add the derivatives of a batch to the directions."""
         used = self._used(directions)
-        random = RandomState.now(self._snapshot.gpus)
+        random = RandomState.now(self._snapshot.devices)
         counted = None
         if self._first is None:
             self._first = batch, random

@@ -26,8 +26,8 @@ from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
 from hesscond.probing.telling import SILENT, ProgressLine, is_attended
-from hesscond.problem import MEMORY
 from hesscond.problem.batches import is_batch
+from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.references import holding, parameters_outside
 from hesscond.problem.weighting import BatchWeight
@@ -123,7 +123,8 @@ def probe(
         Relative width of κ's interval that is good enough; 1e-6 is faster.
     memory
         Bytes that captures, Hessians and the work on them may take beyond a pass of the model itself: a number, or a
-        size such as ``"2 GB"`` or ``"500 MB"``; None: 4 GB.
+        size such as ``"2 GB"`` or ``"500 MB"``; None: half of what the model's accelerator reports as free, 4 GB on the
+        host.
     reduction
         For a stream, whether the loss is a ``"mean"`` over the samples of a batch (for a loss of torch: over its
         divisor) or their ``"sum"``; None: it is inferred from parts of the batches, or an error.
@@ -207,7 +208,7 @@ def probe(
         units=None if units is None or every else checked_units(units, layers, level, model),
         dtype=dtype,
         rtol=rtol,
-        memory=MEMORY if size is None else int(size),
+        memory=default_memory(model.parameters()) if size is None else int(size),
         reduction=reduction,
         weight=weight,
         check=check,

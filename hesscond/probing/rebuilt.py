@@ -18,8 +18,9 @@ from hesscond.methods.base import Method
 from hesscond.probing.question import Question
 from hesscond.problem.batches import is_batch
 from hesscond.problem.containers import tensors_of
+from hesscond.problem.devices import accelerators_of
 from hesscond.problem.evaluation import Batch, call_of, checked_batch, converted, in_precision, scalar
-from hesscond.problem.untouched import gpus_of
+from hesscond.problem.untouched import untouched_randomness
 
 #: Code that applies a method to a model itself.
 BY_HAND = "method=hesscond.methods.parse({!r}).create(model)"
@@ -42,7 +43,7 @@ def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Ba
         )
     there = set(own.modules())
     # a method may draw its first parameters
-    with torch.random.fork_rng(devices=gpus_of(list(own.parameters()))):
+    with untouched_randomness(accelerators_of(own.parameters())):
         method = spec.create(own)
     added = [m for m in own.modules() if m not in there and getattr(m, "running_mean", None) is not None]
     if not all(module.training for module in added):
@@ -82,7 +83,7 @@ def take_first_step(question: Question, text: str) -> None:
         raise ConfigError(
             f"the coordinates of {text} are those of a first step, and no parameter of the model requires a gradient"
         )
-    with torch.random.fork_rng(devices=gpus_of(parameters)), torch.enable_grad():
+    with untouched_randomness(accelerators_of(parameters)), torch.enable_grad():
         try:
             loss = scalar(in_precision(question.loss_fn, dtype, model)(model(*args, **kwargs), target))
         except RuntimeError as error:

@@ -4,8 +4,9 @@
 finds the weight of a batch in the loss of all data, `graph` reads the autograd graph of an evaluated loss.
 """
 
+from hesscond.problem.devices import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted
-from hesscond.problem.problem import MEMORY, Call, Problem, WatchedEvaluation
+from hesscond.problem.problem import Call, Problem, WatchedEvaluation
 
 __all__ = [
     "MEMORY",

@@ -70,12 +70,12 @@ class Batches:
     The first iteration, which must be complete, reads the source once and keeps the batches if they fit into ``memory``
     bytes; a batch or a sequence that was given exists already and is free. Otherwise the source is read anew in every
     iteration, in the random state of the first one, and every batch is compared with the one read then. The random
-    state (of the CPU and of ``gpus``) is left as it is found.
+    state (of the CPU and of ``devices``) is left as it is found.
     """
 
-    def __init__(self, data: Batch | Iterable[Batch], gpus: Sequence[int], memory: int) -> None:
+    def __init__(self, data: Batch | Iterable[Batch], devices: Sequence[torch.device], memory: int) -> None:
         self.source: Iterable[Batch] = [data] if is_batch(data) else data
-        self.gpus, self.memory = list(gpus), memory
+        self.devices, self.memory = list(devices), memory
         self.free = isinstance(self.source, (list, tuple))
         self._kept: list[Drawn] | None = None
         self._start: RandomState | None = None
@@ -88,13 +88,13 @@ class Batches:
         return iter(self._kept) if self._kept is not None else self._again(self._start)
 
     def _first(self) -> Iterator[Drawn]:
-        start = RandomState.now(self.gpus, generators_of(self.source))
+        start = RandomState.now(self.devices, generators_of(self.source))
         kept: list[Drawn] | None = []
         taken = 0
         # the generators of the source are left as one reading leaves them
-        with untouched_randomness(self.gpus):
+        with untouched_randomness(self.devices):
             for number, batch in enumerate(self.source):
-                drawn = Drawn(number, batch, RandomState.now(self.gpus))
+                drawn = Drawn(number, batch, RandomState.now(self.devices))
                 taken += sum(t.numel() * t.element_size() for tensor in tensors_of(batch) for t in stored(tensor))
                 if taken > self.memory and not self.free:
                     kept = None
@@ -117,7 +117,7 @@ class Batches:
             for count, batch in enumerate(self.source):
                 if count >= len(self._sums) or checksum(batch) != self._sums[count]:
                     self._refuse(count)
-                yield Drawn(count, batch, RandomState.now(self.gpus))
+                yield Drawn(count, batch, RandomState.now(self.devices))
         if count + 1 < len(self._sums):
             self._refuse(count + 1)
 

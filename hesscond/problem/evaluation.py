@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line
+from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
@@ -154,10 +154,10 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
     """Context that says where the model or the loss fails, and whether only on copies of parameters or in ``dtype``."""
     try:
         yield
-    except (HesscondError, MemoryError, torch.OutOfMemoryError):
+    except HesscondError:
         raise
     except Exception as error:
-        if "allocate memory" in str(error):
+        if out_of_memory(error):
             raise
         if not runs(model, loss_fn, batch):
             if unusual := bound(model, batch[0])[2]:

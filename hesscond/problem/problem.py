@@ -15,13 +15,11 @@ from torch.autograd.graph import get_gradient_edge
 from hesscond.errors import bytes_of
 from hesscond.problem.batches import Batches, Drawn, is_batch
 from hesscond.problem.containers import strided
+from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.weighting import BatchWeight, Rule, Weights, refuse_nothing
-
-#: Bytes that a capture and the computations with it may take by default.
-MEMORY = 4 * 10**9
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Problem:
         memory = bytes_of(memory)
         self.model, self.loss_fn, self.dtype = model, loss_fn, dtype
         self.snapshot = Snapshot(model, parameters, dtype)
-        self.memory = MEMORY if memory is None else int(memory)
+        self.memory = default_memory(self.snapshot.copies.values()) if memory is None else int(memory)
         # the loss of a single batch is the loss of the data set
         self.single = is_batch(data)
         self.weights: list[float] = []
@@ -77,7 +75,7 @@ class Problem:
         self._copies = sum(leaf.numel() * leaf.element_size() for leaf in self.snapshot.leaves)
         room = self.memory - self._copies
         # graphs that cannot be kept are built again from the batches, so that each gets half of the memory
-        self.batches = Batches(data, self.snapshot.gpus, room // 2)
+        self.batches = Batches(data, self.snapshot.devices, room // 2)
         # bytes that are left for graphs
         self.room = room if self.batches.free else room // 2
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.problem.containers import tensors_of
+from hesscond.problem.devices import accelerators_of, check_float64
 from hesscond.problem.evaluation import (
     Batch,
     Evaluation,
@@ -27,7 +28,6 @@ from hesscond.problem.evaluation import (
 )
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
-from hesscond.problem.untouched import gpus_of
 
 
 class Hooks(Protocol):
@@ -50,9 +50,10 @@ class Snapshot:
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
         self.model, self.dtype = model, dtype
         tensors = tensors_by_module(model)
+        check_float64(tensors.values())
         copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
-        self.gpus = gpus_of(tensors.values())
+        self.devices = accelerators_of(tensors.values())
         #: copies by the ids of the originals
         self.copies = copies
         self._state = {key: copies[id(t)] for key, t in tensors.items()}

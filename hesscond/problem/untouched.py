@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_not, ne
 from types import CodeType, FunctionType
 from typing import Any
@@ -18,39 +18,40 @@ from torch.quasirandom import SobolEngine
 
 from hesscond.errors import CaptureError
 from hesscond.problem.containers import FOREIGN, PLAIN, stored
+from hesscond.problem.devices import accelerators_of, runtime
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """State of the global generators of torch (CPU, and GPUs by number), Python and numpy, and of further generators.
+    """State of the global generators of torch (CPU and accelerators), Python and numpy, and of further generators.
 
     ``host`` holds the states of Python and numpy; None: they are not kept.
     """
 
     cpu: torch.Tensor
-    cuda: dict[int, torch.Tensor]
+    devices: dict[torch.device, torch.Tensor]
     host: tuple[Any, Any] | None
     own: tuple[tuple[Generator, Any], ...] = ()
 
     @classmethod
-    def now(cls, gpus: Iterable[int], generators: Iterable[Generator] = ()) -> RandomState:
-        """Present state of the CPU, of some GPUs, and of other ``generators``."""
+    def now(cls, devices: Iterable[torch.device], generators: Iterable[Generator] = ()) -> RandomState:
+        """Present state of the CPU, of some accelerators, and of other ``generators``."""
         own = tuple((generator, state_of(generator)) for generator in generators)
         host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
-        return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, host, own)
+        return replace(cls.of_torch(devices), host=host, own=own)
 
     @classmethod
-    def of_torch(cls, gpus: Iterable[int]) -> RandomState:
+    def of_torch(cls, devices: Iterable[torch.device]) -> RandomState:
         """Present state of torch's generators alone: the states of Python and numpy take long to copy."""
-        return cls(torch.get_rng_state(), {gpu: torch.cuda.get_rng_state(gpu) for gpu in gpus}, None)
+        return cls(torch.get_rng_state(), {d: runtime(d).get_rng_state(d) for d in devices}, None)
 
     def restore(self) -> None:
         """Restore this state."""
         torch.set_rng_state(self.cpu)
-        for gpu, state in self.cuda.items():
-            torch.cuda.set_rng_state(state, gpu)
+        for device, state in self.devices.items():
+            runtime(device).set_rng_state(state, device)
         if self.host is not None:
             random.setstate(self.host[0])
             np.random.set_state(self.host[1])  # noqa: NPY002
@@ -60,7 +61,7 @@ class RandomState:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Context in which this is the present state; the previous state is restored afterwards."""
-        with untouched_randomness(self.cuda, [generator for generator, _ in self.own]):
+        with untouched_randomness(self.devices, [generator for generator, _ in self.own]):
             self.restore()
             yield
 
@@ -83,18 +84,13 @@ def set_state(generator: Generator, state: Any) -> None:
 
 
 @contextmanager
-def untouched_randomness(gpus: Iterable[int], generators: Iterable[Generator] = ()) -> Iterator[None]:
-    """Leave the random state as it is found: of torch, numpy and Python, of some GPUs and of other ``generators``."""
-    before = RandomState.now(gpus, generators)
+def untouched_randomness(devices: Iterable[torch.device], generators: Iterable[Generator] = ()) -> Iterator[None]:
+    """Leave the random state as it is found: of torch, numpy and Python, of accelerators and of ``generators``."""
+    before = RandomState.now(devices, generators)
     try:
         yield
     finally:
         before.restore()
-
-
-def gpus_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Numbers of the GPUs that ``tensors`` are on."""
-    return sorted({t.device.index for t in tensors if t.device.type == "cuda"})
 
 
 def generators_of(source: Any) -> list[torch.Generator]:
@@ -169,7 +165,7 @@ class State:
                     if parameter is not None and self._first(parameter):
                         self._parameter(f"{name}.{key}" if name else key, parameter)
         places = [tensor for tensor, *_ in self.tensors] + [entry[1] for entry in self.parameters]
-        self.random = RandomState.now(gpus_of(places), self.generators)
+        self.random = RandomState.now(accelerators_of(places), self.generators)
 
     def _first(self, value: object) -> bool:
         """Whether a value is met for the first time."""

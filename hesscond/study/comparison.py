@@ -16,6 +16,7 @@ import torch
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
 from hesscond.methods import parse
+from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.runs import StoredRun, open_run
 from hesscond.study.config import StudyConfig
 from hesscond.study.runner import RunPlan, Training, check_plan, rehearsal
@@ -206,11 +207,10 @@ def relative_cost(plan: RunPlan, vanilla: RunPlan, data: Dataset) -> float:
 def block_time(training: Training, first: int) -> float:
     """Seconds for some iterations from ``first`` on, on the first batches of the training set."""
     size, batches = training.batch_size, max(1, training.per_epoch)
-    device = training.targets.device
     start = time.perf_counter()
     for k in range(first, first + BLOCK):
         part = slice(k % batches * size, (k % batches + 1) * size)
         training.step(k, training.inputs[part], training.targets[part])
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    for accelerator in accelerators_of([training.targets]):
+        runtime(accelerator).synchronize(accelerator)
     return time.perf_counter() - start

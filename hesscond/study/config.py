@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
+from hesscond.problem.devices import check_float64, has_float64
 from hesscond.spectra.bounded import LEAST_PRODUCTS
 from hesscond.study.sections import (
     DataConfig,
@@ -326,7 +327,7 @@ class StudyConfig(Section):
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
+    """The torch device called ``name``; ``auto`` is the accelerator if there is one with float64, else the CPU.
 
     Raises
     ------
@@ -334,14 +335,16 @@ def resolve_device(name: str) -> torch.device:
         No such device here, or one without float64.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        there = torch.accelerator.current_accelerator(check_available=True)
+        return there if there is not None and has_float64(there) else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
+    kind: Any = getattr(torch, device.type, None)
+    if not hasattr(kind, "device_count"):
         raise ConfigError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:N")
-    there = torch.cuda.device_count() if device.type == "cuda" else 1
-    if (device.index or 0) >= there:
-        raise ConfigError(f"device {name!r} does not exist here: torch sees {torch.cuda.device_count()} GPUs")
+    if (device.index or 0) >= (count := kind.device_count()):
+        raise ConfigError(f"device {name!r} does not exist here: torch sees {count} of {device.type}")
+    check_float64([torch.empty(0, device=device)])
     return device

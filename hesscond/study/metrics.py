@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hesscond.capture.kinds import is_layer, kind_of
-from hesscond.problem.untouched import gpus_of, untouched_randomness
+from hesscond.problem.devices import accelerators_of
+from hesscond.problem.untouched import untouched_randomness
 
 #: The columns of the evaluation table other than iteration, epoch and loss.
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
@@ -78,7 +79,7 @@ def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, t
     handles = [m.register_forward_hook(add) for m in model.modules() if not any(m.children())]
     training = model.training
     model.eval()
-    with untouched_randomness(gpus_of([inputs])):
+    with untouched_randomness(accelerators_of([inputs])):
         model(inputs)
     model.train(training)
     for handle in handles:

@@ -24,7 +24,8 @@ from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.methods import Method, parse
 from hesscond.models import build
-from hesscond.problem.untouched import RandomState, gpus_of
+from hesscond.problem.devices import accelerators_of, runtime
+from hesscond.problem.untouched import RandomState, untouched_randomness
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
 from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics
@@ -289,8 +290,7 @@ def closed_at_end(log: RunLog) -> Iterator[None]:
 @contextmanager
 def seeded(plan: RunPlan) -> Iterator[None]:
     """Seed torch's random state (dropout draws from it) with the run's seed, and restore it afterwards."""
-    gpus = [plan.device] if plan.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpus):
+    with untouched_randomness(accelerators_of([torch.empty(0, device=plan.device)])):
         torch.manual_seed(plan.seed)
         yield
 
@@ -340,7 +340,7 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.gpus = gpus_of([self.targets])
+        self.devices = accelerators_of([self.targets])
         self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
@@ -478,7 +478,7 @@ class Training:
             "order": self.order.get_state(),
             "augmentation": self.augment.generator.get_state(),
             "random": torch.get_rng_state(),
-            "random_gpu": torch.cuda.get_rng_state(self.plan.device) if self.plan.device.type == "cuda" else None,
+            "random_gpu": next((runtime(device).get_rng_state(device) for device in self.devices), None),
         }
 
     def restore(self, state: dict[str, Any] | None) -> tuple[int, torch.Tensor]:
@@ -493,8 +493,8 @@ class Training:
         self.order.set_state(state["order"].cpu())
         self.augment.generator.set_state(state["augmentation"].cpu())
         torch.set_rng_state(state["random"].cpu())
-        if state["random_gpu"] is not None:
-            torch.cuda.set_rng_state(state["random_gpu"].cpu(), self.plan.device)
+        for device in self.devices:
+            runtime(device).set_rng_state(state["random_gpu"].cpu(), device)
         return state["iteration"], state["permutation"]
 
     def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[Taken]]:
@@ -503,7 +503,7 @@ class Training:
         self.prober.layers.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
         # nothing else is seeded in a run
-        random = RandomState.of_torch(self.gpus) if due else None
+        random = RandomState.of_torch(self.devices) if due else None
         output = self.model(inputs)
         self.prober.layers.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)

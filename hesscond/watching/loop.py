@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hesscond.errors import ConfigError, HesscondError, one_line
+from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
+from hesscond.problem.devices import runtime
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.sheets import CONDITION
@@ -384,8 +385,8 @@ class Watch:
         # the frames of the exception are gone now, and with them what they held
         if full:
             sentence = f"out of memory, the probe is skipped: {sentence}"
-            if torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            for device in self._measuring.devices:
+                runtime(device).empty_cache()
         self._warn_once(sentence, f"step {self.steps}: {sentence}")
         metrics = {"hesscond/step": self.steps, "hesscond/error": sentence}
         self._rows.append({"step": self.steps, "error": sentence})
@@ -506,11 +507,6 @@ def loss_value(loss: object) -> float:
         return float(loss)
     told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
     raise ConfigError(f"watch.step takes the loss of the step, a number, not {told}")
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception is due to too little memory, of the GPU or the host."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def distributed_rank() -> int:

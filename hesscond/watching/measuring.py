@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError, HesscondError
+from hesscond.errors import ConfigError, HesscondError, out_of_memory
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.methods.optimizers import AtWork, Given, UnknownOptimizerError, at_work, moves
 from hesscond.probing.entry import probe
 from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem.batches import is_batch
+from hesscond.problem.devices import accelerators_of, seed_device
 from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, samples_of
-from hesscond.problem.untouched import generators_of, gpus_of, untouched_randomness
+from hesscond.problem.untouched import generators_of, untouched_randomness
 from hesscond.problem.wrappers import checked_loss, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
 
@@ -55,7 +56,7 @@ class Measuring:
             layers = tuple(layers) if isinstance(layers, Iterable) else layers
         Choice.of(measurable(model), layers, None, checked_level(level))
         self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
-        self.gpus = gpus_of([*model.parameters(), *model.buffers()])
+        self.devices = accelerators_of([*model.parameters(), *model.buffers()])
         #: why nothing is measured in the optimizer's coordinates; None: nothing is known against it
         self.unknown: UnknownOptimizerError | None = None
         # a schedule that begins with a warm-up may begin with a rate of 0
@@ -64,7 +65,7 @@ class Measuring:
                 at_work(measurable(model), self.optimizer)
             except UnknownOptimizerError as error:
                 self.unknown = error
-        with untouched_randomness(self.gpus, generators_of(data)):
+        with untouched_randomness(self.devices, generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
         if not batches:
             raise ConfigError("the data are an empty stream: they need at least one batch")
@@ -79,9 +80,11 @@ class Measuring:
         try:
             with self.apart():
                 self.blocks = list(self._probe(None))
-        except (HesscondError, MemoryError, torch.OutOfMemoryError):
+        except HesscondError:
             raise
         except Exception as error:
+            if out_of_memory(error):
+                raise
             reason = (str(error).strip().splitlines() or [""])[0]
             raise ConfigError(
                 f"the model and its loss do not run on the probe batch ({type(error).__name__}: {reason}): give one "
@@ -93,10 +96,10 @@ class Measuring:
         """Run the block without the loop's contexts (autocast, no_grad), with the same random draws each time."""
         with ExitStack() as stack:
             # a random state of its own, so that two probes differ by the weights alone
-            stack.enter_context(untouched_randomness(self.gpus))
+            stack.enter_context(untouched_randomness(self.devices))
             torch.default_generator.manual_seed(self.seed)
-            for gpu in self.gpus:
-                torch.cuda.default_generators[gpu].manual_seed(self.seed)
+            for device in self.devices:
+                seed_device(device, self.seed)
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             for kind in {"cpu", *(p.device.type for p in self.model.parameters())}:

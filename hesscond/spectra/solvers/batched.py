@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from hesscond.errors import MatrixError
+from hesscond.operators.halving import in_halves
 from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import GRADED, Form, StackSolver, register, zero_if_rounding
@@ -335,8 +336,12 @@ def in_parts(
     ranked = units[np.argsort(-sizes[units], kind="stable")]
     count = -(-len(ranked) // max(1, min(most, numbers // int(sizes[ranked[0]]) ** 2)))
     count = min(-(-count // threads) * threads, len(ranked))
+
+    def halved(part: list[int]) -> torch.Tensor:
+        return torch.cat(in_halves(lambda some: task(part[some]), len(part)), 1)
+
     parts = [part.tolist() for part in np.array_split(ranked, count)]
-    return ranked, torch.cat(side_by_side(task, parts, threads), 1).cpu().numpy()
+    return ranked, torch.cat(side_by_side(halved, parts, threads), 1).cpu().numpy()
 
 
 def concluded(table: np.ndarray, forms: FactorStack, rtol: float) -> list[ConditionNumber]:
