@@ -10,7 +10,7 @@ import numpy as np
 
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.spectra import ConditionNumber, condition_number
+from hesscond.spectra import ConditionNumber
 from hesscond.theorems import exact
 from hesscond.theorems.base import (
     UNRESOLVED,
@@ -410,8 +410,6 @@ class BNPProposition11(LayerStatement):
     claims = (
         Claim("S > 0", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", True),
         Claim("S ≥ 0, active rows", "κ(ĤᵀSĤ) ≤ κ(Ĥ₊)² κ(S₊), + the rows with S_jj > 0", True),
-        Claim("S ≥ 0, all rows", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ⁺(S), S singular", False, published=False),
-        Claim("S indefinite", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", False, published=False),
     )
     trials = 120
     by_unit = True
@@ -421,18 +419,15 @@ class BNPProposition11(LayerStatement):
         """One unit, on a mini-batch, where its S is known sample by sample."""
         block = seen.hessian
         if not isinstance(block, FactoredHessian) or block.root is None:
-            return [not_applicable("S is not kept apart from Ĥ")] * 4
-        nothing = not_applicable("S is indefinite")
-        H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
+            return [not_applicable("S is not kept apart from Ĥ")] * 2
         if block.sign is not None:
-            return [nothing, nothing, nothing, self.bounded(seen.kappa, H, root[root > 0])]
+            return [not_applicable("S is indefinite")] * 2
+        H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
         active = root > 0
         if not active.any():
-            return [not_applicable("the unit is dead: S = 0")] * 4
-        outcome, some = self.bounded(seen.kappa, H[active], root[active]), not active.all()
-        definite = not_applicable("S is singular" if some else "S is not singular")
-        whole = self.bounded(seen.kappa, H, root[active]) if some else definite
-        return [definite if some else outcome, outcome, whole, not_applicable("S ≥ 0")]
+            return [not_applicable("the unit is dead: S = 0")] * 2
+        outcome = self.bounded(seen.kappa, H[active], root[active])
+        return [outcome if active.all() else not_applicable("S is singular"), outcome]
 
     def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> Outcome:
         """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
@@ -457,13 +452,10 @@ class BNPProposition11(LayerStatement):
             B = B + 0.3 * diagonal[:, None] * rng.standard_normal(B.shape) / len(B) ** 0.5
         active = rng.random(len(H)) < 0.5
         active[:2], active[-1] = True, False
-        signs = np.where(rng.random(len(H)) < 0.5, -1.0, 1.0)
         singular = self.factor(np.diag(diagonal * active), H)
         return [
             self.product(self.factor(B, H), H, B),
             self.product(singular, H[active], np.diag(diagonal[active])),
-            self.product(singular, H, np.diag(diagonal[active])),
-            self.indefinite(H, signs),
         ]
 
     def product(self, found: np.ndarray, H: np.ndarray, B: np.ndarray) -> Outcome:
@@ -473,39 +465,6 @@ class BNPProposition11(LayerStatement):
         # the product is rounded before it is measured
         off = len(B) * EPSILON * kappa(H).upper * root.upper
         return decided(lower * (1 - off), upper * (1 + off), root.upper)
-
-    def indefinite(self, H: np.ndarray, signs: np.ndarray) -> Outcome:
-        """S = ±1 on the diagonal: κ(S) = 1."""
-        if np.abs(signs.sum()) == len(signs):
-            return not_applicable("S is definite")
-        M = H.T @ (signs[:, None] * H)
-        found = condition_number((M + M.T) / 2, error=len(H) * EPSILON * float(np.linalg.norm(H) ** 2))
-        if not found.resolved:
-            return UNRESOLVED
-        inputs = kappa(H)
-        return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2)
-
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """4×2 inputs of small integers, of which S keeps three samples, or turns one around."""
-        wanted = {self.claims[2].name: 0, self.claims[3].name: -1}
-        for H in integer_matrices(seed, 4, 2):
-            H_hat = extended(H).astype(int)
-            if np.linalg.matrix_rank(H_hat) < 3:
-                continue
-            for name, last in list(wanted.items()):
-                rows, S = H_hat.tolist(), [Fraction(1)] * 3 + [Fraction(last)]
-                M = np.array(H_hat.T @ np.diag([1, 1, 1, last]) @ H_hat, dtype=float)
-                if np.linalg.cond(M) < CLEAR * np.linalg.cond(H_hat) ** 2 or np.linalg.matrix_rank(M) < 3:
-                    continue
-                low = exact.kappa_absolute(exact.gram(rows, S))[0]
-                high = exact.kappa_squared(exact.gram(rows))[1]
-                if low > high:
-                    del wanted[name]
-                    signs = f"diag(1, 1, 1, {last})"
-                    text = f"κ(ĤᵀSĤ) ≥ {float(low):.6f} > {float(high):.6f} ≥ κ(Ĥ)², S = {signs}, κ(S) = 1"
-                    yield Counterexample(name, rows, text, float(low / high))
-            if not wanted:
-                return
 
 
 @register

@@ -66,7 +66,6 @@ class BNPProposition2(LayerStatement):
     claims = (
         Claim("Hessian", "∇²_ŵ L = ĤᵀSĤ", True),
         Claim("S ≥ 0, piecewise linear", "S ≥ 0 if all after the unit is piecewise linear and the loss convex", True),
-        Claim("S ≥ 0, smooth", "S ≥ 0 with tanh, sigmoid or GELU units", False, published=False),
         Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
         Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
     )
@@ -94,14 +93,9 @@ class BNPProposition2(LayerStatement):
         )
         sign = nonnegative(S.numpy())
         regressions = [self.regression(rng, criterion) for criterion in self.regressions]
-        if layer == len(network.weights) - 1 or network.activation in networks.PIECEWISE_LINEAR:
-            return [
-                same,
-                sign,
-                not_applicable("all after the unit is piecewise linear"),
-                *regressions,
-            ]
-        return [same, not_applicable(f"{network.activation} after the unit"), sign, *regressions]
+        if layer < len(network.weights) - 1 and network.activation not in networks.PIECEWISE_LINEAR:
+            sign = not_applicable(f"{network.activation} after the unit")
+        return [same, sign, *regressions]
 
     def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
         """One unit without an activation, on random inputs."""
@@ -110,22 +104,6 @@ class BNPProposition2(LayerStatement):
         S = self.regressions[criterion](fitted) / len(fitted)
         scale = product(H_hat.abs(), S.abs()).max().item()
         return equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
-
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
-        """A tanh unit at the a where tanh a = p/q, with output v tanh a and target y: S is rational."""
-        rng = np.random.default_rng(seed)
-        while True:
-            q, v, y = (int(i) for i in rng.integers(2, 6, 3))
-            p = int(rng.integers(1, q))
-            t, slope = Fraction(p, q), 1 - Fraction(p, q) ** 2
-            # L = ½ (v tanh a − y)²: S = v² f'² + v r f'' with f' = 1 − t², f'' = −2 t (1 − t²), r = v t − y
-            first, second = (v * slope) ** 2, v * (v * t - y) * -2 * t * slope
-            if first + second < 0:
-                text = (
-                    f"S = {first + second} < 0 for ½ (v tanh a − y)² with v = {v}, y = {y}, tanh a = {t}: [v, y, p, q]"
-                )
-                yield Counterexample(self.claims[2].name, [[v, y, p, q]], text, float(-second / first))
-                return
 
 
 def nonnegative(S: np.ndarray) -> Outcome:
