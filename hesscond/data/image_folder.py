@@ -12,7 +12,7 @@ import torch
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
-from hesscond.data.sources import FolderSource, register
+from hesscond.data.sources import FolderSource, Sizes, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from hesscond.lazy import optional
 
@@ -49,15 +49,7 @@ class ImageFolder(FolderSource):
     def form(self, options: Mapping[str, Any]) -> Form:
         return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
 
-    def load(
-        self,
-        options: Mapping[str, Any],
-        directories: Sequence[Path],
-        *,
-        train_samples: int | None,
-        test_samples: int | None,
-        **how: Any,
-    ) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: Sizes, **how: Any) -> Dataset:
         with optional("image-folder"):
             import PIL  # noqa: F401  (before an hour of training)
         folder = self.folder(options["folder"], directories)
@@ -70,11 +62,10 @@ class ImageFolder(FolderSource):
                 f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both."
             )
         files, targets = {}, {}
-        for (split, name), own in zip(SPLITS.items(), (classes, others), strict=True):
-            samples = train_samples if name == "train" else test_samples
+        for (split, name), own, number in zip(SPLITS.items(), (classes, others), samples, strict=True):
             files[split], targets[split] = listed(folder / split, own, classes)
-            if samples is not None:
-                rows = rows_of(self.name, name, targets[split], samples)
+            if number is not None:
+                rows = rows_of(self.name, name, targets[split], number)
                 files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
         train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
         # other pictures are another source

@@ -103,8 +103,8 @@ def load(
         there = Path(data_dir).expanduser().exists()
         wrong = "is a file: give" if there else "does not exist: make it, or give"
         raise DataNotFoundError(f"the data directory {data_dir} {wrong} the folder that holds {name}.")
-    samples = {"train_samples": train_samples, "test_samples": test_samples}
-    data = source.load(source.checked(given), _directories(source, data_dir), download=download, **samples)
+    sizes = train_samples, test_samples
+    data = source.load(source.checked(given), _directories(source, data_dir), download=download, samples=sizes)
     return part(data, train=train_samples, test=test_samples)
 
 

@@ -16,7 +16,7 @@ from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import fingerprint
 from hesscond.data.image_folder import DIGITS, class_folders
 from hesscond.data.preparation import rows_of
-from hesscond.data.sources import FolderSource, register
+from hesscond.data.sources import FolderSource, Sizes, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 SPLITS = ("train", "test")
@@ -40,22 +40,14 @@ class ModelNet(FolderSource):
     def form(self, options: Mapping[str, Any]) -> Form:
         return Form((options["points"], 3), options["classes"], options["classes"])
 
-    def load(
-        self,
-        options: Mapping[str, Any],
-        directories: Sequence[Path],
-        *,
-        train_samples: int | None,
-        test_samples: int | None,
-        **how: Any,
-    ) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: Sizes, **how: Any) -> Dataset:
         folder = self.folder(options["folder"], directories)
         classes = class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
-        for split, samples in zip(SPLITS, (train_samples, test_samples), strict=True):
+        for split, number in zip(SPLITS, samples, strict=True):
             files, own = listed(folder, split, classes)
-            if samples is not None:
-                rows = rows_of(self.name, split, own, samples)
+            if number is not None:
+                rows = rows_of(self.name, split, own, number)
                 files, own = [files[row] for row in rows.tolist()], own[rows]
             name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
             clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, files, options))

@@ -19,6 +19,10 @@ from hesscond.lazy import Registry
 ENVIRONMENT = "HESSCOND_DATA_DIR"
 
 
+#: Numbers of training and of test samples; None: all.
+Sizes = tuple[int | None, int | None]
+
+
 class Source(ABC):
     """Data set of a name: its options, the form of its samples, where its files are, and how it is read."""
 
@@ -36,13 +40,7 @@ class Source(ABC):
 
     @abstractmethod
     def load(
-        self,
-        options: Mapping[str, Any],
-        directories: Sequence[Path],
-        *,
-        download: bool,
-        train_samples: int | None,
-        test_samples: int | None,
+        self, options: Mapping[str, Any], directories: Sequence[Path], *, download: bool, samples: Sizes
     ) -> Dataset:
         """Data set, or no more of it than is needed for the numbers of samples."""
 

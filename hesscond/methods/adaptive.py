@@ -238,8 +238,6 @@ class RMSProp(Adaptive):
 class Adam(Adaptive):
     """`torch.optim.Adam`: m_t = β₁m_{t−1} + (1−β₁)g_t, v_t = β₂v_{t−1} + (1−β₂)g_t², step −α m̂_t/(√v̂_t + ε).
 
-    Source: Kingma, Ba, ICLR 2015, Algorithm 1.
-
     Parameters
     ----------
     model
@@ -292,8 +290,6 @@ class AdamW(Adam):
     """`torch.optim.AdamW`: p ← (1 − αω) p, then the step of Adam with the gradient of the loss alone.
 
     It is Adam with L2 regularization in z, ω = 2λ: ``--method adam+l2:space=z,strength=λ`` takes the same steps.
-
-    Source: Loshchilov, Hutter, ICLR 2019, Algorithm 2.
 
     Parameters
     ----------

@@ -99,8 +99,6 @@ class Sophia(CurvatureDiagonal):
     h ← β₂h + (1 − β₂) z ∘ Hz every ``update_every`` steps; negative h count as ε does. Clipped entries move by ±1, so
     the step is no fixed linear map of m: measured is M = diag(1/max(γh, ε, |m|)), which is what was done to this m.
 
-    Source: Liu et al., ICLR 2024, Algorithms 1 and 3.
-
     Parameters
     ----------
     model
@@ -145,8 +143,6 @@ class AdaHessian(CurvatureDiagonal):
 
     v ← β₂v + (1 − β₂) ĥ², corrected as Adam's; the paper averages ĥ over the entries of a filter too, which is left
     out.
-
-    Source: Yao et al., AAAI 2021, Algorithm 1.
 
     Parameters
     ----------

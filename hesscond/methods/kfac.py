@@ -205,8 +205,6 @@ class EKFAC(KFAC):
     the best diagonal in this basis. When Q is computed again, s restarts with that step's squares. The rest is as in
     `KFAC`.
 
-    Source: George et al., NeurIPS 2018, Algorithm 1.
-
     Parameters
     ----------
     model, rho, damping, update_every, targets, layers

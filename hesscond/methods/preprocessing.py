@@ -126,8 +126,6 @@ class Preprocessing(Method):
 class Standardization(Preprocessing):
     """x' = (x − μ)/σ with the mean and the deviation of the training inputs (1/N).
 
-    Source: LeCun, Bottou, Orr, Müller, *Efficient BackProp* (1998), sec. 4.3.
-
     Parameters
     ----------
     model

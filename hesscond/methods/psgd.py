@@ -19,8 +19,6 @@ class PSGD(Learned):
     diagonal Q. û is the averaged gradient, corrected as Adam's. A direction whose root mean square exceeds 1.1 is
     shortened to it, which is part of M.
 
-    Source: Li, IEEE TNNLS 29 (2018).
-
     Parameters
     ----------
     model

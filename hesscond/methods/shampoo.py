@@ -107,8 +107,6 @@ class SOAP(Learned):
     The method has no momentum: a momentum of the training averages M G. At the unit level, where M mixes units, the
     block of M of a unit's own parameters counts.
 
-    Source: Vyas et al., ICLR 2025, Algorithm 3.
-
     Parameters
     ----------
     model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -243,8 +242,7 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     count = min(search.k, len(search.found.values))
     if count == 0:
         return nothing(products, excluded, vectors, search.stopped)
-    U, images, values = rayleigh_ritz(products, search.found.vectors[:count])
-    residuals = torch.linalg.vector_norm(images - U * values.to(U), dim=0).double().cpu()
+    values, U, residuals = rayleigh_ritz(products, search.found.vectors[:count])
     noise, null, least = products.error, len(excluded.found), float(values.abs().min())
     drift = float(residuals.max()) > 2 * float(search.found.residuals[:count].max()) + 4 * noise
     reason = search.stopped
@@ -277,33 +275,19 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
             message += f"; only {count} eigenvalues are nonzero"
     else:
         message = f"not converged: {reason} ({how}); {advice(search)}"
-    return scaled(
-        EigenResult(
-            eigenvalues=values,
-            eigenvectors=U,
-            residuals=residuals,
-            lower=lower,
-            upper=upper,
-            settled=settled,
-            converged=converged,
-            products=products.count,
-            norm=products.norm,
-            null=null - search.dubious,
-            vectors=vectors + null,
-            message=message,
-        ),
-        products.exponent,
-    )
+    ritz = values, U, residuals, lower, upper
+    return result(products, ritz, settled, converged, null=null - search.dubious, vectors=vectors + null, message=message)
 
 
 def rayleigh_ritz(products: CountedProducts, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Orthonormal Ritz vectors U (n, c) in the span of ``rows`` (c, n), AU, and the Ritz values, descending."""
+    """Ritz values, descending, orthonormal Ritz vectors U (n, c) in the span of ``rows`` (c, n), and residual norms."""
     U = torch.linalg.qr(rows.T).Q
     images = products.images(U.T.contiguous()).T
     H = (U.T @ images).double().cpu()
     values, Y = torch.linalg.eigh((H + H.T) / 2)
-    rotation = Y.flip(1).to(U)
-    return U @ rotation, images @ rotation, values.flip(0)
+    rotation, values = Y.flip(1).to(U), values.flip(0)
+    U, images = U @ rotation, images @ rotation
+    return values, U, torch.linalg.vector_norm(images - U * values.to(U), dim=0).double().cpu()
 
 
 def bounds(
@@ -336,35 +320,31 @@ def advice(search: Davidson) -> str:
 
 def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
     """Result if no eigenvalue is nonzero, or none was found."""
-    none = torch.zeros(0, dtype=torch.float64)
+    none, settled = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
+    vector = torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device)
     known = 0 if excluded.known is None else excluded.known.dimension
-    zero = products.norm == 0
+    null = products.order - known if products.norm == 0 else len(excluded.found)
+    message = "no eigenvalue can be told from zero" if stopped is None else f"not converged: {stopped}"
+    ritz = none, vector, none, none, none
+    return result(products, ritz, settled, stopped is None, null=null, vectors=vectors, message=message)
+
+
+def result(
+    products: CountedProducts,
+    ritz: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    settled: torch.Tensor,
+    converged: bool,
+    *,
+    null: int,
+    vectors: int,
+    message: str,
+) -> EigenResult:
+    """Result for the operator before it was divided by 2ᵉ, from values, vectors, residuals and both ends of bounds."""
+    values, U, *others = ritz
+    scale, count, norm = 2.0**products.exponent, products.count, math.ldexp(products.norm, products.exponent)
+    residuals, lower, upper = (part * scale for part in others)
     return EigenResult(
-        eigenvalues=none,
-        eigenvectors=torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device),
-        residuals=none,
-        lower=none,
-        upper=none,
-        settled=torch.zeros(0, dtype=torch.bool),
-        converged=stopped is None,
-        products=products.count,
-        norm=math.ldexp(products.norm, products.exponent),
-        null=products.order - known if zero else len(excluded.found),
-        vectors=vectors,
-        message="no eigenvalue can be told from zero" if stopped is None else f"not converged: {stopped}",
-    )
-
-
-def scaled(result: EigenResult, exponent: int) -> EigenResult:
-    """Result for the operator before it was divided by 2ᵉ."""
-    scale = 2.0**exponent
-    return replace(
-        result,
-        eigenvalues=result.eigenvalues * scale,
-        residuals=result.residuals * scale,
-        lower=result.lower * scale,
-        upper=result.upper * scale,
-        norm=result.norm * scale,
+        *(values * scale, U, residuals, lower, upper, settled, converged), count, norm, null, vectors, message
     )
 
 
@@ -416,8 +396,7 @@ def smallest_dense(products: CountedProducts, k: int, excluded: Excluded, *, tol
     wanted = ranked[null + dubious : null + dubious + k]
     if not len(wanted):
         return nothing(products, excluded, len(A), f"{dubious} eigenvalues are round-off or not" if dubious else None)
-    U, images, theta = rayleigh_ritz(products, vectors[:, wanted].T)
-    residuals = torch.linalg.vector_norm(images - U * theta.to(U), dim=0).double().cpu()
+    theta, U, residuals = rayleigh_ritz(products, vectors[:, wanted].T)
     others = ranked[null + dubious + k :]
     beyond = float(sizes[others[0]]) - noise * math.sqrt(len(A)) if len(others) else math.inf
     lower, upper = bounds(
@@ -437,20 +416,5 @@ def smallest_dense(products: CountedProducts, k: int, excluded: Excluded, *, tol
         )
     else:
         message = "not converged: the products are noisier than they claim; make the operator deterministic"
-    return scaled(
-        EigenResult(
-            eigenvalues=theta,
-            eigenvectors=U,
-            residuals=residuals,
-            lower=lower,
-            upper=upper,
-            settled=settled.cpu(),
-            converged=converged,
-            products=products.count,
-            norm=products.norm,
-            null=null,
-            vectors=3 * len(A),
-            message=message,
-        ),
-        products.exponent,
-    )
+    ritz = theta, U, residuals, lower, upper
+    return result(products, ritz, settled.cpu(), converged, null=null, vectors=3 * len(A), message=message)
