@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -139,7 +139,6 @@ def recurrences(
     *,
     dtype: torch.dtype,
     null_space: Subspace | None,
-    on_step: Callable[[], None] = lambda: None,
 ) -> list[Recurrence]:
     """Lanczos recurrences from the next ``count`` unit vectors of ``starts``, with one product a step for all.
 
@@ -183,7 +182,6 @@ def recurrences(
         size = torch.maximum(size, alphas[:, k].abs() + norms)
         active = active & (norms > threshold * size) & (k + 1 < whole)
         betas[:, k] = torch.where(active, norms, 0.0)
-        on_step()
         if k + 1 == steps or not bool(active.any()):
             break
         # recurrences that ended continue as zero vectors
@@ -332,16 +330,14 @@ def lanczos_density(
 ) -> Density:
     """Density by stochastic Lanczos quadrature, ``block`` probes at a time."""
     found: list[Recurrence] = []
-    done = 0
+    products = 0
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
-
-    def step() -> None:
-        nonlocal done
-        done += width
-
     while len(found) < probes:
         width = min(block, probes - len(found))
-        found += recurrences(A, vectors, width, steps, dtype=dtype, null_space=known, on_step=step)
+        own = recurrences(A, vectors, width, steps, dtype=dtype, null_space=known)
+        # all take part in the products until the last one has ended
+        products += width * max(len(one.alphas) for one in own)
+        found += own
     if not all(np.isfinite(one.alphas).all() and np.isfinite(one.betas).all() for one in found):
         raise MatrixError("products of the operator are not finite: look at the loss and the parameters")
     size = max(float(np.abs(one.gauss()[0]).max()) for one in found)
@@ -352,7 +348,7 @@ def lanczos_density(
         null=0 if known is None else known.dimension,
         psd=A.psd,
         blur=max(BLUR * rounding * size, SMALLEST),
-        products=done,
+        products=products,
         vectors=block * (steps + WORKING),
         seed=seed,
     )

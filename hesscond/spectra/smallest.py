@@ -276,7 +276,9 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     else:
         message = f"not converged: {reason} ({how}); {advice(search)}"
     ritz = values, U, residuals, lower, upper
-    return result(products, ritz, settled, converged, null=null - search.dubious, vectors=vectors + null, message=message)
+    return result(
+        products, ritz, settled, converged, null=null - search.dubious, vectors=vectors + null, message=message
+    )
 
 
 def rayleigh_ritz(products: CountedProducts, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
