@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow test-all lint types bench docs dist gallery support support-page clean
+.PHONY: help setup study test test-slow test-all lint types bench docs page dist gallery support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -60,6 +60,9 @@ $(VENV)/.docs: $(VENV)/.installed
 docs: $(VENV)/.docs ## build the documentation into build/docs, no warnings, no broken links (TRIALS=5: sooner)
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx --quiet --jobs auto --fail-on-warning --keep-going -b html docs build/docs
 	$(BIN)/python docs/check_site.py build/docs
+
+page: $(VENV)/.docs ## build one page of the documentation (soon from the second time on): make page PAGE=howto/ci
+	OMP_NUM_THREADS=1 PAGE=$(PAGE) $(BIN)/python -m sphinx --quiet -b html docs build/page docs/$(PAGE).md
 
 dist: ## build sdist and wheel, and try the wheel in a new environment and an empty folder
 	rm -rf dist build/dist

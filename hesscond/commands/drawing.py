@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ import typer
 from hesscond.commands import options
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.report.page import COLUMN, METADATA, Page, save_figure, venue_page
+from hesscond.report.page import COLUMN, METADATA, Page, resized, save_figure, venue_page
 from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
 
@@ -42,6 +44,8 @@ def figure(
         str | None, typer.Option(help="Size and type of a venue's template: neurips2024, icml2024, jmlr2001, …")
     ] = None,
     width: Annotated[str, typer.Option(help="column, or full: across both columns of the template.")] = "column",
+    font_size: Annotated[float | None, typer.Option(help="Size of the type, in points.")] = None,
+    size: Annotated[str | None, typer.Option(help="Width, or width and height, in inches: 5 or 5x3.")] = None,
 ) -> None:
     """Draw a figure from stored runs.
 
@@ -52,6 +56,7 @@ def figure(
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
+    page = sized(page, font_size, size)
     options.check_file("--output", output, METADATA)
     names = runs or []
     if kind == RATE:
@@ -63,6 +68,21 @@ def figure(
         drawn = FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
+
+
+def sized(page: Page, font_size: float | None, size: str | None) -> Page:
+    """Page with another size of the type, in points, and another width and height, in inches, as "5x3"."""
+    if font_size is not None:
+        if not 1 <= font_size <= 100:
+            raise ConfigError(f"--font-size takes points from 1 to 100, not {font_size:g}")
+        page = replace(page, template=resized(page.template, font_size), fixed_sizes=True)
+    if size is not None:
+        found = re.fullmatch(r"(\d+\.?\d*)(?:x(\d+\.?\d*))?", size, re.ASCII)
+        inches = [float(part) for part in found.groups() if part] if found else []
+        if not inches or not all(1 <= length <= 100 for length in inches):
+            raise ConfigError(f"--size takes inches from 1 to 100, a width or width and height as 5x3, not {size!r}")
+        page = replace(page, width=inches[0], height=inches[1] if len(inches) > 1 else None)
+    return page
 
 
 def drawn_rate(names: list[str], page: Page) -> Any:

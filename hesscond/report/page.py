@@ -68,12 +68,31 @@ class Page:
     ----------
     width
         Width of the figure, in inches.
-    style
-        rcParams while the figure is made.
+    template
+        rcParams of the page.
+    height
+        Height of the figure, in inches; None: what its contents take.
+    fixed_sizes
+        Whether the sizes of the type are those of the template, whatever the user's rcParams say.
     """
 
     width: float = COLUMN_WIDTH
-    style: Mapping[str, Any] = field(default_factory=lambda: STYLE)
+    template: Mapping[str, Any] = field(default_factory=lambda: STYLE)
+    height: float | None = None
+    fixed_sizes: bool = False
+
+    @property
+    def style(self) -> Mapping[str, Any]:
+        """Parameters while the figure is made: those of the user that are not matplotlib's defaults come first."""
+        import matplotlib
+
+        own, default = matplotlib.rcParams, matplotlib.rcParamsDefault
+        names = [name for name in self.template if not (self.fixed_sizes and name in SIZES)]
+        given = {name: own[name] for name in names if own[name] != default[name]}
+        style = self.template
+        if isinstance(size := given.get("font.size"), float):
+            style = resized(style, size)
+        return {**style, **{name: value for name, value in given.items() if name not in SIZES or is_points(value)}}
 
     @property
     def scale(self) -> float:
@@ -97,13 +116,25 @@ class Page:
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
         layout = ConstrainedLayoutEngine(h_pad=h_pad, w_pad=0.02, hspace=hspace)
-        return Figure(figsize=(self.width, min(height * self.scale, TALLEST)), layout=layout)
+        tall = min(height * self.scale, TALLEST) if self.height is None else self.height
+        return Figure(figsize=(self.width, tall), layout=layout)
 
     def wrapped(self, text: str, size: float | None = None) -> str:
         """The text in lines that fit the width, at a type size in points (that of the legend if not given)."""
         points = float(self.style["legend.fontsize"]) if size is None else size
         width = max(20, int(1.72 * 72 * self.width / points))
         return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def is_points(size: Any) -> bool:
+    """Whether a size of type is a number of points, not a word as "large"."""
+    return isinstance(size, (int, float))
+
+
+def resized(style: Mapping[str, Any], size: float) -> dict[str, Any]:
+    """Style with another size of type in points, and the other sizes in proportion."""
+    factor = size / float(style["font.size"])
+    return {**style, **{name: factor * float(style[name]) for name in SIZES}}
 
 
 #: One column of a two-column journal.
@@ -172,14 +203,17 @@ def save_figure(figure: Figure, path: Path | str) -> None:
     import matplotlib
 
     path = Path(path)
-    suffix = path.suffix.lower()
+    suffix, partial = path.suffix.lower(), path.with_name(f".{path.name}.part")
     if suffix not in METADATA:
         raise ConfigError(f"cannot write a figure to {path}: its name must end in {', '.join(METADATA)}")
     options = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hesscond", "savefig.bbox": None}
     try:
         with matplotlib.rc_context(options):
-            figure.savefig(path, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
+            figure.savefig(partial, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
+        partial.replace(path)
     except OSError as error:
+        # a full disk leaves nothing, and an earlier figure as it was
+        partial.unlink(missing_ok=True)
         raise ConfigError(f"the figure {path} cannot be written: {error.strerror or error}") from None
 
 

@@ -1,9 +1,13 @@
+import errno
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
 import hesscond
 from hesscond.errors import ConfigError
@@ -34,6 +38,44 @@ def test_files_that_cannot_be_written(run, tmp_path, name):
     with pytest.raises(ConfigError, match=words):
         save_figure(conditioning_figure([run]), tmp_path / name)
     assert not (tmp_path / name).exists()
+
+
+def test_a_full_disk_leaves_the_earlier_figure(run, tmp_path, monkeypatch):
+    path = tmp_path / "figure.png"
+    save_figure(conditioning_figure([run]), path)
+    before = path.read_bytes()
+
+    def full(self, name, **options):
+        Path(name).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(ConfigError, match=r"figure\.png cannot be written: No space left on device"):
+        save_figure(conditioning_figure([run]), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_sizes_are_those_of_the_options_then_of_the_user_then_of_the_page(run, tmp_path, call_cli):
+    def sizes(figure):
+        return {text.get_fontsize() for ax in figure.axes for text in (ax.xaxis.label, *ax.get_xticklabels())}
+
+    assert sizes(conditioning_figure([run])) == {7.0, 6.5}
+    with matplotlib.rc_context({"font.size": 14.0, "axes.linewidth": 2.0, "ytick.labelsize": 5}):
+        figure = conditioning_figure([run])
+        assert sizes(figure) == {14.0, 13.0}
+        assert {spine.get_linewidth() for ax in figure.axes for spine in ax.spines.values()} == {2.0}
+        assert {text.get_fontsize() for ax in figure.axes for text in ax.get_yticklabels()} == {5.0}
+        done = call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.svg", "--font-size", 8)
+    assert done.code == 0, done.err
+    text = (tmp_path / "a.svg").read_text()
+    assert set(re.findall(r"font(?:-size)?: (?:\w+ )?([\d.]+)px", text)) & {"8", "14"} == {"8"}
+    assert call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.png", "--size", "4x3").code == 0
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size == (1200, 900)
+    for option, value in (("--size", "4by3"), ("--size", "0"), ("--font-size", "0")):
+        done = call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "b.png", option, value)
+        assert (done.code, option in done.err) == (2, True)
 
 
 @pytest.mark.share(3)
