@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 import hesscond
+import hesscond.operators
+from hesscond.errors import ConfigError
+from hesscond.problem.devices import default_memory, has_float64
 from tests.pretend_device import PretendTensor, pretend_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -86,3 +89,55 @@ def test_probes_have_the_same_bits(level, device):
     here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level)
     there = hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()), level=level)
     assert numbers(there) == numbers(here)
+
+
+@pytest.mark.parametrize("method", ["bnp", "sphere", "kfac"])
+def test_methods_have_the_same_bits(method, device):
+    here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), method=method)
+    there = hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()), method=method)
+    assert numbers(there) == numbers(here)
+
+
+def test_iterations_have_the_same_bits(device):
+    here = hesscond.HessianOperator(network(), nn.CrossEntropyLoss(), batch())
+    there = hesscond.HessianOperator(moved(network()), nn.CrossEntropyLoss(), moved(batch()))
+    for which in ("top", "smallest-nonzero"):
+        own, other = (hesscond.lanczos(H, 2, which=which).eigenvalues.cpu() for H in (here, there))
+        assert torch.equal(own, other)
+
+
+# ------------------------------------------------------------------------------------------------- what a device lacks
+
+
+def test_without_float64_there_is_one_sentence():
+    with pretend_device(float64=False):
+        has_float64.cache_clear()
+        with pytest.raises(ConfigError, match=r"'pretend:0' has no float64.*CPU"):
+            hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()))
+    has_float64.cache_clear()
+
+
+def test_memory_is_half_of_what_the_device_reports(device):
+    tensor = torch.zeros(100, device="pretend", dtype=torch.float64)
+    device.limit = device.used[0] + 10_000
+    assert default_memory([tensor]) == 5000
+    assert default_memory([torch.zeros(1)]) == 4 * 10**9
+
+
+def test_a_product_is_halved_where_memory_ends(device):
+    """One product of 64 columns does not fit, and parts of them do."""
+
+    class Doubled(hesscond.operators.SymmetricOperator):
+        sizes = ()
+
+        def multiply(self, V):
+            self.sizes = (*self.sizes, V.shape[1])
+            return (V.repeat(1, 8) * 2)[:, : V.shape[1]].clone()
+
+    A = Doubled(50, torch.float64, "pretend")
+    V = torch.randn(50, 64, dtype=torch.float64)
+    there = V.to("pretend")
+    device.limit = device.used[0] + 50 * 8 * 64 * 10
+    assert torch.equal((A @ there).cpu(), 2 * V)
+    assert A.sizes[0] == 64
+    assert max(A.sizes[1:]) == 32
