@@ -181,6 +181,17 @@ def test_a_folder_that_is_read_only(folder):
         folder.chmod(0o700)
 
 
+def test_a_file_that_nobody_may_write(folder, monkeypatch):
+    """As root, to whom permissions are nothing, SQLite is told so."""
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        "hesscond.runs.log.sqlite3.connect", lambda address, **o: connect(address.replace("mode=rw", "mode=ro"), **o)
+    )
+    with pytest.raises(HesscondError, match=r"cannot be written: attempt to write a readonly database"):
+        RunLog.reopened(folder)
+    assert refusal(folder) is None
+
+
 # --- the configuration -----------------------------------------------------------------------------------------------
 
 
