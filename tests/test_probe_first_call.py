@@ -297,3 +297,29 @@ def test_a_loss_that_holds_all_the_data_is_searched_nearby_only():
     result = hesscond.probe(model, trainer.loss, (torch.randn(9, 4), torch.randint(3, (9,))))
     assert list(result) == ["0", "2"]
     assert any("weights[0]" in name for name in result.skipped)
+
+
+class Odd(tuple):
+    """Tuple of a class without a length, as the representations of an equivariant network."""
+
+    __slots__ = ()
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+class Density(nn.Module):
+    """Normal density with parameters of its own, of no inputs; its loss is in what it returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.kinds = nn.Parameter(torch.tensor([0.3, -0.2])), Odd("ab")
+
+    def forward(self, inputs=None, target=None):
+        return {"loss": (self.mean.exp() - 1).square().sum()}
+
+
+def test_a_model_without_inputs_and_its_own_loss_is_measured_under_the_name_of_its_parameter():
+    result = hesscond.probe(Density(), None, (None, torch.randn(4, 2)), level="layer")
+    e = torch.tensor([0.3, -0.2]).double().exp()
+    torch.testing.assert_close(result["mean"].hessian(), torch.diag(4 * e**2 - 2 * e), rtol=1e-12, atol=1e-12)

@@ -189,7 +189,7 @@ class State:
         if isinstance(value, dict):
             self._attributes(value, depth)
         elif isinstance(value, (list, set, deque, tuple)):
-            if kind is not tuple:
+            if not isinstance(value, tuple):
                 self.others.append((value, list(value)))
             for item in value if depth else ():
                 if type(item) not in PLAIN:
