@@ -993,7 +993,7 @@ def root():
 INTRODUCTION = """\
 # First calls
 
-One call, `hesscond.probe(model, loss, batch)`, on models of public libraries and on loops that people write: tiny,
+One call, `hesscond.probe(model, loss, batch)`, on models and losses that people write: tiny,
 in float32, with random weights. Each Hessian of the answer was compared, along a random vector, with a double
 backward on a copy of the model in float64 that shares nothing with hesscond; *differences*: with extrapolated
 differences of its gradient, where torch's second derivatives are missing or wrong. `skipped` of the results names
