@@ -323,3 +323,25 @@ def test_a_model_without_inputs_and_its_own_loss_is_measured_under_the_name_of_i
     result = hesscond.probe(Density(), None, (None, torch.randn(4, 2)), level="layer")
     e = torch.tensor([0.3, -0.2]).double().exp()
     torch.testing.assert_close(result["mean"].hessian(), torch.diag(4 * e**2 - 2 * e), rtol=1e-12, atol=1e-12)
+
+
+class Spectral(nn.Module):
+    """Layer that multiplies Fourier coefficients by complex weights, before a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * torch.randn(2, 3, 4, dtype=torch.cfloat))
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        modes = torch.einsum("bif,iof->bof", torch.fft.rfft(x)[..., :4], self.weight)
+        return self.fc(torch.fft.irfft(modes, n=8).tanh().mean(2))
+
+
+def test_complex_parameters_are_skipped_with_the_reason():
+    torch.manual_seed(0)
+    batch = torch.randn(20, 2, 8), torch.randint(3, (20,))
+    result = hesscond.probe(nn.Sequential(Spectral()), CE, batch)
+    assert list(result) == ["0.fc"]
+    assert "weight" in result.skipped["0"]
+    assert "complex" in result.skipped["0"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from hesscond.capture import Layer
+from hesscond.capture.forward import COMPLEX
 from hesscond.capture.layers import stock_class
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Chart
@@ -143,10 +144,14 @@ def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, st
     reference = reached(m.question) if m.reference is None else m.reference
     catalogue = Catalogue(m.question.model)
     measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
-    missing = {key for key in reference.reached if id(catalogue.parameters[key]) not in measured}
+    # no derivatives are taken in complex parameters, which may or may not be reached
+    imaginary = {key for key, p in catalogue.parameters.items() if p.is_complex() and p.requires_grad}
+    missing = {key for key in reference.reached if id(catalogue.parameters[key]) not in measured} | imaginary
     left = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
     left = {name: keys for name, keys in left.items() if keys and name not in m.skipped}
-    failing, undivided = trial(m, {name: catalogue.natural[name] for name in left}, reference.first)
+    real = {name: catalogue.natural[name] for name, keys in left.items() if not imaginary.intersection(keys)}
+    failing, undivided = trial(m, real, reference.first)
+    failing |= dict.fromkeys(left.keys() - real.keys(), COMPLEX)
     owners: dict[str, list[str]] = {}
     for name, keys in left.items():
         owner = keys[0].rpartition(".")[0].partition(".parametrizations.")[0] or "model"
