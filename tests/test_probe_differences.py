@@ -162,6 +162,22 @@ def test_the_scale_of_the_features_does_not_matter(size):
     assert probe(rescaled(stale_square), "layer", batch=batch)["0"].route == "differences of the gradient"
 
 
+#: x², whose double backward is half of its second derivative.
+half_square = function(lambda x: x * x, lambda g, k, x: g * (x + x.detach()), saved=lambda x, y: (x,))
+
+
+@pytest.mark.parametrize("constant", [1e3, 1e5])
+def test_curvature_far_below_the_loss_is_compared_at_longer_steps(constant):
+    """At the first step both derivatives are round-off of a loss that is a large constant."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 1)).double(), BATCH[0][:, :3].double()
+    loss = lambda o, t: 1e-3 * half_square(o).mean() + constant  # noqa: E731
+    result = hesscond.probe(model, loss, (x, torch.zeros(len(x), 1)), level="layer")["0"]
+    assert result.route == "differences of the gradient"
+    rows = torch.cat([torch.ones(len(x), 1), x], 1)
+    torch.testing.assert_close(result.hessian(), 2e-3 * rows.T @ rows / len(x), rtol=1e-2, atol=1e-2 * 2e-3)
+
+
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_a_hessian_that_differences_see_is_not_called_zero(level):
     """A Householder product, whose own terms are large."""
