@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,7 +150,7 @@ def main() -> None:
             sys.exit(BAD_USE)
         names = re.findall(r"(?<=')[\w-]+(?=')|--[\w-]+", message)
         gone = [f"{name!r} is gone: {GONE[name]}" for name in names if name in GONE]
-        fail(gone[0] if gone else message)
+        fail(gone[0] if gone else number_expected(message, names) or message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")
         sys.exit(INTERRUPTED)
@@ -166,6 +167,16 @@ def fail(sentence: str) -> None:
     """Print an error sentence and exit with the code for bad use."""
     complain(sentence)
     sys.exit(BAD_USE)
+
+
+def number_expected(message: str, names: list[str]) -> str:
+    """Sentence about an option with a value that is no number, which the parser's own message does not show; or ''."""
+    found = re.search(r"Input should be a valid (number|integer)", message)
+    given = [f"{word}={then}" if not word.count("=") else word for word, then in pairwise([*sys.argv, ""])]
+    value = next((v for name, _, v in (word.partition("=") for word in given) if name in names), None)
+    if found is None or value is None:
+        return ""
+    return f"{names[0]} takes a {'whole number' if found[1] == 'integer' else 'number'}, not {value!r}"
 
 
 def show_version(wanted: bool) -> None:

@@ -164,7 +164,7 @@ def test_lists(call_cli, stored):
         "status": "finished",
         "iterations": 3,
         "total": 3,
-        "loss": stored.table("training")["loss"].iloc[-1],
+        "last_loss": stored.table("training")["loss"].iloc[-1],
         "started": stored.facts["started"],
         "seconds": stored.seconds,
     }

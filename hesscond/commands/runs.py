@@ -55,7 +55,7 @@ def standing(run: StoredRun) -> dict[str, Any]:
         "status": run.status,
         "iterations": run.iterations,
         "total": run.total,
-        "loss": loss if math.isfinite(loss) else None,
+        "last_loss": loss if math.isfinite(loss) else None,
         "started": run.facts.get("started", ""),
         "seconds": None if math.isnan(seconds) else seconds,
     }
@@ -63,12 +63,12 @@ def standing(run: StoredRun) -> dict[str, Any]:
 
 def shown(row: dict[str, Any], folder: Path) -> dict[str, str]:
     """A row of the table in the terminal, its run as seen from the folder."""
-    loss, seconds, total, done = row["loss"], row["seconds"], row["total"], row["iterations"]
+    loss, seconds, total, done = row["last_loss"], row["seconds"], row["total"], row["iterations"]
     return {
         "run": str(Path(row["run"]).relative_to(folder)),
         "status": row["status"],
         "iterations": f"{done}" if done == total else f"{done}/{'?' if total is None else total}",
-        "loss": "–" if loss is None else f"{loss:.3g}",
+        "last loss": "–" if loss is None else f"{loss:.3g}",
         "took": "–" if seconds is None else clock_time(seconds),
     }
 

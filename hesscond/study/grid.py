@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError
-from hesscond.methods import parse, registered
+from hesscond.methods import parse
 from hesscond.runs import check_free, check_no_run
 from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.runner import RunPlan
@@ -100,9 +100,8 @@ def asked(
             method, lr = [study.run.label or study.run.method], lr or study.run.learning_rate
         seed = str(study.run.seed) if seed is None else seed
     if not method:
-        own = "".join(f"{entry.name}, " for entry in study.methods)
-        names = ", ".join(one.name for one in registered())
-        raise ConfigError(f"name at least one method with --method: {own}{names}")
+        own = ", ".join(entry.name for entry in study.methods) or "vanilla, bnp"
+        raise ConfigError(f"name at least one method with --method, such as {own} (hesscond methods lists all)")
     return method, lr, "0" if seed is None else seed, out
 
 
