@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
@@ -110,13 +109,14 @@ Piece = TypeVar("Piece")
 @cache
 def module_in(file: Path) -> ModuleType:
     """Module of a file of the user's, which is run once; it may import the files next to it."""
-    spec = spec_from_file_location(f"hesscond_file_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
+    if not file.is_file():
         raise ConfigError(f"there is no file {file}")
-    module = sys.modules[spec.name] = module_from_spec(spec)
+    module = sys.modules[f"hesscond_file_{file.stem}"] = ModuleType(f"hesscond_file_{file.stem}")
+    module.__file__ = str(file)
     sys.path.insert(0, str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        # not by the import system, which would leave a folder of bytecode next to the file
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{file} cannot be imported: {one_line(error)}") from error
     finally:

@@ -115,7 +115,7 @@ BAD = {
     "probe net.py:make --rtol nan": ["--rtol"],
     "probe net.py:make --products 40": ["--products goes with --level network, not with --level unit"],
     "probe net.py:make --products 3 --level network": ["products=3 is too few", "10 or more"],
-    "probe net.py:make --products many --level network": ["--products", "integer"],
+    "probe net.py:make --products many --level network": ["--products takes a whole number, not 'many'"],
     "probe net.py:make --products 40 --level network --memory 1KB": [
         *("40 products with the Hessian of 74 parameters take", "more than memory", "--dtype as-is")
     ],

@@ -121,7 +121,7 @@ def test_numbers_round_outwards():
         assert float(high) / float(low) - 1 <= 1.1e-5
         assert float(compact(value)) == pytest.approx(value, rel=5.1e-3)
         assert len(compact(value)) <= 7
-    assert [compact(x) for x in (999.6, 99.96, 0.0123, 1e5)] == ["1.00e3", "100", "1.23e-2", "1.00e5"]
+    assert [compact(x) for x in (999.6, 99.96, 0.0123, 1e5)] == ["1.00e3", "100", "0.0123", "1.00e5"]
 
 
 def test_notes():
