@@ -14,12 +14,14 @@ import copy
 import dataclasses
 import functools
 import itertools
+import random
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -103,6 +105,13 @@ def as_called(loss_fn, batch, model):
     return loss_fn(model(*args, **kwargs), target)
 
 
+def seeded(seed):
+    """Seed all global generators: masks of transformers are drawn by NumPy."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
 class Truth:
     """Products with the Hessian of the loss of a float64 copy of a model."""
 
@@ -111,7 +120,7 @@ class Truth:
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def loss(self):
-        torch.manual_seed(self.seed)
+        seeded(self.seed)
         with InDouble(torch.float32), sdpa_kernel(SDPBackend.MATH):
             return self.loss_of(self.model)
 
@@ -1013,7 +1022,7 @@ def tried(one):
         if p.is_complex():
             p.data = p.data.to(torch.complex128)
     loss_of = own[0] if own else functools.partial(as_called, loss, batch)
-    torch.manual_seed(1)
+    seeded(1)
     try:
         result = hesscond.probe(model, loss, batch)
     except hesscond.HesscondError as error:
