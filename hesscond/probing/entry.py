@@ -190,7 +190,7 @@ def probe(
     team = team_of(model, group)
     model = measurable(model)
     layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
-    outside = {} if method is not None else parameters_outside(model, loss_fn)
+    outside = parameters_outside(model, loss_fn)
     if outside and (names_one(outside, layers, blocks) or not any(p.requires_grad for p in model.parameters())):
         model, outside = holding(model, outside), {}
     size = bytes_of(memory)
@@ -224,7 +224,7 @@ def probe(
     with derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
-        if outside and layers is None and blocks is None and is_batch(data):
+        if outside and layers is None and blocks is None and not isinstance(data, Iterator):
             whole = replace(question, model=holding(model, outside))
             result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole).reached}
         return result
