@@ -1005,7 +1005,8 @@ INTRODUCTION = """\
 One call, `hesscond.probe(model, loss, batch)`, on models and losses that people write: tiny,
 in float32, with random weights. Each Hessian of the answer was compared, along a random vector, with a double
 backward on a copy of the model in float64 that shares nothing with hesscond; *differences*: with extrapolated
-differences of its gradient, where torch's second derivatives are missing or wrong. `skipped` of the results names
+differences of its gradient, where torch's second derivatives are missing or wrong; hesscond then uses
+differences too, whose error is in the interval of κ (`odeint_adjoint`). `skipped` of the results names
 the rest with the way to measure it. Written by `benchmarks/first_calls.py`.
 
 | library | model | Hessians | skipped | difference |
