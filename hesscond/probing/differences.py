@@ -174,8 +174,7 @@ class Differences:
             ends.append(list(gradients([loss], leaves, None)))
             del loss, leaves
         plus, minus = ends
-        doubles = [s * h.detach() for s, h in zip(self.sizes, product, strict=True)]
-        norms = list(map(length, doubles))
+        norms = [length(s * h.detach()) for s, h in zip(self.sizes, product, strict=True)]
         # entries of a gradient may themselves be differences of larger terms, of the size of the loss
         energy = max([energy, *(length(s * g.detach()) for s, g in zip(self.sizes, gradient, strict=True))])
         found = Directional([], 64 * self.eps * (energy / step + max(norms, default=0.0)))
@@ -183,10 +182,10 @@ class Differences:
             p, m = plus[k].detach(), minus[k].detach()
             # for a large network, two copies would not fit
             plus[k] = minus[k] = p.new_empty(0)
-            central = torch.sub(p, m).div_(2 * step)
+            double, central = s * h.detach(), torch.sub(p, m).div_(2 * step)
             forms = inner(v, h.detach()), inner(v, central)
             central.mul_(s)
-            own = Along(doubles[k], central, forms, (norms[k], length(central)), length(doubles[k] - central), math.inf)
+            own = Along(double, central, forms, (norms[k], length(central)), length(double - central), math.inf)
             found.parameters.append(own)
             if not found.is_explained(k, self.tolerance):
                 own.bend = length(torch.add(p, m).sub_(g.detach(), alpha=2).mul_(s)) / (2 * step)
