@@ -126,8 +126,12 @@ def bytes_of(memory: object) -> float | None:
     raise ConfigError(f"memory must be a positive number of bytes, or a size such as '2 GB', not {memory!r}")
 
 
+#: Number of names that a sentence lists where there are many.
+LISTED = 8
+
+
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
-    """Suggestion for a misspelt name; without a close name, ``otherwise``, or all names if that is None.
+    """Suggestion for a misspelt name; without a close name, ``otherwise``, or the names if that is None.
 
     For a name in `GONE`, what serves instead.
 
@@ -142,7 +146,8 @@ def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = No
     close = get_close_matches(given, names, 1, 0.65) or [name for name in names if name.lower() == given.lower()]
     if close:
         return f"did you mean {close[0]}?"
-    return f"choose from {', '.join(names)}" if otherwise is None else otherwise
+    shown = names if len(names) <= 3 * LISTED else [*names[:LISTED], f"… ({len(names)} in all)"]
+    return f"choose from {', '.join(shown)}" if otherwise is None else otherwise
 
 
 def out_of_memory(error: BaseException) -> bool:
