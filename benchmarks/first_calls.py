@@ -192,7 +192,7 @@ def layouts(block, unit, truth):
 def difference(block, unit, truth):
     """Relative difference of H v of a block to the truth; None: its columns are in no order that is known here."""
     H = block.hessian(unit)
-    v = torch.randn(len(H), dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    v = torch.randn(len(H), dtype=torch.float64, generator=torch.Generator().manual_seed(7)).to(H.device)
     ours, best = H @ v, None
     for layout in layouts(block, unit, truth):
         if sum(len(index) for _, index in layout) != len(v):

@@ -1,9 +1,10 @@
 """The engine on a GPU: checked against dense truth and against the CPU, timed, and reported in one file.
 
-Run from a checkout: ``python benchmarks/gpu.py [--out FILE]``, with the checkout's folder in PYTHONPATH or the package
-installed. Needs torch, numpy and scipy only; where pytest is there, it also runs the tests that take a device. Without
-a GPU it says so and does the same on the CPU at a small size, in less than a minute. Nothing stops it: failures are
-in the report with their tracebacks, and make the exit code 1.
+Run from a checkout: ``python benchmarks/gpu.py [--out FILE] [--record]``, with the checkout's folder in PYTHONPATH or
+the package installed; ``--record`` also writes the tables into RESULTS.md. Needs torch, numpy and scipy only; where
+pytest is there, it also runs the tests that take a device, and with the package's dependencies an iteration of a study.
+Without a GPU it says so and does the same on the CPU at a small size, in less than a minute. Nothing stops it: failures
+are in the report with their tracebacks, and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,13 +33,16 @@ sys.path[:0] = [str(ROOT)]
 from cases import (  # noqa: E402
     FULL,
     QUICK,
+    Problem,
     Row,
     convolution_rows,
     convolutional,
     dense,
     dense_rows,
+    probe_row,
     resnet18,
     saturated_rows,
+    step_row,
     stream_rows,
     training_set,
 )
@@ -49,11 +53,12 @@ from measuring import (  # noqa: E402
     environment,
     finish,
     interleaved,
+    milliseconds,
     table,
     time_limit,
     timing_table,
 )
-from products import described, products_a_second, whole_network_rows  # noqa: E402
+from products import described, product_rows, products_a_second, whole_network_rows  # noqa: E402
 
 import hesscond  # noqa: E402
 
@@ -65,6 +70,8 @@ TOTAL, COMPARING, TESTING = 440.0, 150.0, 110.0
 TOTAL_SMALL, COMPARING_SMALL = 50.0, 20.0
 #: Error of a Hessian, relative to its norm.
 HESSIAN_ERROR = 1e-10
+#: Beginning of the title of a section that repeats one of the device.
+ON_CPU = "On the CPU: "
 #: Every n-th case is tried at the small size.
 SMALL_STRIDE = 4
 
@@ -86,6 +93,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, list[Outcome]] = field(default_factory=dict)
+    training: str = ""
     tests: str = ""
     failures: list[Failure] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -125,15 +133,43 @@ class Report:
             parts += ["## Comparisons", "The largest errors, relative:", table(heading, lines, left=(0, 1))]
         if self.tests:
             parts += ["## Tests", f"```\n{self.tests}\n```"]
-        for title, outcomes in self.timings.items():
-            parts += [f"## {title}", timing_table(outcomes)]
-            parts += [more for more in (after_forward(outcomes), products_a_second(outcomes)) if more]
-            peaks = [f"{o.what}: {o.peak_bytes / 1e9:.2f} GB" for o in outcomes if o.peak_bytes and o.found]
-            parts += ["Peak memory on the device: " + "; ".join(peaks)] if peaks else []
+        parts += self.tables("##")
         parts.append("## Failures" if self.failures else "## No failures")
         parts += [f"### {failure.where}\n\n```\n{failure.traceback.strip()}\n```" for failure in self.failures]
         parts += ["## All numbers", f"```json\n{json.dumps(finite(self.as_dict()), indent=1, ensure_ascii=False)}\n```"]
         return "\n\n".join(parts) + "\n"
+
+    def tables(self, level: str) -> list[str]:
+        """Headings and tables of all timings."""
+        parts = []
+        for title, outcomes in self.timings.items():
+            parts += [f"{level} {title}", timing_table(outcomes)]
+            parts += [more for more in (after_forward(outcomes), products_a_second(outcomes)) if more]
+            peaks = [f"{o.what}: {o.peak_bytes / 1e9:.2f} GB" for o in outcomes if o.peak_bytes and o.found]
+            parts += ["Peak memory on the device: " + "; ".join(peaks)] if peaks else []
+        pairs = [(title, ON_CPU + title) for title in self.timings if ON_CPU + title in self.timings]
+        lines = [
+            [here.what, milliseconds(there.median), milliseconds(here.median), f"{here.median / there.median:.2g}"]
+            for title, other in pairs
+            for there, here in zip(self.timings[title], self.timings[other], strict=True)
+            if there.median and here.median
+        ]
+        if lines:
+            heading = ("", "device, ms", "CPU, ms", "CPU / device")
+            parts += [f"{level} Device and CPU", table(heading, lines, left=(0,))]
+        return [*parts, f"{level} An iteration of a study, ms", self.training] if self.training else parts
+
+    def record(self) -> None:
+        """Put the tables in place of the section on GPUs in RESULTS.md."""
+        page = Path(__file__).parent / "RESULTS.md"
+        before, heading, _ = page.read_text(encoding="utf-8").partition("\n## A GPU\n")
+        about = ", ".join(f"{key} {value}" for key, value in self.about.items() if key not in ("device", "platform"))
+        passed = sum(check["passed"] for check in self.checks)
+        words = (
+            f"`python benchmarks/gpu.py --record` on one {self.about['device']} ({about}): {passed} of "
+            f"{len(self.checks)} comparisons with dense truth and the CPU passed, {len(self.failures)} failures."
+        )
+        page.write_text("\n\n".join([before + heading.rstrip(), words, *self.tables("###")]) + "\n", encoding="utf-8")
 
     def as_dict(self) -> dict[str, Any]:
         """Every number, for JSON."""
@@ -313,7 +349,7 @@ def run_tests(report: Report, seconds: float) -> None:
     # not the project's own settings, which need plugins
     command = [sys.executable, "-m", "pytest", "tests", "-q", "-c", "/dev/null", f"--rootdir={ROOT}", "-k", "cuda"]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-m", "not slow", "--tb=short"]
-    command += ["-o", "markers=slow", "-W", "ignore"]
+    command += ["-o", "markers=slow share", "-W", "ignore"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     try:
         done = subprocess.run(
@@ -351,10 +387,17 @@ def time_rows(report: Report, small: bool) -> None:
             lambda: saturated_rows(dense(size, torch.float64, device, "glorot")),
         ),
     ]
+    title, _ = sections[0]
+    sections.insert(1, (ON_CPU + title, lambda: dense_rows(dense(size, torch.float64, CPU))))
+    whole = replace(size, inputs=64, hidden=40) if not small else size
+    title = f"Network {whole.inputs}-{whole.hidden}-{whole.hidden}-{whole.classes}, level network, float64"
+    for where, start in ((device, ""), (CPU, ON_CPU)):
+        sections.append((start + title, lambda at=where: network_rows(dense(whole, torch.float64, at))))
     network_problem = report.attempt("ResNet-18", lambda: resnet18(size, torch.float32, device), 60)
     if network_problem is not None:
         title = f"ResNet-18, products: {described(network_problem)}, float32"
         sections.insert(0, (title, lambda: whole_network_rows(network_problem)))
+        sections.insert(1, ("ResNet-18, one product of each tool", lambda: product_rows(network_problem)))
     if samples is not None:
         title = f"Output layer over a stream: {samples.source}, batches of {samples.batch:,}"
         sections.insert(len(sections) - 1, (title, lambda: stream_rows(size, samples)))
@@ -375,14 +418,37 @@ def time_rows(report: Report, small: bool) -> None:
         report.failures += [Failure(f"{title}: {o.what}", o.error) for o in outcomes if o.error is not None]
 
 
+def network_rows(problem: Problem) -> list[Row]:
+    """An SGD step and a probe of the whole network."""
+    return [step_row(problem), probe_row("network", "whole network", problem, level="network")]
+
+
+def time_training(report: Report, small: bool) -> None:
+    """An iteration of a study with and without a probe; a note where what studies need is not installed."""
+    from training import study_times
+
+    from hesscond.data import load
+    from hesscond.study import load_study
+
+    study = load_study("fc-digits")
+    data = load(study.data.name).to(report.device)
+    lines = [
+        [method, *(f"{x:.3g}" for x in study_times(study, method, data, report.device, 1 if small else 8))]
+        for method in ("vanilla", "bnp")
+    ]
+    headings = ("", "loop by hand", "runner", "probed", "runner / hand", "probed / runner")
+    report.training = table(headings, lines, left=(0,))
+
+
 def main() -> int:
     """Check, test, time, write the report; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-report.md"), help="default: gpu-report.md")
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--record", action="store_true", help="write the tables into RESULTS.md")
     arguments = parser.parse_args()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    small = device.type == "cpu"
+    small = device.type != "cuda"
     report = Report(device, environment(device))
     if small:
         report.notes.append("No GPU on this machine: the same on the CPU, at a small size.")
@@ -392,6 +458,9 @@ def main() -> int:
         if not small:
             run_tests(report, TESTING)
         time_rows(report, small)
+        report.attempt("an iteration of a study", lambda: time_training(report, small), 60)
+        if arguments.record:
+            report.record()
     except BaseException:
         report.failures.append(Failure("the benchmark itself", traceback.format_exc()))
         raise

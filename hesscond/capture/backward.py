@@ -183,14 +183,14 @@ def unit_directions(
     for start in range(0, len(directions), size):
         own = range(start, min(start + size, len(directions)))
         values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
-        values[torch.arange(len(own)), :, torch.tensor(directions[start : own.stop])] = 1
+        values[torch.arange(len(own), device="cpu"), :, torch.tensor(directions[start : own.stop], device="cpu")] = 1
         yield own, values
 
 
 def scattered_signs(like: torch.Tensor) -> torch.Tensor:
     """Random signs ±1 in the shape of ``like``, the same in every run and without a pattern that sums could follow."""
     generator = torch.Generator().manual_seed(0)
-    return (torch.randint(0, 2, like.shape, generator=generator) * 2 - 1).to(like)
+    return (torch.randint(0, 2, like.shape, generator=generator, device="cpu") * 2 - 1).to(like)
 
 
 def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samples: int) -> torch.Tensor:

@@ -174,6 +174,11 @@ class FactoredS:
     norms: torch.Tensor | None = None  # (J, 1 or u); None: every b is accurate to the last digits
     noise: torch.Tensor | None = None  # (J, u) bounds, in the 2-norm, of the round-off in each b
 
+    @cached_property
+    def is_noisy(self) -> bool:
+        """Whether any b is known up to round-off."""
+        return self.noise is not None and bool(self.noise.any())
+
 
 @dataclass(frozen=True)
 class FormedH:
@@ -295,14 +300,15 @@ class LayerCapture:
         """
         assert isinstance(self.curvature, FactoredS)
         columns, noise = self.columns(units), self.curvature.noise
-        if self.inputs.positions == 1 and (noise is None or not noise.any()):
+        if self.inputs.positions == 1 and not self.curvature.is_noisy:
             return [None] * len(units)
         growth = EPS * max(2 * MERGED, self.inputs.positions**0.5) * (self.inputs.positions > 1)
         sizes = growth * self.curvature.B[:, :, columns].square().sum(3).sqrt()
         if noise is not None:
             sizes = sizes + noise[:, columns]
-        lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])].sqrt()
-        return [EntryBounds(own, lengths) for own in sizes.unbind(2)]
+        lengths = self.inputs.squared_lengths.sqrt().unbind(1)
+        groups = map(self.inputs.geometry.group, units)
+        return [EntryBounds(own, lengths[group]) for own, group in zip(sizes.unbind(2), groups, strict=True)]
 
     def narrowed(self, units: Sequence[int]) -> LayerCapture:
         """Capture of some units only, with rank-one terms merged if they differ only by a factor in every block.

@@ -277,7 +277,9 @@ class Differentiator:
 
         def noise_of(draws: int) -> list[torch.Tensor]:
             """Round-off (J, m, q) of the terms of backward passes, for each request, also if their sums cancel."""
-            found = [torch.zeros(blocks, Geometry.of(r.layer).units, 1, dtype=torch.float64) for r in requests]
+            found = [
+                torch.zeros(blocks, Geometry.of(r.layer).units, 1, dtype=torch.float64, device="cpu") for r in requests
+            ]
             found = [own.to(self.loss.device) for own in found]
             for end, derivative in derivatives.items():
                 terms = iter(sizes_of_terms(derivative, [end], draws))

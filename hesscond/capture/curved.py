@@ -313,7 +313,7 @@ def without_cancellation(
                 continue
         draws = 1 if below == math.inf else DRAWS
         for _ in range(draws):
-            signs = torch.randint(0, 2, tuple(node.shape), generator=generator).mul_(2).sub_(1)
+            signs = torch.randint(0, 2, tuple(node.shape), generator=generator, device="cpu").mul_(2).sub_(1)
             seeds = ((weight / draws) ** 0.5 * signs).to(node.dtype).to(loss.device)
             found = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
             yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
@@ -434,7 +434,7 @@ def normalized(log_p: torch.Tensor) -> torch.Tensor:
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers between 0 and 1, drawn on the CPU."""
-    return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like.device)
+    return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
 
 
 def plus_or_minus(x: torch.Tensor) -> torch.Tensor | None:

@@ -114,7 +114,10 @@ class SecondDerivatives:
         every = [variable for own in self.variables.values() for variable in own]
         # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
-            name: [(scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel()).to(v).view_as(v))[None] for v in own]
+            name: [
+                (scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel(), device="cpu").to(v).view_as(v))[None]
+                for v in own
+            ]
             for name, own in self.variables.items()
         }
         exact: dict[str, Sequence[torch.Tensor | None]] = {}
@@ -327,11 +330,11 @@ class SecondDerivatives:
 
     def diagonal(self, request: Request, blocks: int) -> DiagonalS:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
-        units = torch.tensor(request.units)
+        units = torch.tensor(request.units, device="cpu")
         self.budget.take(request, 2 * blocks * len(units))
         S = torch.zeros(blocks, len(units), dtype=torch.float64, device=request.deltas[0].device)
         for rows, values in self.directions(request, blocks, len(units), 1):
-            own = torch.arange(len(values))
+            own = torch.arange(len(values), device="cpu")
             values[own, :, units[rows], 0] = 1
             S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
         if request.name in self.errors and not self.hides:
@@ -351,11 +354,11 @@ class SecondDerivatives:
             # as many units as make up a chunk
             step = max(1, self.at_once(request, blocks, count * positions, positions) // positions)
             for start in range(0, count, step):
-                units = torch.tensor(request.units[start : start + step]).repeat_interleave(positions)
-                places = torch.arange(len(units)) % positions
+                units = torch.tensor(request.units[start : start + step], device="cpu").repeat_interleave(positions)
+                places = torch.arange(len(units), device="cpu") % positions
                 S = torch.zeros(len(units), blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
                 for rows, values in self.directions(request, blocks, len(units), positions):
-                    own = torch.arange(len(values))
+                    own = torch.arange(len(values), device="cpu")
                     values[own, :, units[rows], places[rows]] = 1
                     S[rows] = self.product(request, values)[own, :, units[rows]]
                 yield from (one.transpose(0, 1) for one in S.split(positions))
@@ -378,7 +381,7 @@ class SecondDerivatives:
         S = torch.zeros(order, blocks, order, dtype=torch.float64, device=request.deltas[0].device)
         for rows, values in self.directions(request, blocks, order, positions):
             values.view(len(values), blocks, order)[
-                torch.arange(len(values)), :, torch.arange(rows.start, rows.stop)
+                torch.arange(len(values), device="cpu"), :, torch.arange(rows.start, rows.stop, device="cpu")
             ] = 1
             S[rows] = self.product(request, values).flatten(2)
         return self.with_sizes(request, layer_factor(S.transpose(0, 1), units), blocks, positions)
@@ -476,7 +479,7 @@ class SecondDerivatives:
             number, parameter = index // n, index % n
             own = torch.tensor(request.units, device=like.device)[number]
             seeds = torch.zeros(len(index), units, n, dtype=like.dtype, device=like.device)
-            seeds[torch.arange(len(index)), own, parameter] = 1
+            seeds[torch.arange(len(index), device="cpu"), own, parameter] = 1
             tensors = parameter_tensors(layer, seeds)
             found = self.derivatives(request, tensors)
             if found is None:
@@ -486,7 +489,7 @@ class SecondDerivatives:
             if request.whole:
                 matrices[0, index] = products.flatten(1).to(torch.float64)
             else:
-                matrices[number, parameter] = products[torch.arange(len(index)), own].to(torch.float64)
+                matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), own].to(torch.float64)
             self.progress.advance(request.name, len(index))
         largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
         sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))

@@ -16,7 +16,7 @@ from hesscond.problem.wrappers import unwrapped
 
 def device_of(layer: nn.Module) -> torch.device:
     """Device of the layer, without reading its weight."""
-    return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0)).device
+    return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0, device="cpu")).device
 
 
 def bare(layer: Layer) -> Layer:

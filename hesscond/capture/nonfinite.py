@@ -127,7 +127,7 @@ class NonFinite:
             left -= 1
             if left < 0:
                 raise RuntimeError("too many evaluations")
-            part = self.whole.rows(torch.tensor(index))
+            part = self.whole.rows(torch.tensor(index, device="cpu"))
             loss = snapshot.evaluate(self.loss_fn, (part.source, part.target)).loss
             return not has_finite_product(loss, leaves)
 

@@ -216,7 +216,7 @@ class Segment:
         """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit."""
         images, seconds = [], []
         for rows, values in self.chunks(blocks, range(index.shape[1])):
-            own = torch.arange(len(values))
+            own = torch.arange(len(values), device="cpu")
             values.zero_()[own[:, None], :, index[:, rows.start : rows.stop].T] = 1
             image, second = self.derivatives(values)
             images.append(image)
@@ -628,7 +628,7 @@ class Separators:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield S of every unit, one direction per position of a sample for all units with disjoint parts of z."""
         upper, m = segment.separator, Geometry.of(request.layer).units
-        index = torch.arange(segment.target.numel // blocks).view(m, -1)[list(request.units)]
+        index = torch.arange(segment.target.numel // blocks, device="cpu").view(m, -1)[list(request.units)]
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         parts: dict[bytes, torch.Tensor] = {}
         for group, reached in disjoint(segment, index, blocks):
@@ -680,7 +680,7 @@ class Separators:
                 images = H.new_empty(width, upper.gradient.numel())
                 for at, values in segment.chunks(1, range(width)):
                     rows = slice(at.start, at.stop)
-                    values.zero_()[torch.arange(len(values))[:, None], :, index[members][:, rows].T] = 1
+                    values.zero_()[torch.arange(len(values), device="cpu")[:, None], :, index[members][:, rows].T] = 1
                     image, second = segment.derivatives(values)
                     images[rows] = image[:, 0]
                     for unit in members:
@@ -701,7 +701,7 @@ class Separators:
                     J.view(-1, numel)[at.start : at.stop] = image[:, 0]
                     second.view(-1, width)[at.start : at.stop] = all_of_it[:, 0].gather(1, places[at.start : at.stop])
                 products = torch.empty_like(second)
-                for rows in torch.arange(width).split(max(1, together // (len(own) * numel))):
+                for rows in torch.arange(width, device="cpu").split(max(1, together // (len(own) * numel))):
                     part = J[:, rows[0] : rows[-1] + 1]
                     images = upper.times(part.flatten(0, 1)[:, None]).view(part.shape)
                     products[:, rows[0] : rows[-1] + 1] = images @ J.mT
@@ -719,8 +719,8 @@ class Separators:
         parts = []
         for rows, values in segment.chunks(apart, request.units):
             image, second = segment.derivatives(values)
-            own = torch.tensor(request.units[rows.start : rows.stop])
-            parts.append((image, second[torch.arange(len(own)), :, own]))
+            own = torch.tensor(request.units[rows.start : rows.stop], device="cpu")
+            parts.append((image, second[torch.arange(len(own), device="cpu"), :, own]))
         # (J, P, u, s) and (u, J P)
         J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
         second = torch.cat([own for _, own in parts])

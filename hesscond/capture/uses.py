@@ -549,17 +549,21 @@ def met(
             if d is not None:
                 factors.append((outer, ((d, s * (n // outer)), (e, t * (m // outer)))))
     sizes = [size for size, _ in factors]
-    grid = torch.cartesian_prod(*map(torch.arange, sizes)).view(-1, len(sizes)) if sizes else torch.zeros(1, 0).long()
-    inside = torch.ones(len(grid), dtype=torch.bool)
+    grid = (
+        torch.cartesian_prod(*(torch.arange(size, device="cpu") for size in sizes)).view(-1, len(sizes))
+        if sizes
+        else torch.zeros(1, 0, device="cpu").long()
+    )
+    inside = torch.ones(len(grid), dtype=torch.bool, device="cpu")
     numbers = []
     for side in (0, 1):
-        number = torch.zeros(len(grid), dtype=torch.long)
+        number = torch.zeros(len(grid), dtype=torch.long, device="cpu")
         for d in units[side]:
             offset = places[side].offset[d]
             if offset is None:
                 return set()
             strides = [steps[side][1] if steps[side][0] == d else 0 for _, steps in factors]
-            at = offset + grid @ torch.tensor(strides, dtype=torch.long)
+            at = offset + grid @ torch.tensor(strides, dtype=torch.long, device="cpu")
             inside &= (at >= 0) & (at < shapes[side][d])
             number = number * shapes[side][d] + at
         numbers.append(number)

@@ -71,7 +71,7 @@ def devices() -> Check:
     """Check a product in float64 on each GPU against the processor's."""
     if not torch.cuda.is_available():
         return Check("ok", f"no GPU for torch {torch.__version__}, CUDA {torch.version.cuda}")
-    A = torch.linspace(0, 1, 200 * 200, dtype=torch.float64).reshape(200, 200).sin()
+    A = torch.linspace(0, 1, 200 * 200, dtype=torch.float64, device="cpu").reshape(200, 200).sin()
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     products = [(A.to(f"cuda:{number}") @ A.to(f"cuda:{number}")).cpu() for number in range(len(names))]
     error = max(float((product - A @ A).abs().max() / (A @ A).abs().max()) for product in products)

@@ -108,7 +108,10 @@ def of_arrays(name: str, arrays: Any, source: str) -> Dataset:
         raise ConfigError(
             f"{name} must return (train_inputs, train_targets, test_inputs, test_targets) or a hesscond.data.Dataset"
         )
-    found = [torch.as_tensor(np.asarray(array) if not isinstance(array, torch.Tensor) else array) for array in arrays]
+    found = [
+        array if isinstance(array, torch.Tensor) else torch.as_tensor(np.asarray(array), device="cpu")
+        for array in arrays
+    ]
     by_class = not any(target.is_floating_point() for target in found[1::2])
     for number, tensor in enumerate(found):
         what = ("train_inputs", "train_targets", "test_inputs", "test_targets")[number]

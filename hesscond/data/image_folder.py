@@ -108,7 +108,7 @@ def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[lis
         targets += [numbers[name]] * (len(files) - before)
     if not files:
         raise CorruptDataError(f"{place} has no folders of classes: its pictures must lie in {place.name}/CLASS.")
-    return files, torch.tensor(targets)
+    return files, torch.tensor(targets, device="cpu")
 
 
 register(ImageFolder())

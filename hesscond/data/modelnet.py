@@ -68,7 +68,7 @@ def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str],
             raise CorruptDataError(f"the class {name} of {folder} has no meshes {split}/*.off: complete it.")
         files += [f"{name}/{split}/{file}" for file in own]
         targets += [number] * len(own)
-    return files, torch.tensor(targets)
+    return files, torch.tensor(targets, device="cpu")
 
 
 def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str, Any]) -> torch.Tensor:

@@ -19,7 +19,7 @@ BOX = ((0.5, 0.5, 0.45), (0.95, 0.95, 0.95))
 
 def load_occupancy(*, train: int = 20_000, test: int = 5_000, seed: int = 0) -> Dataset:
     """Uniform points (N, 3) of the unit cube, of class 1 inside the solids (22 % on average) and 0 outside."""
-    points = torch.rand(train + test, 3, generator=torch.Generator().manual_seed(seed))
+    points = torch.rand(train + test, 3, generator=torch.Generator().manual_seed(seed), device="cpu")
     targets = inside(points).long()
     return Dataset(NAME, points[:train], targets[:train], points[train:], targets[train:], 2, f"generated, seed {seed}")
 

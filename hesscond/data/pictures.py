@@ -120,7 +120,9 @@ class Pictures:
             total = int(own.sum())
             means.append(math.fsum(own * values) / total)
             variances.append(math.fsum(own * (values - means[-1]) ** 2) / total)
-        return torch.tensor(means, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)
+        return torch.tensor(means, dtype=torch.float64, device="cpu"), torch.tensor(
+            variances, dtype=torch.float64, device="cpu"
+        )
 
     def fingerprint(self) -> str:
         """Checksum of names, sizes and modification times of the files, and of both lengths."""

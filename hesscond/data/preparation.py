@@ -110,7 +110,7 @@ def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     The zeros are in units of the network's input: of standardized images they are the mean.
     """
     samples, channels, height, width = images.shape
-    moved = torch.randint(2 * PADDING + 1, (2, samples), generator=generator).to(images.device)
+    moved = torch.randint(2 * PADDING + 1, (2, samples), generator=generator, device="cpu").to(images.device)
     rows = moved[0, :, None] + torch.arange(height, device=images.device)
     columns = moved[1, :, None] + torch.arange(width, device=images.device)
     padded = functional.pad(images, (PADDING,) * 4)
@@ -121,7 +121,7 @@ def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def flip(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Images (N, C, H, W), each mirrored left to right with probability 1/2."""
-    mirrored = torch.randint(2, (len(images),), generator=generator).bool().to(images.device)
+    mirrored = torch.randint(2, (len(images),), generator=generator, device="cpu").bool().to(images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(3), images)
 
 
@@ -150,8 +150,8 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
     The area and the logarithm of the aspect are uniform. If none of the draws fits, the crop is the largest one about
     the middle with an aspect in the range.
     """
-    area = torch.empty(DRAWS, samples).uniform_(*AREA, generator=generator) * (height * width)
-    aspect = torch.empty(DRAWS, samples).uniform_(*map(math.log, ASPECT), generator=generator).exp()
+    area = torch.empty(DRAWS, samples, device="cpu").uniform_(*AREA, generator=generator) * (height * width)
+    aspect = torch.empty(DRAWS, samples, device="cpu").uniform_(*map(math.log, ASPECT), generator=generator).exp()
     high, wide = (area / aspect).sqrt().round().long(), (area * aspect).sqrt().round().long()
     fits = (high >= 1) & (high <= height) & (wide >= 1) & (wide <= width)
     first = fits.int().argmax(0, keepdim=True)
@@ -160,7 +160,7 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
     wide = wide.gather(0, first)[0].where(found, min(width, round(height * ASPECT[1])))
     spare = torch.stack([height - high, width - wide])
     # in float64, where numbers below 1 are not rounded to 1
-    drawn = (torch.rand(2, samples, generator=generator, dtype=torch.float64) * (spare + 1)).long()
+    drawn = (torch.rand(2, samples, generator=generator, dtype=torch.float64, device="cpu") * (spare + 1)).long()
     top, left = drawn.where(found, spare // 2)
     return top, left, high, wide
 
@@ -174,7 +174,7 @@ def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     samples, _, height, width = images.shape
     inside = []
     for side in (height, width):
-        middle = torch.randint(side, (samples, 1), generator=generator).to(images.device)
+        middle = torch.randint(side, (samples, 1), generator=generator, device="cpu").to(images.device)
         place = torch.arange(side, device=images.device)
         start = middle - side // 4
         inside.append((place >= start) & (place < start + side // 2))
@@ -184,7 +184,7 @@ def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 def rotation(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Clouds (N, P, 3) rotated about their third axis, which points up, by a uniform angle."""
-    angle = (2 * math.pi * torch.rand(len(clouds), generator=generator)).to(clouds)
+    angle = (2 * math.pi * torch.rand(len(clouds), generator=generator, device="cpu")).to(clouds)
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     turns = torch.stack([cos, sin, zero, -sin, cos, zero, zero, zero, one], 1).view(-1, 3, 3)
     return clouds @ turns
@@ -195,7 +195,7 @@ def jitter(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1; the bounds are those of the published code.
     """
-    noise = JITTER * torch.randn(clouds.shape, generator=generator)
+    noise = JITTER * torch.randn(clouds.shape, generator=generator, device="cpu")
     return clouds + noise.clamp(-5 * JITTER, 5 * JITTER).to(clouds)
 
 

@@ -60,7 +60,7 @@ def load_image_regression(*, photograph: str = "china", every: int = 4) -> Datas
     pixels = load_sample_image(f"{photograph}.jpg")[::every, ::every]
     rows, columns, _ = pixels.shape
     colours = images_from_bytes([pixels[None]], (rows, columns, 3)).flatten(0, 2)
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    row, column = torch.meshgrid(torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu"), indexing="ij")
     centres = torch.stack([(row + 0.5) / rows, (column + 0.5) / columns], -1).flatten(0, 1)
     train = ((row + column) % 2 == 0).flatten()
     source = f"scikit-learn ({photograph}.jpg)"

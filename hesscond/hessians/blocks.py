@@ -45,7 +45,7 @@ class Piece:
         """Indices (size,) of the entries in the flattened parameter; None: all of its entries, in order."""
         if self.rows is None or self.rows == range(self.count):
             return None
-        rows = self._table()[torch.tensor(self.rows)]
+        rows = self._table()[torch.tensor(self.rows, device="cpu")]
         outer = self.shape[0] if len(self.shape) == 3 else 1
         return rows.unflatten(1, (outer, -1)).transpose(0, 1).flatten()
 
@@ -59,12 +59,12 @@ class Piece:
         if self.index() is None:
             return self._table()
         outer = self.shape[0] if len(self.shape) == 3 else 1
-        return torch.arange(self.size).view(outer, -1, self.width // outer).transpose(0, 1).flatten(1)
+        return torch.arange(self.size, device="cpu").view(outer, -1, self.width // outer).transpose(0, 1).flatten(1)
 
     def _table(self) -> torch.Tensor:
         """Indices (rows, width) of the entries of each row in the flattened parameter."""
         axes = range(len(self.shape))
-        numbers = torch.arange(prod(self.shape)).view(self.shape).permute(*axes[1::2], *axes[::2])
+        numbers = torch.arange(prod(self.shape), device="cpu").view(self.shape).permute(*axes[1::2], *axes[::2])
         return numbers.reshape(self.count, self.width)
 
 
@@ -148,6 +148,6 @@ class Claims:
                     return piece.parameter, self._names[int(owned[owned > 0][0]) - 1]
         self._names.append(block.name)
         for piece in block.pieces:
-            none = torch.zeros(piece.count * piece.width, dtype=torch.int32)
+            none = torch.zeros(piece.count * piece.width, dtype=torch.int32, device="cpu")
             self._owners.setdefault(piece.parameter, none)[piece.where()] = len(self._names)
         return None

@@ -41,7 +41,7 @@ def extrapolated(
 
     Source: Ridders, Advances in Engineering Software 4 (1982).
     """
-    best, error, rounding = torch.empty(0), float("inf"), 0.0
+    best, error, rounding = torch.empty(0, device="cpu"), float("inf"), 0.0
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
     for number in range(STEPS):
         *both, floor = sample(FIRST / SHORTER**number)
@@ -181,7 +181,7 @@ class DifferencedOperator(HessianOperator):
         """H and its error."""
         H, errors = (
             torch.empty(self.shape, dtype=self.dtype, device=self.device),
-            torch.zeros(2, self.order, dtype=torch.float64),
+            torch.zeros(2, self.order, dtype=torch.float64, device="cpu"),
         )
         parts = self._weighted()
         for column in range(self.order):

@@ -48,7 +48,7 @@ class FormedHessian(KeptHessian):
 
     def damped(self, damping: float) -> FormedHessian:
         H, spread = self.matrix(), self._spread().square()
-        H = H + damping * torch.eye(len(H)).to(H)
+        H = H + damping * torch.eye(len(H), dtype=H.dtype, device=H.device)
         return FormedHessian(H, (spread + damping).sqrt(), self.terms + 1, memory=self.memory)
 
     def _spread(self) -> torch.Tensor:

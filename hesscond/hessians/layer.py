@@ -105,7 +105,7 @@ class LayerHessian(KeptHessian):
                 f"take at most {max(1, self.memory // (8 * self.order))} rank-one terms, with fewer samples or classes"
             )
         rows = torch.cat([panel.permute(1, 0, 2).flatten(1) for panel in self._unit_panels(None)], 1)
-        by_unit = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
+        by_unit = self.captured.row_rounding(range(self.units))
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         limit, lost = self.rank_bound(), self.captured.loses_entries
@@ -191,7 +191,7 @@ class LayerHessian(KeptHessian):
             found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
         if self._spread is not None:
             found = torch.maximum(found, LOST_IN_SQUARE * self._spread)
-        bounds = [self.captured.row_rounding([unit])[0] for unit in range(self.units)]
+        bounds = self.captured.row_rounding(range(self.units))
         errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
         return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
@@ -308,8 +308,7 @@ class LayerHessian(KeptHessian):
     def _rounding(self) -> torch.Tensor:
         """Bounds (R J,), in the 2-norm, of the rounding in the rows of FP; only sums over positions have any."""
         total = self._factor.B.new_zeros(self.count)
-        for unit in range(self.captured.inputs.geometry.units):
-            (bounds,) = self.captured.row_rounding([unit])
+        for unit, bounds in enumerate(self.captured.row_rounding(range(self.captured.inputs.geometry.units))):
             if bounds is None:
                 break
             if self.P is None:

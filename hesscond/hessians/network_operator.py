@@ -351,7 +351,7 @@ class NetworkOperator(SymmetricOperator):
         not show: float32 differs from float64 by about as much, with batch normalization in depth 10 to 45 times.
         """
         eps = torch.finfo(self.dtype).eps
-        u = torch.randn(self.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        u = torch.randn(self.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
         u = u.to(self.device, self.dtype)
         u /= u.norm()
         Au = self @ u

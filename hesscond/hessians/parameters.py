@@ -79,8 +79,8 @@ class Layout:
         }
         layers = [plain.get(id(tensor)) for tensor in self.tensors]
         # number of each entry among those of all the parameters, one after another
-        sizes = torch.tensor([prod(shape) for shape in self.shapes])
-        numbers, device = torch.arange(int(sizes.sum())).split(sizes.tolist()), self.tensors[0].device
+        sizes = torch.tensor([prod(shape) for shape in self.shapes], device="cpu")
+        numbers, device = torch.arange(int(sizes.sum()), device="cpu").split(sizes.tolist()), self.tensors[0].device
         own = [one.view(shape).to(device) for one, shape in zip(numbers, self.shapes, strict=True)]
         entries, starts = self.vector_of(own).cpu(), sizes.cumsum(0) - sizes
         owners = torch.bucketize(entries, starts, right=True) - 1
@@ -298,7 +298,7 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
 
 def covered(found: list[Placement], order: int) -> torch.Tensor:
     """Mask (order,) of the rows that belong to some layer."""
-    mask = torch.zeros(order, dtype=torch.bool)
+    mask = torch.zeros(order, dtype=torch.bool, device="cpu")
     for placement in found:
         mask[placement.index.flatten()] = True
     return mask

@@ -224,7 +224,7 @@ class RMSProp(Adaptive):
                 state = optimizer.state[parameter]
                 squares = (parameter.grad + group["weight_decay"] * parameter).square()
                 if not state:
-                    state |= {"step": torch.tensor(0.0), "square_avg": squares}
+                    state |= {"step": torch.tensor(0.0, device="cpu"), "square_avg": squares}
                     if group["momentum"]:
                         state["momentum_buffer"] = torch.zeros_like(squares)
                 elif a:
@@ -332,7 +332,7 @@ def start_uncorrected(optimizer: Optimizer, *_: Any) -> None:
             if parameter.grad is not None and not optimizer.state[parameter]:
                 zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 optimizer.state[parameter] |= {
-                    "step": torch.tensor(math.inf),
+                    "step": torch.tensor(math.inf, device="cpu"),
                     "exp_avg": zeros,
                     "exp_avg_sq": zeros.clone(),
                 }

@@ -52,14 +52,14 @@ class BatchRenorm(nn.Module):
         self.debias, self.second_average = debias, second_average
         self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
         self.momentum, self.eps, self.track_running_stats = momentum, eps, True
-        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_std", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64))
+        self.weight = nn.Parameter(torch.ones(channels, device="cpu")) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels, device="cpu")) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels, device="cpu"))
+        self.register_buffer("running_std", torch.ones(channels, device="cpu"))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64, device="cpu"))
         if second_average:
-            self.register_buffer("moving_mean", torch.zeros(channels))
-            self.register_buffer("moving_variance", torch.ones(channels))
+            self.register_buffer("moving_mean", torch.zeros(channels, device="cpu"))
+            self.register_buffer("moving_variance", torch.ones(channels, device="cpu"))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """Normalize with the corrections; in evaluation mode, by the running statistics or their averages."""

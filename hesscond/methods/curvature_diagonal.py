@@ -42,7 +42,7 @@ class CurvatureDiagonal(Learned):
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         parameters = list(named.values())
         gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-        z = [(torch.randint(0, 2, p.shape, generator=self.generator) * 2 - 1).to(p) for p in parameters]
+        z = [(torch.randint(0, 2, p.shape, generator=self.generator, device="cpu") * 2 - 1).to(p) for p in parameters]
         curved = [(g, s) for g, s in zip(gradients, z, strict=True) if g is not None and g.requires_grad]
         products: Any = [None] * len(parameters)
         if curved:
@@ -70,7 +70,7 @@ class CurvatureDiagonal(Learned):
         self.steps += 1
 
     def begun(self, g: torch.Tensor) -> State:
-        return {"step": torch.zeros(()), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
+        return {"step": torch.zeros((), device="cpu"), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
 
     def curve(self, state: State, h: torch.Tensor) -> None:
         """Move the average of diag H towards an estimate."""
@@ -84,7 +84,7 @@ class CurvatureDiagonal(Learned):
 
     def state_dict(self) -> dict[str, Any]:
         found = super().state_dict()
-        found[""]["steps"] = torch.tensor(self.steps)
+        found[""]["steps"] = torch.tensor(self.steps, device="cpu")
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

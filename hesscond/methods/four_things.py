@@ -49,10 +49,10 @@ class GhostNorm(nn.Module):
         super().__init__()
         self.groups, self.ghost, self.example_weight = groups, ghost, example_weight
         self.momentum, self.eps, self.track_running_stats = momentum, eps, True
-        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_square", torch.ones(channels))
+        self.weight = nn.Parameter(torch.ones(channels, device="cpu")) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels, device="cpu")) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels, device="cpu"))
+        self.register_buffer("running_square", torch.ones(channels, device="cpu"))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """Normalize by the statistics of ghost batches; in evaluation mode by running averages and the example's."""
@@ -175,7 +175,7 @@ class FourThings(Normalization):
 
     def check_network(self) -> None:
         """Refuse a probe of all parameters together where there is a penalty on γ and β."""
-        if self.penalty(torch.zeros(())) is not None:
+        if self.penalty(torch.zeros((), device="cpu")) is not None:
             raise ConfigError(
                 f"{self.name} adds a penalty on γ and β, whose Hessian is not a part of the network's here: give the "
                 "option weight_decay=0, or name layers to measure"

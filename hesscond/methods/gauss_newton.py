@@ -150,7 +150,9 @@ class Resolvent:
     def __init__(self, rows: Rows, damping: float) -> None:
         self.rows, self.damping = rows, damping
         self._K = rows.gram()
-        L, info = torch.linalg.cholesky_ex(self._K + damping * torch.eye(len(self._K)).to(self._K))
+        L, info = torch.linalg.cholesky_ex(
+            self._K + damping * torch.eye(len(self._K), dtype=self._K.dtype, device=self._K.device)
+        )
         if int(info):
             raise ConfigError(
                 f"damping {damping:g} is below the rounding of the Gauss–Newton matrix: choose a larger one"
@@ -173,7 +175,7 @@ class Resolvent:
     def block(self, unit: int) -> torch.Tensor:
         """M_ii (n̂, n̂), the block of one unit."""
         F = self.rows.of_unit(unit)
-        return (torch.eye(F.shape[1]).to(F) - F.T @ self.inverse @ F) / self.damping
+        return (torch.eye(F.shape[1], dtype=F.dtype, device=F.device) - F.T @ self.inverse @ F) / self.damping
 
 
 class GaussNewtonRoot(Preconditioner):

@@ -53,7 +53,7 @@ class Muon(Learned):
         self.averages = momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
-        return {"step": torch.zeros(()), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
+        return {"step": torch.zeros((), device="cpu"), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
         step = counted(state)

@@ -53,7 +53,9 @@ class OutputWatch:
         S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
         # half of the parts alone: nothing may reach the others
         some = torch.zeros_like(g)
-        some[torch.randperm(len(g), generator=torch.Generator().manual_seed(0))[: len(g) // 2].to(g.device)] = 1.0
+        some[
+            torch.randperm(len(g), generator=torch.Generator().manual_seed(0), device="cpu")[: len(g) // 2].to(g.device)
+        ] = 1.0
         if reaches(product(some)[some[:, 0] == 0]):
             raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
         return z, S
@@ -94,7 +96,7 @@ def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
     p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
     shapes: dict[Likelihood, torch.Tensor] = {
         "softmax": p.diag_embed() - p[:, :, None] * p[:, None, :],
-        "gaussian": torch.eye(S.shape[1]).to(S).expand_as(S),
+        "gaussian": torch.eye(S.shape[1], device="cpu").to(S).expand_as(S),
     }
     for kind, shape in shapes.items():
         if (S - weights(S, shape)[:, None, None] * shape).norm() <= noise * S.norm():
@@ -121,8 +123,8 @@ def drawn(z: torch.Tensor, S: torch.Tensor, kind: Likelihood, generator: torch.G
     if not bool(torch.isfinite(S).all() and torch.isfinite(p).all()):
         return torch.zeros_like(p)  # a run that diverges says so by its loss
     if kind == "gaussian":
-        shape = torch.eye(S.shape[1]).to(S).expand_as(S)
-        found = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p)
+        shape = torch.eye(S.shape[1], device="cpu").to(S).expand_as(S)
+        found = torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p)
     else:
         shape = p.diag_embed() - p[:, :, None] * p[:, None, :]
         # not on the device: the draws are the same everywhere

@@ -53,13 +53,17 @@ class PSGD(Learned):
             else [torch.ones_like(g)]
         )
         kept = {f"Q_{k}": own for k, own in enumerate(Q)}
-        return {"step": torch.zeros(()), "m": torch.zeros_like(g), "shortened": torch.ones((), dtype=g.dtype)} | kept
+        return {
+            "step": torch.zeros((), device="cpu"),
+            "m": torch.zeros_like(g),
+            "shortened": torch.ones((), dtype=g.dtype, device="cpu"),
+        } | kept
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
         step = counted(state)
         state["m"] = torch.lerp(state["m"], g, 1 - self.momentum)
         u = state["m"] / (1 - self.momentum**step)
-        v = torch.randn(g.shape, generator=self.generator, dtype=g.dtype).to(g)
+        v = torch.randn(g.shape, generator=self.generator, dtype=g.dtype, device="cpu").to(g)
         if g.ndim == 1:
             q = state["Q_0"]
             a, b = (q * u).square(), (v / q).square()

@@ -63,7 +63,7 @@ class Shampoo(Learned):
 
     def begun(self, g: torch.Tensor) -> State:
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
-        return {"step": torch.zeros(()), "mass": torch.zeros((), dtype=g.dtype)} | kept
+        return {"step": torch.zeros((), device="cpu"), "mass": torch.zeros((), dtype=g.dtype, device="cpu")} | kept
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
         new = 1.0 if self.beta == 1 else 1 - self.beta
@@ -144,7 +144,7 @@ class SOAP(Learned):
         both = sides(g) if g.ndim == 2 else []
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(both)}
         bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(both)}
-        return {"step": torch.zeros(()), "v": torch.zeros_like(g)} | kept | bases
+        return {"step": torch.zeros((), device="cpu"), "v": torch.zeros_like(g)} | kept | bases
 
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
         """Turn Q where it is due, then v in its eigenvectors; the sums count for the next step."""

@@ -55,7 +55,7 @@ class Affine(nn.Module):
 
     def __init__(self, channels: int, axis: int, norm: nn.Module | None) -> None:
         super().__init__()
-        start = [torch.ones(channels), torch.zeros(channels)]
+        start = [torch.ones(channels, device="cpu"), torch.zeros(channels, device="cpu")]
         if isinstance(norm, _BatchNorm) and norm.affine:
             start = [norm.weight.detach().clone(), norm.bias.detach().clone()]
         self.weight, self.bias = map(nn.Parameter, start)
@@ -82,7 +82,7 @@ class Noise(nn.Module):
     def __init__(self, deviation: float, seed: tuple[int, ...], axis: int) -> None:
         super().__init__()
         self.deviation, self.seed, self.axis = deviation, seed, axis
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64, device="cpu"))
 
     def drawn(self, a: torch.Tensor) -> torch.Tensor:
         """Noise n for activations ``a``, in a shape that broadcasts to theirs."""

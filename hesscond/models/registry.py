@@ -112,7 +112,7 @@ def in_file(name: str, function: Any) -> Architecture:
     ) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             if generator is not None:
-                torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+                torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device="cpu")))
             try:
                 model = function(shape, outputs, **options)
             except Exception as error:

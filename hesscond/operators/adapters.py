@@ -128,7 +128,7 @@ class TorchProducts(SymmetricOperator):
 def checked_by_products(A: SymmetricOperator, seed: int) -> SymmetricOperator:
     """Return A if its products with random vectors are finite and those of a symmetric matrix."""
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (A.order, 2 * PAIRS), generator=generator, dtype=torch.int8)
+    signs = torch.randint(0, 2, (A.order, 2 * PAIRS), generator=generator, dtype=torch.int8, device="cpu")
     vectors = signs.to(A.device, A.dtype).mul_(2).sub_(1)
     # in two calls, which differ if the operator is random, as with dropout
     halves = [A.multiply(half) for half in vectors.split(PAIRS, 1)]

@@ -184,7 +184,9 @@ def norm_of(A: torch.Tensor) -> float:
 def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """Yield blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device."""
     for start in range(0, count, BLOCK):
-        bits = torch.randint(0, 2, (A.order, min(BLOCK, count - start)), generator=generator, dtype=torch.int8)
+        bits = torch.randint(
+            0, 2, (A.order, min(BLOCK, count - start)), generator=generator, dtype=torch.int8, device="cpu"
+        )
         yield bits.to(A.device, A.dtype).mul_(2).sub_(1)
 
 

@@ -156,7 +156,7 @@ class LinearOperator(ABC):
 
         return ScipyOperator(
             self.shape,
-            dtype=torch.empty(0, dtype=kept).numpy().dtype,
+            dtype=torch.empty(0, dtype=kept, device="cpu").numpy().dtype,
             matvec=lambda v: product(self, v.reshape(-1)),
             rmatvec=lambda v: product(self.T, v.reshape(-1)),
             matmat=lambda v: product(self, v),
@@ -332,7 +332,7 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
     tuple[float, float]
     """
     generator = torch.Generator().manual_seed(seed)
-    vector = torch.randn(A.order, 1, generator=generator, dtype=torch.float64)
+    vector = torch.randn(A.order, 1, generator=generator, dtype=torch.float64, device="cpu")
     current = (vector / torch.linalg.vector_norm(vector)).to(A.device, A.dtype)
     previous, beta = torch.zeros_like(current), 0.0
     alphas: list[float] = []

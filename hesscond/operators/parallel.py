@@ -132,8 +132,8 @@ class Team:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         data = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        length = self.from_leader(torch.tensor([len(data)]))
-        data = self.from_leader(data if self.rank == 0 else torch.zeros(int(length), dtype=torch.uint8))
+        length = self.from_leader(torch.tensor([len(data)], device="cpu"))
+        data = self.from_leader(data if self.rank == 0 else torch.zeros(int(length), dtype=torch.uint8, device="cpu"))
         if self.rank == 0:
             return value
         place = self.device if self.device.type == "cuda" else None
@@ -180,7 +180,7 @@ class DataParallel(SymmetricOperator):
                 failure = error
         if not self._share or failure is not None:
             own = torch.zeros_like(vectors)
-        if float(self._team.total(torch.tensor([float(failure is not None)]))):
+        if float(self._team.total(torch.tensor([float(failure is not None)], device="cpu"))):
             told = self._team.gathered(None if failure is None else str(failure))
             reasons = "; ".join(f"process {rank}: {reason}" for rank, reason in enumerate(told) if reason is not None)
             try:

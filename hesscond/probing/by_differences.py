@@ -100,7 +100,9 @@ def checked(m: Measurement, result: LayerResult) -> LayerResult:
 def difference_check(name: str, H: DifferencedOperator) -> Check:
     """Comparison of vᵀHv, along a random direction, with differences of the loss; a CaptureError if they differ."""
     refuse_many(H.order)
-    v = H.sizes * torch.rand(H.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.point)
+    v = H.sizes * torch.rand(H.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu").to(
+        H.point
+    )
     built = float(v @ (H @ v))
     own, error = H.curvature(v)
     whole = float((H.to_dense() * v * v[:, None]).norm()) or 1.0

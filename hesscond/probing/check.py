@@ -155,7 +155,12 @@ class CheckDirection:
         if not bool((scales > floor).all()):
             scales = torch.where(scales > floor, scales, largest)
         generator = torch.Generator().manual_seed(0)
-        v = torch.rand(len(scales), generator=generator, dtype=torch.float64).mul_(2).sub_(1).to(scales.device)
+        v = (
+            torch.rand(len(scales), generator=generator, dtype=torch.float64, device="cpu")
+            .mul_(2)
+            .sub_(1)
+            .to(scales.device)
+        )
         v.div_(scales).mul_(largest)
         whole = layout if whole is None else whole
         return cls(layout, v, scales, unit, torch.zeros_like(v), v.new_zeros(whole.order), whole)
@@ -619,7 +624,7 @@ def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
 
 def nudges(like: torch.Tensor, size: float, seed: int) -> torch.Tensor:
     """Random factors for every entry of a tensor, which differ from 1 by at most ``size``."""
-    uniform = torch.rand(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    uniform = torch.rand(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
     return (1 + size * (2 * uniform - 1)).to(like)
 
 
@@ -666,7 +671,7 @@ def in_coordinates(block: BlockHessian, direction: CheckDirection) -> float:
     units, order = block.units, len(direction.v) // block.units
     change = UnitCoordinates(P, range(units), order, device=direction.v.device)
     generator = torch.Generator().manual_seed(3)
-    z = torch.randn(change.shape[1], 1, generator=generator, dtype=torch.float64).to(direction.v.device)
+    z = torch.randn(change.shape[1], 1, generator=generator, dtype=torch.float64, device="cpu").to(direction.v.device)
     built = block.product(z)
     composed = change.multiply_adjoint(block.plain.product(change.multiply(z)))
     found = ratio(norm(built - composed), max(norm(built), norm(composed)))

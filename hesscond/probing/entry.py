@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
-from hesscond.errors import CaptureError, ConfigError, bytes_of
+from hesscond.errors import CaptureError, ConfigError, bytes_of, out_of_memory
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
@@ -232,19 +232,23 @@ def probe(
 
 @contextmanager
 def derivatives_explained() -> Iterator[None]:
-    """Context that raises a CaptureError where torch cannot differentiate."""
+    """Context that raises a CaptureError where torch cannot differentiate, or where memory ends."""
     try:
         with warnings.catch_warnings():
             # a second call of a hook does no harm
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+        if out_of_memory(error):
+            raise CaptureError(
+                f"memory ended ({first}): give a smaller memory=, name fewer layers= or units=, or take a smaller batch"
+            ) from error
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         known = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
         derivative = "torch/autograd/" in files[-1] or "needed for gradient computation" in str(error)
         if not derivative or not all(file.startswith(known) for file in files):
             raise
-        first = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise CaptureError(
             f"torch cannot differentiate the model or the loss: {first}; "
             "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"

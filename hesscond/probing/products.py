@@ -340,7 +340,7 @@ class ByProducts:
         found, start = [], 0
         for piece, kept in zip(self.block.pieces, self.live.pieces, strict=True):
             index = kept.index()
-            found.append(start + (torch.arange(kept.size) if index is None else index))
+            found.append(start + (torch.arange(kept.size, device="cpu") if index is None else index))
             start += piece.size
         return torch.cat(found)
 
@@ -348,7 +348,7 @@ class ByProducts:
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
     """Block of a table's rows that the loss depends on: with a nonzero gradient, or a nonzero row of the Hessian."""
     whole = H.restricted(BlockLayout([block], tensors))
-    v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v = torch.randn(whole.order, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     used = (whole.gradient != 0) | (whole @ v.to(whole.device) != 0)
     rows = torch.zeros(len(block.units), dtype=torch.bool, device=used.device)
     start = 0

@@ -117,7 +117,7 @@ class Part:
         def shaken(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point():
                 return tensor
-            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64, device="cpu").to(tensor)
             return tensor.detach() + (0.1 + tensor.detach().abs().mean()) * noise
 
         return replace(self, source=mapped(self.source, shaken))
@@ -300,9 +300,11 @@ class Weights:
         """Rules that the loss follows on parts of the batch, until those left agree on its weight."""
         loss = self._inner_loss if inner else self._outer_loss
         size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
-        some = whole.rows(torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1)))))
+        some = whole.rows(
+            torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1))), device="cpu")
+        )
         if not inner or len(rules) > 1:
-            for split in (*halves(some, torch.arange(some.samples)), doubled(some)):
+            for split in (*halves(some, torch.arange(some.samples, device="cpu")), doubled(some)):
                 rules = self._left(rules, split, loss, needed=True)
         for tried in (some,) if inner else (some, some.noisy()):
             if self._disagreement(rules, whole) is None and (not self.count or rules == [SUM] or SUM not in rules):
@@ -388,9 +390,11 @@ class Weights:
         """Yield halves whose weights by two rules differ in proportion, if those of the samples do."""
         pair = self._disagreement(rules, whole)
         if pair is not None and whole.samples > 1:
-            alone = [whole.rows(torch.tensor([n])) for n in range(min(whole.samples, MOST))]
+            alone = [whole.rows(torch.tensor([n], device="cpu")) for n in range(min(whole.samples, MOST))]
             one, other = ([self._mass(rule, part) for part in alone] for rule in pair)
-            ratio = torch.tensor(one, dtype=torch.float64) / torch.tensor(other, dtype=torch.float64)
+            ratio = torch.tensor(one, dtype=torch.float64, device="cpu") / torch.tensor(
+                other, dtype=torch.float64, device="cpu"
+            )
             order = ratio.nan_to_num(0).argsort(stable=True)
             yield from halves(whole, order)
 
@@ -477,7 +481,11 @@ def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]])
         known = [part for part in parts if part is not None]
         if len(known) == len(everyone):
             found[rule] = known
-    counted = [torch.tensor(parts, dtype=torch.float64) for rule, parts in found.items() if rule != SUM and any(parts)]
+    counted = [
+        torch.tensor(parts, dtype=torch.float64, device="cpu")
+        for rule, parts in found.items()
+        if rule != SUM and any(parts)
+    ]
     means = [parts / parts.sum() for parts in counted]
     if SUM in found and not means:
         return Mass(1.0, 1.0)

@@ -241,7 +241,9 @@ def top_result(
     """Result for the eigenvalue of largest |λ|, whose size is in [low, high]."""
     # ‖Au‖ is nearer to the norm than the Rayleigh quotient
     below, theta, above = sorted(math.copysign(size, found.theta) for size in (low, found.size, high))
-    lower, values, upper, residuals = torch.tensor([below, theta, above, found.residual], dtype=torch.float64).split(1)
+    lower, values, upper, residuals = torch.tensor(
+        [below, theta, above, found.residual], dtype=torch.float64, device="cpu"
+    ).split(1)
     settled = found.residual <= SETTLED * norm
     return EigenResult(
         eigenvalues=values,
@@ -249,7 +251,7 @@ def top_result(
         residuals=residuals,
         lower=lower,
         upper=upper,
-        settled=torch.tensor([settled]),
+        settled=torch.tensor([settled], device="cpu"),
         converged=settled,
         products=products,
         norm=max(norm, found.size),
@@ -318,7 +320,7 @@ def flat_start(
 
 def gram(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Gram matrix V diag(scale²) Vᵀ (j, j) in float64 on the host, for rows V (j, n)."""
-    width, found = CHUNK // len(rows), torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    width, found = CHUNK // len(rows), torch.zeros(len(rows), len(rows), dtype=torch.float64, device="cpu")
     for part, d in zip(rows.split(width, 1), scale.split(width), strict=True):
         wide = part.to(torch.float64) * d.to(torch.float64)
         found += (wide @ wide.T).cpu()

@@ -328,7 +328,7 @@ class Approximations:
     @classmethod
     def none(cls, order: int) -> Approximations:
         """Approximations of an empty space."""
-        numbers, vectors = torch.zeros(0, dtype=torch.float64), torch.zeros(0, order)
+        numbers, vectors = torch.zeros(0, dtype=torch.float64, device="cpu"), torch.zeros(0, order, device="cpu")
         return cls(numbers, [], numbers, numbers, vectors, vectors)
 
     def coefficients(self, i: int) -> torch.Tensor:
@@ -364,8 +364,12 @@ class ExpandingSpace(ABC):
     max_products: int
     target: int = field(default=0, init=False)  # index of the pair that was improved last
     #: (m, 1) coefficients of the target before the last expansions, in the space at that time
-    before: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64), init=False)
-    current: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64), init=False)
+    before: torch.Tensor = field(
+        default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64, device="cpu"), init=False
+    )
+    current: torch.Tensor = field(
+        default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64, device="cpu"), init=False
+    )
     ratio: Ratio = field(default_factory=Ratio, init=False)  # observed decrease of the target's value
     #: present method of expansion, remaining ones, and names of those that were used
     way: Expansion = field(init=False)
@@ -515,7 +519,7 @@ class Davidson(ExpandingSpace):
 
     def check_symmetry(self) -> None:
         """Raise an error if the vectors show that the operator is not symmetric."""
-        U, images = self.space.vectors(torch.eye(self.space.size, dtype=torch.float64))
+        U, images = self.space.vectors(torch.eye(self.space.size, dtype=torch.float64, device="cpu"))
         inner = U @ images.T
         asymmetry = float((inner - inner.T).abs().max()) if len(inner) else 0.0
         if asymmetry > 100 * self.products.error:
@@ -565,7 +569,7 @@ class Davidson(ExpandingSpace):
                 continue
             self.dubious += not null
             self.excluded.add(found.vectors[i : i + 1], residual)
-            others = torch.arange(self.space.size) != found.indices[i]
+            others = torch.arange(self.space.size, device="cpu") != found.indices[i]
             if len(self.excluded.found) > NULL_LIMIT:
                 self.stopped = f"more than {NULL_LIMIT} null directions: give their span as null_space"
             self.rotate(complement(found.coefficients(i), found.Y[:, others]))
@@ -650,7 +654,7 @@ class Davidson(ExpandingSpace):
         rows, solved = list(chosen), torch.zeros_like(self.found.remainders)
         solved[rows] = self.solutions(rows)
         energies = (solved * self.found.remainders).sum(1).double().cpu()
-        known = torch.zeros(len(energies), dtype=torch.bool)
+        known = torch.zeros(len(energies), dtype=torch.bool, device="cpu")
         known[rows] = True
         return solved, torch.where(known & (energies >= 0) & torch.isfinite(energies), energies, math.inf)
 
@@ -693,7 +697,7 @@ class Davidson(ExpandingSpace):
         predicted = list(zip(found.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
         worst = int((found.residuals / found.values.abs())[: self.k].argmax())
         size = self.space.size
-        self.family = torch.zeros(size, size, dtype=torch.float64)
+        self.family = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         self.begin()
         for row in [*self.random(FRESH), found.remainders[worst].clone()]:
             self.join(row[None])
@@ -726,7 +730,7 @@ class Davidson(ExpandingSpace):
         """Expand the space and the family."""
         super().join(row)
         if self.family is not None and len(self.family) < self.space.size:
-            self.family = torch.block_diag(self.family, torch.ones(1, 1, dtype=torch.float64))
+            self.family = torch.block_diag(self.family, torch.ones(1, 1, dtype=torch.float64, device="cpu"))
 
     def rotate(self, Y: torch.Tensor) -> torch.Tensor:
         C = super().rotate(Y)
@@ -831,7 +835,7 @@ class Missing(ExpandingSpace):
         solved = self.solve(found.remainders[target : target + 1])
         self.improve(found.pair(target, solved, self.wanted), found.coefficients(target))
         if isinstance(self.way, PreconditionedResidual) and not self.complete:
-            last = torch.zeros(self.space.size, 1, dtype=torch.float64)
+            last = torch.zeros(self.space.size, 1, dtype=torch.float64, device="cpu")
             last[-1] = 1
             self.join(self.solve(self.excluded.remove(self.space.vectors(last)[1])))
 

@@ -125,7 +125,7 @@ def unit_vectors(
     """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
-        vector = torch.randn(order, generator=generator, dtype=torch.float64).to(device)
+        vector = torch.randn(order, generator=generator, dtype=torch.float64, device="cpu").to(device)
         if null_space is not None:
             vector = null_space.remove(vector[:, None])[:, 0]
         yield vector / torch.linalg.vector_norm(vector)
@@ -597,7 +597,9 @@ class Density(Shown):
         if not low <= high:
             raise ConfigError(f"an interval goes from low to high, not from {low} to {high}")
         # an eigenvalue at an end is inside
-        lower, upper = self.below(torch.tensor([low - 2 * self.blur, high + 2 * self.blur], dtype=torch.float64))
+        lower, upper = self.below(
+            torch.tensor([low - 2 * self.blur, high + 2 * self.blur], dtype=torch.float64, device="cpu")
+        )
         null = self.null_weight if low <= 0 <= high else 0.0
         return self._share((lower[:, 1] - upper[:, 0]).clamp_min(0), upper[:, 1] - lower[:, 0], null)
 
@@ -610,7 +612,7 @@ class Density(Shown):
         """
         if self.psd:
             return Share(0.0, 0.0, 0.0, 0.0, self.order)
-        lower, upper = self.below(torch.tensor([-2 * self.blur], dtype=torch.float64))
+        lower, upper = self.below(torch.tensor([-2 * self.blur], dtype=torch.float64, device="cpu"))
         return self._share(lower[:, 0], upper[:, 0], 0.0)
 
     def near_zero(self, relative: float = 1e-6) -> Share:
@@ -646,11 +648,11 @@ class Density(Shown):
         sigma = widths(nodes, self.residuals)
         used = self.weights > 0  # nodes without weight only fill up their row
         if not bool(used.any()):
-            x = torch.linspace(-1, 1, points, dtype=torch.float64)
+            x = torch.linspace(-1, 1, points, dtype=torch.float64, device="cpu")
             nothing = torch.zeros_like(x)
             return Curve(x, nothing, nothing, 1.0)
         low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
-        x = torch.linspace(low, high, points, dtype=torch.float64)
+        x = torch.linspace(low, high, points, dtype=torch.float64, device="cpu")
         samples = torch.stack([gaussians(x, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
         return Curve(x, samples.mean(0), self.error_of(samples), float(sigma[used].min()))
 

@@ -139,7 +139,9 @@ def intervals(
                 error = (quadratic(spread, gap) if gap > 0 else math.hypot(spread, disturbed)) + rounding
             lower.append(low - error)
             upper.append(high + error)
-    return torch.tensor(lower, dtype=torch.float64), torch.tensor(upper, dtype=torch.float64)
+    return torch.tensor(lower, dtype=torch.float64, device="cpu"), torch.tensor(
+        upper, dtype=torch.float64, device="cpu"
+    )
 
 
 def quadratic(residual: float, gap: float) -> float:

@@ -101,6 +101,8 @@ class Basis:
         parts = self.parts(start, stop)
         if not parts:
             return block.new_zeros(len(block), 0)
+        # cublas refuses the strides that the transpose of a column has
+        block = block[0][None] if len(block) == 1 else block
         coefficients = torch.cat([block @ part.T for part in parts], 1)
         for part, share in zip(parts, coefficients.split([len(part) for part in parts], 1), strict=True):
             block.addmm_(share, part, alpha=-1)
@@ -188,9 +190,9 @@ class Krylov:
         least = ROUNDING * max(torch.finfo(own).eps for own in (dtype, operator.dtype))
         #: relative rounding of the operator's products, once `measure` has estimated it
         self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
-        self.T = torch.zeros(0, 0, dtype=torch.float64)  # (j, j) VAVᵀ, float64 on the host
+        self.T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")  # (j, j) VAVᵀ, float64 on the host
         #: (1, j) WAVᵀ; after `seed` zero but for the row whose residual was given
-        self.B = torch.zeros(0, 0, dtype=torch.float64)
+        self.B = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
         #: (1, n) W; no row when V spans the whole space
         self.next = torch.empty(0, operator.order, dtype=dtype, device=operator.device)
         self.fixed, self.invariant, self.norm, self.products = 0, False, 0.0, 0
@@ -281,7 +283,7 @@ class Krylov:
         """Continue from ``row`` (1, n), overwritten, in place of the next row."""
         floor = ROUNDING * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(row, dim=1))
         _, remainder, self.next = self._orthonormalized(row, floor, [(0, self.size)] * 2)
-        self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
+        self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64, device="cpu")
         if index is not None:
             self.B[:, index] = remainder
         self.fixed, self.roots = self.size, None
@@ -297,13 +299,13 @@ class Krylov:
         passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
         floor = self.rounding * self.norm
         C, remainder, self.next = self._orthonormalized(product, floor, passes)
-        T = torch.zeros(self.size, self.size, dtype=torch.float64)
+        T = torch.zeros(self.size, self.size, dtype=torch.float64, device="cpu")
         T[:start, :start] = self.T
         T[start:] = C
         T[:, start:] = C.T
         T[start:, start:] = (C[:, start:] + C[:, start:].T) / 2
         self.T = T
-        self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64)
+        self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64, device="cpu")
         self.B[:, start] = remainder
         if self.roots is not None and not self.ended:
             # the remainder is known up to rounding
@@ -340,7 +342,7 @@ class Krylov:
 
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, int] | None]:
         """Multiply the first ``count`` rows u, and discard the next row: `seed` must follow."""
-        values, norms = torch.empty(2, count, dtype=torch.float64)
+        values, norms = torch.empty(2, count, dtype=torch.float64, device="cpu")
         expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
         self.next = self.next[:0].clone()
         left: tuple[torch.Tensor, int] | None = None

@@ -212,7 +212,7 @@ class Run:
         self.process, self.wanted, self.layout = process, wanted, layout
         self.tol, self.missed, self.max_products = tol, missed, max_products
         self.norm = 0.0
-        self.values = self.residuals = torch.zeros(0, dtype=torch.float64)
+        self.values = self.residuals = torch.zeros(0, dtype=torch.float64, device="cpu")
         self.patience: int | None = None  # products after which the interval is taken as it is
         self.stopped: str | None = None
 
@@ -349,7 +349,7 @@ class Run:
                 return self.reached(self.values, values, errors, ritz)
             if process.full:
                 chosen = self.kept(wanted.rivals(values), errors, 1)
-                process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype), Y[:, chosen]))
+                process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype, device="cpu"), Y[:, chosen]))
         return None
 
     def others(self) -> Interval:
@@ -382,7 +382,7 @@ class Run:
         exponent = process.exponent or 0
         count, products = len(order), process.products
         eigenvectors = process.basis.release(count)
-        if not torch.equal(order, torch.arange(count)):
+        if not torch.equal(order, torch.arange(count, device="cpu")):
             eigenvectors = eigenvectors[:, order.to(eigenvectors.device)]
         return EigenResult(
             eigenvalues=self.scaled(values),
@@ -405,7 +405,11 @@ class Run:
         """Extend the intervals ``lower`` to ``upper`` outwards to the limit beyond which there is no eigenvalue."""
         ritz, Y = torch.linalg.eigh(self.process.T)
         limits = self.reached(values, ritz, self.process.estimates(Y))
-        low = values < 0 if self.wanted.ends == ("size",) else torch.tensor([end == "low" for end in self.wanted.ends])
+        low = (
+            values < 0
+            if self.wanted.ends == ("size",)
+            else torch.tensor([end == "low" for end in self.wanted.ends], device="cpu")
+        )
         return (
             torch.where(low, lower.clamp_max(limits.low - self.rounding), lower),
             torch.where(low, upper, upper.clamp_min(limits.high + self.rounding)),
@@ -431,4 +435,4 @@ class Run:
 
 def _behind(locked: int, Y: torch.Tensor) -> torch.Tensor:
     """Convert coefficients in the rows behind the first ``locked`` to coefficients in all rows."""
-    return torch.cat([torch.zeros(locked, Y.shape[1], dtype=Y.dtype), Y])
+    return torch.cat([torch.zeros(locked, Y.shape[1], dtype=Y.dtype, device="cpu"), Y])

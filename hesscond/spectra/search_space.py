@@ -100,7 +100,7 @@ class RitzSpace:
         self.capacity = capacity
         self.V = Basis(plan, order, capacity, dtype=dtype, device=device)
         self.W = Basis(plan, order, capacity, dtype=dtype, device=device)
-        self.H = torch.zeros(0, 0, dtype=torch.float64)
+        self.H = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     @property
     def size(self) -> int:
@@ -148,7 +148,7 @@ class HarmonicSpace(RitzSpace):
 
     def __init__(self, capacity: int, order: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(capacity, order, dtype, device)
-        self.R = torch.zeros(0, 0, dtype=torch.float64)
+        self.R = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     def append(self, v: torch.Tensor, w: torch.Tensor) -> None:
         """Append ``v`` to V, and ``w`` = Av, orthonormalized against Q."""
@@ -161,8 +161,8 @@ class HarmonicSpace(RitzSpace):
         q = q / torch.linalg.vector_norm(q)
         self.W.project_(q)  # what the cancellation brought back
         self.W.append(q / torch.linalg.vector_norm(q))
-        last = torch.cat([column[0].double().cpu(), torch.tensor([rest], dtype=torch.float64)])
-        self.R = bordered(self.R, last, torch.zeros(len(self.R), dtype=torch.float64))
+        last = torch.cat([column[0].double().cpu(), torch.tensor([rest], dtype=torch.float64, device="cpu")])
+        self.R = bordered(self.R, last, torch.zeros(len(self.R), dtype=torch.float64, device="cpu"))
         below = inner(self.V, self.W.rows(self.size - 1, self.size))
         self.H = bordered(self.H, inner(self.W, v), below[:-1])
 
@@ -251,7 +251,7 @@ def lowest(
 ) -> tuple[torch.Tensor, float]:
     """Approximate eigenvector (1, n) of M's smallest eigenvalue, and an upper bound of it, by Lanczos with M⁻¹."""
     basis = Basis(Plan(steps, steps), row.shape[1], steps, dtype=row.dtype, device=row.device)
-    T = torch.zeros(0, 0, dtype=torch.float64)
+    T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
     v = orthonormal(row, excluded, basis)
     while v is not None and basis.size < steps:
         basis.append(v)

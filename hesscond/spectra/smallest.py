@@ -262,7 +262,7 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
         psd=products.psd,
     )
     place = values.abs().argsort(stable=True).argsort()
-    settled = torch.tensor([*search.settled, *[False] * count][:count])[place] & (not drift)
+    settled = torch.tensor([*search.settled, *[False] * count][:count], device="cpu")[place] & (not drift)
     how = f"{', then '.join(search.used)}; {products.count} products"
     if converged:
         sizes = search.found.values.abs().tolist()
@@ -322,7 +322,7 @@ def advice(search: Davidson) -> str:
 
 def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
     """Result if no eigenvalue is nonzero, or none was found."""
-    none, settled = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.bool)
+    none, settled = torch.zeros(0, dtype=torch.float64, device="cpu"), torch.zeros(0, dtype=torch.bool, device="cpu")
     vector = torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device)
     known = 0 if excluded.known is None else excluded.known.dimension
     null = products.order - known if products.norm == 0 else len(excluded.found)

@@ -394,7 +394,7 @@ class Training:
         """Number of torch threads of the run: one if its iterations are too short to gain from more."""
         if self.plan.device.type != "cpu":
             return torch.get_num_threads()
-        one = self.inputs[torch.zeros(1, dtype=torch.int64)]
+        one = self.inputs[torch.zeros(1, dtype=torch.int64, device="cpu")]
         work = self.batch_size * multiplications(self.model, one)
         return 1 if work < WORTH_THREADS else torch.get_num_threads()
 
@@ -426,7 +426,7 @@ class Training:
 
     def shuffled(self) -> torch.Tensor:
         """The order of the samples in the next epoch."""
-        return torch.randperm(len(self.targets), generator=self.order).to(self.targets.device)
+        return torch.randperm(len(self.targets), generator=self.order, device="cpu").to(self.targets.device)
 
     def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[Taken], lr: float) -> None:
         """Log an iteration and report the progress."""
@@ -484,7 +484,7 @@ class Training:
     def restore(self, state: dict[str, Any] | None) -> tuple[int, torch.Tensor]:
         """Restore a state; return the next iteration, and the order of the samples in its epoch."""
         if state is None:
-            return 0, torch.empty(0, dtype=torch.int64)
+            return 0, torch.empty(0, dtype=torch.int64, device="cpu")
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.method.load_state_dict(state["method"])

@@ -108,7 +108,7 @@ def start_worker(parent: int, device: torch.device, scratch: Path) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-    if device.type == "cuda":
+    if device.index is not None:
         torch.cuda.set_device(device)
 
 

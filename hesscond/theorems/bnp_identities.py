@@ -260,7 +260,9 @@ def same_unit(seen: Observation) -> Outcome:
     H = network.of_unit(seen.unit)
     scales = block.scales().to(H.device, torch.float64)
     scales = torch.where(scales > 0, scales, 1.0)[:, None]
-    v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(H.device)
+    v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu").to(
+        H.device
+    )
     found = block.product(v / scales) / scales
     expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
     allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))

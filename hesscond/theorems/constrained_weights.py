@@ -550,7 +550,7 @@ class ProjectedRate(Statement):
         ambient, Hess = at.operator.to_dense(), self.riemannian(at)
         Hess = (Hess + Hess.T) / 2
         normals = at.null_space.dimension
-        tangent = at.null_space.remove(torch.eye(at.order, dtype=at.dtype))
+        tangent = at.null_space.remove(torch.eye(at.order, dtype=at.dtype, device="cpu"))
         basis = torch.linalg.eigh(tangent).eigenvectors[:, normals:]
         linear = Linearization(basis, Hess, at.curvature[:, 0])
         alpha = linear.best_step()

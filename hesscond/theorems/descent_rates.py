@@ -238,7 +238,7 @@ class BNPTheorem1(StepSizes):
         # orthonormal, and no more of them than are independent
         U, sigma, _ = torch.linalg.svd(directions, full_matrices=False)
         tangents = U[:, sigma > networks.ROUND_OFF * sigma[0]]
-        outside = torch.eye(len(H), dtype=H.dtype) - tangents @ tangents.T
+        outside = torch.eye(len(H), dtype=H.dtype, device="cpu") - tangents @ tangents.T
         null = equal((outside @ H @ outside).numpy(), H.numpy())
         if kappa.nullity != tangents.shape[1]:
             reason = f"nullity {kappa.nullity}, of which rescaling explains {tangents.shape[1]}"
@@ -249,7 +249,7 @@ class BNPTheorem1(StepSizes):
         loss, reach = networks.flat_loss(network), min(rates.FAR * float(theta.norm()), CLEARANCE * kink)
 
         def descent(alpha: float) -> rates.Iteration:
-            plain = torch.eye(len(theta), dtype=theta.dtype)
+            plain = torch.eye(len(theta), dtype=theta.dtype, device="cpu")
             return rates.Iteration(lambda own: own - alpha * rates.gradient(loss, own), theta, plain, reach)
 
         iteration = descent(best_step(kappa))

@@ -167,7 +167,9 @@ def random_network(
     if criterion == "squared error":
         targets = torch.from_numpy(rng.standard_normal((samples, sizes[-1])))
     else:
-        targets = torch.eye(sizes[-1], dtype=torch.float64)[torch.from_numpy(rng.integers(sizes[-1], size=samples))]
+        targets = torch.eye(sizes[-1], dtype=torch.float64, device="cpu")[
+            torch.from_numpy(rng.integers(sizes[-1], size=samples))
+        ]
     return Network(inputs, targets, tuple(weights), activation, criterion)
 
 

@@ -58,7 +58,7 @@ def random_loss(rng: np.random.Generator) -> tuple[Function, int]:
     if rng.random() < 0.5:
         size = int(rng.integers(2, 101))
         root = torch.from_numpy(rng.standard_normal((size, size)))
-        A, b = root @ root.T / size + torch.eye(size), torch.from_numpy(rng.standard_normal(size))
+        A, b = root @ root.T / size + torch.eye(size, device="cpu"), torch.from_numpy(rng.standard_normal(size))
         return lambda p: p @ A @ p / 2 - b @ p, size
     sizes = rng.integers(2, 5, 3).tolist()
     network = random_network(rng, sizes, 10, activation=str(rng.choice(["tanh", "sigmoid", "gelu"])))

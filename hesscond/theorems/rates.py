@@ -105,7 +105,9 @@ def teacher(rng: np.random.Generator, sizes: Sequence[int], samples: int, activa
         torch.cat([0.5 * normal(rng, m, 1), (2 / n) ** 0.5 * normal(rng, m, n)], 1) for n, m in pairwise(sizes)
     )
     inputs = normal(rng, samples, sizes[0])
-    network = Network(inputs, torch.zeros(samples, sizes[-1]).double(), weights, activation, "squared error")
+    network = Network(
+        inputs, torch.zeros(samples, sizes[-1], device="cpu").double(), weights, activation, "squared error"
+    )
     return replace(network, targets=network.output())
 
 

@@ -531,7 +531,9 @@ class WeightConditioningTheorem2(LayerStatement):
         weight = network.weight
         assert weight is not None
         H = network.reweighted(weight, lambda W: self.own(W, ROW_COLUMN[:1]))
-        multiples = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        multiples = torch.randn(
+            weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+        )
         rows, rest = weight.double() * multiples.to(weight.device), H.point.new_zeros(H.order - weight.numel())
         slopes = H.gradient[: weight.numel()].view_as(weight) * multiples.to(weight.device)
         v, expected = (torch.cat([part.flatten(), rest]) for part in (rows, -slopes))
@@ -566,7 +568,7 @@ def own_norms(weight: Tensor, dim: int) -> Tensor:
 
 def largest(H: HessianOperator) -> float:
     """The size of the largest eigenvalue, from below."""
-    v = torch.randn(H.order, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(H.device)
+    v = torch.randn(H.order, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu").to(H.device)
     size = 0.0
     for _ in range(POWER):
         v = H @ (v / v.norm())
@@ -598,8 +600,8 @@ def too_large(H: HessianOperator, samples: int) -> Outcome | None:
 
 def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
     """Whether the loss sees the same change of all units, (units, inputs) and biases: behind a softmax it does not."""
-    change = torch.randn(shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    rest = torch.ones(H.order - shape[0] * shape[1], dtype=torch.float64)
+    change = torch.randn(shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64, device="cpu")
+    rest = torch.ones(H.order - shape[0] * shape[1], dtype=torch.float64, device="cpu")
     v = torch.cat([change.expand(shape).flatten(), rest]).to(H.device)
     return float((H @ v).norm()) > max(ALLOWED, H.rounding) * largest(H) * float(v.norm())
 

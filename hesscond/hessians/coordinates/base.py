@@ -139,7 +139,7 @@ class BlockHessian(ABC):
     def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
         """Product with an approximation of (H + λI)⁻¹."""
         H = self.matrix()
-        factors = torch.linalg.lu_factor_ex(H + damping * torch.eye(len(H)).to(H))
+        factors = torch.linalg.lu_factor_ex(H + damping * torch.eye(len(H), dtype=H.dtype, device=H.device))
         return lambda vectors: torch.linalg.lu_solve(*factors[:2], vectors)
 
     def solve(self, vectors: torch.Tensor, damping: float, rtol: float) -> torch.Tensor:
@@ -192,7 +192,7 @@ class KeptHessian(BlockHessian):
     def columns(self) -> int:
         if self.P is None:
             return self.order
-        return self.P.multiplied(torch.zeros(1, self.order, dtype=torch.float64), self.units).shape[1]
+        return self.P.multiplied(torch.zeros(1, self.order, dtype=torch.float64, device="cpu"), self.units).shape[1]
 
 
 class HessianSource(Protocol):

@@ -139,8 +139,8 @@ class JointMap(Preconditioner):
     def of_unit(self, unit: int) -> DensePreconditioner:
         """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
         geometry = Geometry.of(self.layer)
-        own = torch.zeros(geometry.n_params, geometry.units, geometry.n_params, dtype=torch.float64)
-        own[:, unit] = torch.eye(geometry.n_params)
+        own = torch.zeros(geometry.n_params, geometry.units, geometry.n_params, dtype=torch.float64, device="cpu")
+        own[:, unit] = torch.eye(geometry.n_params, device="cpu")
         v = next(P.v for P in self.maps if P is not None)
         return DensePreconditioner(
             torch.linalg.qr(self.right_multiply(own.flatten(1).to(v)).T, mode="r").R.T, self.name

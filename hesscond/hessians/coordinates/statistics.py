@@ -126,7 +126,9 @@ class GroupedPreconditioner(LinearCoordinates):
         widths = [P.right_multiply(row).shape[1] for P in parts]
         # columns of zeros behind those of a P that has fewer
         self.parts = [
-            P if k == max(widths) else Product(P, DensePreconditioner(torch.eye(k, max(widths)), cancels=False))
+            P
+            if k == max(widths)
+            else Product(P, DensePreconditioner(torch.eye(k, max(widths), device="cpu"), cancels=False))
             for P, k in zip(parts, widths, strict=True)
         ]
         self.units, self.name = units, parts[0].name

@@ -81,7 +81,7 @@ def holds(operator: SymmetricOperator, subspace: Subspace) -> bool:
     if subspace.dimension == 0:
         return False
     generator = torch.Generator().manual_seed(subspace.dimension)
-    drawn = torch.randn(operator.order, TRIALS + 1, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(operator.order, TRIALS + 1, generator=generator, dtype=torch.float64, device="cpu")
     vectors = drawn.to(operator.device, operator.dtype)
     inside = subspace.project(vectors[:, :TRIALS])
     inside = inside / inside.norm(dim=0)
@@ -160,7 +160,7 @@ def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Te
 def zero_rows(operator: NetworkOperator) -> torch.Tensor:
     """(n,) bool: parameters of which the product with random vectors, and the gradient, is exactly zero."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64, device="cpu")
     products = operator.multiply(drawn.to(operator.device, operator.dtype))
     return (products == 0).all(1) & (operator.gradient == 0)
 
@@ -284,7 +284,7 @@ def single_units(
     """Directions of single units orthogonal to the inputs on which they are active, but not to all inputs."""
     width, per_group = len(inputs[0].Q), geometry.units // geometry.groups
     # a unit that is null together with others would need directions that involve the others
-    certain = [float(Q[i].square().sum()) > 1 - CLOSE for Q in Q_C for i in range(per_group)]
+    certain = (torch.stack([Q[i].square().sum() for Q in Q_C for i in range(per_group)]) > 1 - CLOSE).tolist()
     blocks = {unit: StreamedBlock(width) for unit in candidates(geometry, inputs, batches()) if certain[unit]}
     if not blocks:
         return None
@@ -323,10 +323,7 @@ def candidates(geometry: Geometry, inputs: Sequence[RowSpace], batches: Iterable
             used = (terms.rows(start, stop) != 0).to(like).permute(2, 0, 1, 3).flatten(1, 2)
             by_group = on[start:stop].unflatten(1, (geometry.groups, -1)).permute(1, 2, 0, 3).flatten(2)
             together += (by_group @ used).flatten(0, 1)
-    chosen = []
-    for unit in range(geometry.units):
-        space = inputs[geometry.group(unit)]
-        few = active[unit] < 2 * space.rank or bool(((together[unit] == 0) & ~space.dead).any())
-        if active[unit] > 0 and few:
-            chosen.append(unit)
-    return chosen
+    spaces = [inputs[geometry.group(unit)] for unit in range(geometry.units)]
+    few = active < 2 * active.new_tensor([space.rank for space in spaces])
+    few |= ((together == 0) & ~torch.stack([space.dead for space in spaces])).any(1)
+    return ((active > 0) & few).nonzero()[:, 0].tolist()

@@ -118,7 +118,7 @@ def random_seeds(
 def row_sizes(operator: SymmetricOperator, rows: torch.Tensor) -> torch.Tensor:
     """Estimates of the norms of the rows of a diagonal block of A: E (A z)_i² = Σ_j A_ij² for random signs z."""
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (len(rows), PRODUCTS), generator=generator) * 2.0 - 1
+    signs = torch.randint(0, 2, (len(rows), PRODUCTS), generator=generator, device="cpu") * 2.0 - 1
     vectors = torch.zeros(operator.order, PRODUCTS, dtype=operator.dtype, device=operator.device)
     vectors[rows] = signs.to(vectors)
     return operator.multiply(vectors)[rows].square().mean(1).sqrt()

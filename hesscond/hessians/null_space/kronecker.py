@@ -63,7 +63,7 @@ class KroneckerFactors:
         self.group_units = self.geometry.units // self.geometry.groups
         self._A = [StreamedBlock(self.width) for _ in groups]
         self._C = [StreamedBlock(self.group_units) for _ in groups]
-        self._like = torch.empty(0, dtype=torch.float64)
+        self._like = torch.empty(0, dtype=torch.float64, device="cpu")
         self.rows = 0
 
     def add(self, terms: Terms) -> None:
@@ -140,7 +140,7 @@ def signed_sums(B: torch.Tensor, draws: int) -> torch.Tensor:
     if len(B) <= draws:
         return B
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (draws, *B.shape[:2]), generator=generator).to(B) * 2 - 1
+    signs = torch.randint(0, 2, (draws, *B.shape[:2]), generator=generator, device="cpu").to(B) * 2 - 1
     return torch.einsum("drj,rjmq->djmq", signs, B) / draws**0.5
 
 
