@@ -61,6 +61,40 @@ def test_draws_are_the_same_in_every_pass(name):
     assert torch.allclose(result.hessian(), true, rtol=1e-9, atol=1e-12)
 
 
+NOISE = {
+    "randn": lambda h: h * torch.randn(h.shape),
+    "normal": lambda h: h + torch.normal(0.0, 0.5, h.shape),
+    "uniform_": lambda h: h * torch.empty_like(h).uniform_(0.5, 2),
+    "bernoulli_": lambda h: h * h.new_empty(len(h), 1).bernoulli_(0.7),
+    "bernoulli": lambda h: h * torch.bernoulli(torch.sigmoid(h.detach())),
+    "dropout": lambda h: F.dropout(h, 0.3),
+    "dropout2d in place": lambda h: F.dropout2d((2 * h)[..., None, None], 0.3, True, True)[..., 0, 0],
+    "all dropped": lambda h: h + F.dropout(h, 1.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_is_that_of_the_users_own_run(name, dtype):
+    model = network(lambda m, x: m.b(torch.tanh(NOISE[name](m.a(x))))).to(dtype)
+    x, state = BATCH[0].to(dtype), torch.get_rng_state()
+    result = hesscond.probe(model, F.cross_entropy, (x, BATCH[1]), level="layer")["a"]
+
+    def loss(weight, bias):
+        torch.set_rng_state(state)
+        return F.cross_entropy(torch.func.functional_call(model, {"a.weight": weight, "a.bias": bias}, x), BATCH[1])
+
+    (weights, mixed), (_, biases) = torch.autograd.functional.hessian(loss, (model.a.weight, model.a.bias))
+    torch.set_rng_state(state)
+    ours = result.hessian().unflatten(1, (4, 5)).unflatten(0, (4, 5))
+    for found, own in (
+        (ours[:, 1:, :, 1:], weights),
+        (ours[:, 1:, :, 0], mixed),
+        (ours[:, 0, :, 0], biases),
+    ):
+        assert torch.allclose(found, own.double(), rtol=1e-4, atol=1e-6)
+
+
 def test_a_float32_model_draws_the_numbers_of_its_own_run():
     """LayerDrop by torch.rand([]), as in Wav2Vec2; float64 would draw others."""
 

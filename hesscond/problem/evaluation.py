@@ -23,7 +23,19 @@ from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line, 
 from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
-from hesscond.problem.precision import DRAWS, MASKED, SHIFTED, WIDER, Masks, Operations, lifted, named, operations
+from hesscond.problem.precision import (
+    DRAWS,
+    DRAWS_LIKE,
+    MASKED,
+    SHIFTED,
+    WIDER,
+    Masks,
+    Operations,
+    drawn_in,
+    lifted,
+    named,
+    operations,
+)
 from hesscond.problem.reentry import Reentry
 from hesscond.problem.references import References
 from hesscond.problem.untouched import untouched
@@ -110,6 +122,7 @@ def evaluate(
         watch.lifts = dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         watch.draws = usual if watch.lifts and not watch.clones else None
+        watch.usual = usual
         stack.enter_context(watch)
         both = ModelAndLoss(model, loss_fn, dtype)
         replaced = {f"model.{name}": tensor for name, tensor in state.items()}
@@ -272,8 +285,10 @@ class WeightWatch(TorchFunctionMode):
         #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
         #: float32), and their number
         self.lifts, self.clones, self.lifted = False, False, 0
-        #: type in which the model itself draws random numbers, if it has one throughout: others are other numbers
+        #: type of the model's tensors, if they have one throughout, and of those made without one: in these the model
+        #: draws its random numbers, others would be other numbers
         self.draws: torch.dtype | None = None
+        self.usual = torch.get_default_dtype()
         #: for each elementwise function called, a Boolean tensor: whether rounding made different numbers equal
         self.flat: list[torch.Tensor] = []
 
@@ -309,9 +324,13 @@ class WeightWatch(TorchFunctionMode):
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function without casts to float32, widening float32 tensors that the model keeps where types clash."""
-        plain = func in DRAWS and func is not torch.normal and not kwargs.keys() & {"out", "dtype"}
-        if plain and self.draws in WIDER:
-            kwargs = {**kwargs, "dtype": self.draws}
+        if (drawn := drawn_in(self.draws, func, args, kwargs)) is not None:
+            return drawn
+        # moments in tensors have a type of their own
+        plain = func in DRAWS and not kwargs.keys() & {"out", "dtype"}
+        if plain and not (func is torch.normal and any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values()))):
+            own = self.draws if func in DRAWS_LIKE else self.usual
+            kwargs = {**kwargs, "dtype": own} if own in WIDER else kwargs
         wide = lifted(func, args, kwargs)
         if wide is not None:
             self.lifted += 1

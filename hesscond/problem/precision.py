@@ -31,8 +31,14 @@ EXACT = {
 COPIES = {torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
 #: Functions that take a dtype to reinterpret bits as numbers of that type.
 BITS = frozenset({torch.Tensor.view, torch.frombuffer})
-#: Functions that draw random numbers of the type that is asked for.
+#: Functions that draw random numbers of the type that is asked for: else of the default type, or that of a tensor.
 DRAWS = frozenset({torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal})
+DRAWS_LIKE = frozenset({torch.rand_like, torch.randn_like})
+#: Methods that draw into a tensor, of its type, and functions that set entries or channels to zero at random.
+DRAWS_INTO = frozenset(getattr(torch.Tensor, f"{name}_") for name in ("bernoulli", "uniform", "normal", "exponential"))
+DROPOUTS = frozenset(
+    {torch.dropout, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d}
+)
 #: Types that lifted casts convert to.
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 TO_OTHER = frozenset({torch.Tensor.to, torch.Tensor.type_as})
@@ -167,6 +173,27 @@ def innermost_module() -> str:
         if isinstance(owner, nn.Module):
             return type(owner).__name__
     return "the loss"
+
+
+def drawn_in(own: torch.dtype | None, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Result in float64 of a call that draws random numbers in the type ``own`` of the model; None: it does not.
+
+    Another type would draw other numbers, and a device another mask of a dropout.
+    """
+    if own not in WIDER or not args or not isinstance(x := args[0], torch.Tensor) or x.dtype is not WIDER[own]:
+        return None
+    if func in DRAWS_INTO:
+        return x.copy_(func(torch.empty_like(x, dtype=own), *args[1:], **kwargs))
+    if func is torch.bernoulli:
+        found: torch.Tensor = func(x.to(own), *args[1:], **kwargs)
+        return found.to(x)
+    given = dict(zip(("p", "training", "inplace"), args[1:], strict=False)) | kwargs
+    if func not in DROPOUTS or not given.get("training", given.get("train", True)):
+        return None
+    p = given.get("p", 0.5)
+    kept = func(torch.ones_like(x, dtype=own), p, True) != 0
+    scale = kept.to(x) * (1 / (1 - p) if p < 1 else 0.0)
+    return x.mul_(scale) if given.get("inplace") else x * scale
 
 
 def lifted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]] | None:
