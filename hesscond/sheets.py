@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 WIDE = 240
 
 #: Places where a cell with a name, or with several numbers, may be broken: never inside a word or digits.
-NAME_BREAKS = re.compile(r"\s+|(?<=[:/_])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
+NAME_BREAKS = re.compile(r"\s+|(?<=[:/])(?=\S)|(?<=[.,])(?=[^\s\d])|(?<=[-+])(?=[^\W\d])")
 NUMBER_BREAKS = re.compile(r"\s+(?=[(…])")
 #: Longer words are shown without their middle.
 LONGEST_WORD = 30
 #: Least width of a caption, in columns of the terminal.
 CAPTION = 80
+#: Largest number of names that a note lists.
+FEW = 4
 
 
 class TextTable:
@@ -91,6 +93,9 @@ class TextTable:
             parts = [*NAME_BREAKS.split(title), *(part for cell in cells for part in self.breaks(place).split(cell))]
             least.append(max(len(line) for part in parts for line in part.split("\n")))
             most.append(max(len(line) for text in [title, *cells] for line in text.split("\n")))
+        if sum(least) + len(least) - 1 > room:
+            # the names are repeated in every block, where they are read best in one piece
+            least[0] = max(least[0], min(most[0], room // 2))
         found = [[0]]
         for place in range(1, len(least)):
             # a blank between columns
@@ -130,6 +135,11 @@ def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
             end, resume = stop, len(line) if found is None else found.end()
         lines.append(line[start:])
     return "\n".join(lines)
+
+
+def listed(names: Sequence[str]) -> str:
+    """List of the first few names, and their number if there are more."""
+    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
 
 
 def shown_line(text: str) -> str:

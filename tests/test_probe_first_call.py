@@ -117,7 +117,7 @@ def test_a_layer_that_cannot_be_measured_stops_no_other_and_the_advice_holds(kin
     if obstacle is not None:
         assert all(re.search(obstacle, why) for why in result.skipped.values())
     elif kind == "other blocks":
-        assert ("level='layer'" in result.skipped["model"]) == (level == "unit")
+        assert ("level='layer'" in result.skipped["turn"]) == (level == "unit")
     else:
         assert ["differences" in own.route for own in result.values()] == [True, False]
     for layers, other in {advice for why in result.skipped.values() for advice in ADVICE.findall(why)}:
@@ -363,6 +363,24 @@ class Spectral(nn.Module):
     def forward(self, x):
         modes = torch.einsum("bif,iof->bof", torch.fft.rfft(x)[..., :4], self.weight)
         return self.fc(torch.fft.irfft(modes, n=8).tanh().mean(2))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_skipped_parameters_have_their_own_names_and_parametrized_modules_theirs(level):
+    torch.manual_seed(0)
+    parts = {"table": nn.utils.parametrizations.weight_norm(nn.Embedding(5, 4)), "scale": random(4), "shift": random(4)}
+    parts |= {"conv": nn.Conv1d(1, 2, 3, padding=1), "last": nn.Linear(8, 3)}
+    nn.utils.parametrize.register_parametrization(parts["conv"], "weight", Net(lambda m, w: w * m.gain, gain=random(1)))
+    model = Net(lambda m, x: m.last(m.conv((m.table(x) * m.scale + m.shift)[:, None]).tanh().flatten(1)), **parts)
+    result = hesscond.probe(model, CE, (torch.randint(5, (12,)), torch.randint(3, (12,))), level=level)
+    shared = {"conv.parametrizations.weight.0.gain"} if level == "unit" else set()
+    assert result.skipped.keys() == {"table", "scale", "shift"} | shared
+    assert result.skipped["table"].startswith("parametrized Embedding with weight, no dense")
+    assert result.skipped["scale"] == "parameter of Net, no dense or convolutional layer: name it, layers=['scale']"
+    assert all("layer 'conv', a parametrized Conv1d" in result.skipped[name] for name in shared)
+    for name, why in result.skipped.items():
+        (names,) = (ast.literal_eval(layers) for layers, _ in ADVICE.findall(why))
+        assert list(hesscond.probe(model, CE, (torch.randint(5, (12,)), torch.randint(3, (12,))), names)) == [name]
 
 
 def test_complex_parameters_are_skipped_with_the_reason():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,11 @@ BAR = 12
 
 #: The longest line of prose.
 LINE = 100
+
+#: Arguments of `hesscond.probe` that are options of the command, with a value or a list of names.
+OPTION = re.compile(
+    r"\b(level|layers|units|memory|products|dtype|rtol)=(?:torch\.)?(\[(?:'[^']*'(?:, )?)+\]|'[^']*'|\w*)"
+)
 
 #: A word that is underlined, as numpydoc has its sections.
 SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
@@ -104,6 +110,22 @@ def print_paragraphs(text: str) -> None:
 def indentation(line: str) -> int:
     """Number of blanks at the beginning of a line; -1 for an empty line."""
     return len(line) - len(line.lstrip()) if line.strip() else -1
+
+
+def as_options(sentence: str) -> str:
+    """Sentence with the options of the command in place of the arguments in Python.
+
+    Examples
+    --------
+    >>> as_options("name it, layers=['0', 'attn[q]'], level='layer'; raise rtol=")
+    "name it, --layers '0,attn[q]', --level layer; raise --rtol"
+    """
+
+    def option(found: re.Match[str]) -> str:
+        names = ",".join(re.findall("'([^']*)'", found[2])) or found[2]
+        return f"--{found[1]} {shlex.quote(names) if names else ''}".rstrip()
+
+    return OPTION.sub(option, sentence)
 
 
 class Say(Protocol):

@@ -22,7 +22,7 @@ import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options
 from hesscond.commands.exits import INTERRUPTED
-from hesscond.commands.printing import Say, stderr, stdout
+from hesscond.commands.printing import Say, as_options, stderr, stdout
 from hesscond.commands.processes import of_user, own_device, own_share, processes
 from hesscond.commands.target import Target, load_target, one_sentence
 from hesscond.errors import CaptureError, ConfigError
@@ -31,6 +31,7 @@ from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
+from hesscond.probing.tables import MEASURED
 from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
 from hesscond.sheets import duration
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch.distributed import ProcessGroup
 
-#: Arguments of `hesscond.probe` that are options here.
-OPTION = re.compile(r"\b(level|layers|units|memory|products|dtype|rtol)=(?:torch\.)?'?(\w*)'?")
 #: Seconds from which on an estimate is announced beforehand.
 LONG = 10.0
 
@@ -96,6 +95,9 @@ def probe(
         bool, typer.Option("--json", help="Print the rows, one per Hessian, as a list of objects.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows, one per Hessian, as CSV.")] = False,
+    columns: Annotated[
+        list[str] | None, typer.Option(help=f"Further columns, as with their errors: {', '.join(MEASURED)}.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
     ] = None,
@@ -115,6 +117,7 @@ def probe(
         rtol=rtol,
         memory=None if memory is None else options.parse_size(memory),
         products=products,
+        columns=tuple(options.choice("--columns", name, MEASURED) for name in options.names_of(columns) or ()),
     )
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
@@ -227,6 +230,7 @@ class Request:
     rtol: float
     memory: int | None
     products: int | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.units not in (None, "all") and self.layers is None:
@@ -260,7 +264,7 @@ def run_probe(
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
-        frame = result.to_frame()
+        frame = result.to_frame(request.columns)
         if request.products is not None:
             # signed, as κ's λ_max is not
             whole = result[NETWORK]
@@ -303,7 +307,7 @@ def with_layers(
             result.skipped["the layers by themselves"] = str(error)
         else:
             layers = watched.kappas(layers)
-            frame = pd.concat([layers.to_frame(), network], ignore_index=True)
+            frame = pd.concat([layers.to_frame(request.columns), network], ignore_index=True)
             result.skipped.update(layers.skipped)
     return frame.merge(shares.drop(columns="n_params"), on="layer", how="left")
 
@@ -326,7 +330,7 @@ def print_summary(
     stdout.print(sheet.table)
     stdout.print()
     for line in sheet.below:
-        stdout.print(Text(OPTION.sub(lambda found: f"--{found[1]} {found[2]}".rstrip(), line)))
+        stdout.print(Text(as_options(line)))
 
 
 def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.DataFrame], None]:

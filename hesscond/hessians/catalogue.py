@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
 from hesscond.capture.kinds import Geometry, is_layer, is_turned, kind_of
 from hesscond.capture.layers import eligible_layers, is_computed
@@ -82,7 +83,7 @@ class Catalogue:
         base = without_part(name)
         module = self.module(base)
         if module is not None:
-            return type(module).__name__
+            return class_name(module)
         return "Parameter" if base in self.parameters else ""
 
     def bare(self, name: str) -> Block:
@@ -152,7 +153,7 @@ class Catalogue:
         mine = [key for key in inside if self.owner(key) is module]
         if is_turned(module):
             undivided = (
-                f"the weight of layer {name!r}, a {Geometry.of(module).kind}, is computed, and its units are not its "
+                f"the weight of layer {name!r}, a {class_name(module)}, is computed, and its units are not its "
                 "rows: use level='layer'"
             )
         elif is_layer(module):
@@ -161,7 +162,7 @@ class Catalogue:
             undivided = f"layer {name!r} has units in each of {', '.join(f'{name}[{run}]' for run in runs)}: name these"
         elif not mine:
             undivided = (
-                f"layer {name!r}, a {type(module).__name__}, has no parameters of its own to split into units: use "
+                f"layer {name!r}, a {class_name(module)}, has no parameters of its own to split into units: use "
                 "level='layer'"
             )
         else:
@@ -506,6 +507,13 @@ class Choice:
             frozenset(map(place_of, self.optional)),
             {name: tuple(map(place_of, members)) for name, members in self.groups.items()},
         )
+
+
+def class_name(module: nn.Module) -> str:
+    """Class of a module in words: as torch.nn exports it, and without the class that a parametrization makes."""
+    given = type_before_parametrizations(module)
+    public = (c for c in given.__mro__ if not c.__module__.startswith("torch.nn.modules") or hasattr(nn, c.__name__))
+    return "parametrized " * is_parametrized(module) + next(public, given).__name__
 
 
 def is_trained(block: Block, parameters: set[str]) -> bool:

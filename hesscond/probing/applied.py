@@ -31,6 +31,7 @@ from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.operators.parallel import Team
 from hesscond.probing.rebuilt import BY_HAND, rebuilt, take_first_step
+from hesscond.sheets import listed
 
 if TYPE_CHECKING:
     from hesscond.probing.question import Measured, Question
@@ -47,8 +48,6 @@ ProbeMethod = (
     | Coordinates
     | None
 )
-#: Largest number of names listed in the description of a measurement.
-FEW = 4
 
 
 @dataclass(frozen=True)
@@ -194,11 +193,6 @@ def outside_of_layers(model: nn.Module) -> list[str]:
     """Names of the trained parameters that belong to no dense or convolutional layer."""
     inside = {id(p) for layer in eligible_layers(model).values() for p in layer.parameters(recurse=False)}
     return [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in inside]
-
-
-def listed(names: Sequence[str]) -> str:
-    """List of the first few names, and their number if there are more."""
-    return ", ".join(names) if len(names) <= FEW else f"{', '.join(names[:FEW])}, … ({len(names)} in all)"
 
 
 def described(name: str | None, chosen: OfInputs | None = None) -> str:

@@ -11,15 +11,15 @@ from hesscond.capture.layers import stock_class
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
-from hesscond.hessians.catalogue import Catalogue, Choice
-from hesscond.probing.applied import block_coordinates, listed
+from hesscond.hessians.catalogue import ROOT, Catalogue, Choice
+from hesscond.probing.applied import block_coordinates
 from hesscond.probing.by_differences import by_differences
 from hesscond.probing.captured import captured_results, reached
 from hesscond.probing.products import by_products, causes, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
-from hesscond.probing.results import LayerResult, ProbeResult
+from hesscond.probing.results import OTHER, LayerResult, ProbeResult
 from hesscond.problem.evaluation import Batch
-from hesscond.sheets import duration
+from hesscond.sheets import duration, listed
 
 #: Largest number of blocks that a reason names one by one.
 MOST = 4
@@ -154,20 +154,30 @@ def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, st
     failing |= dict.fromkeys(left.keys() - real.keys(), COMPLEX)
     owners: dict[str, list[str]] = {}
     for name, keys in left.items():
-        owner = keys[0].rpartition(".")[0].partition(".parametrizations.")[0] or "model"
-        owners.setdefault(keys[0] if owner in found else owner, []).append(name)
+        owner = owner_of(keys[0])
+        inside = owner in found or (owner == ROOT and name != ROOT)
+        owners.setdefault(keys[0] if inside else owner, []).append(name)
     reasons = {}
     for owner, names in owners.items():
-        attributes = ", ".join(dict.fromkeys(key.removeprefix(f"{owner}.") for name in names for key in left[name]))
-        what = f"{catalogue.kind(owner)} with {attributes}, no dense or convolutional layer"
-        if owner in left and catalogue.module(owner) is None:
-            what = f"no part of the weight and bias of layer {owner.rpartition('.')[0] or 'model'!r}"
-        fit = [name for name in names if name not in failing]
+        prefix, place = f"{owner}." * (owner != ROOT), owner_of(owner)
+        inner = (key.removeprefix(prefix).split(".") for name in names for key in left[name])
+        attributes = dict.fromkeys(parts[1] if parts[0] == "parametrizations" else ".".join(parts) for parts in inner)
+        what = f"{catalogue.kind(owner)} with {', '.join(attributes)}, {OTHER}"
+        if catalogue.module(owner) is None:
+            what = f"parameter of {catalogue.kind(place)}, {OTHER}"
+            if place in found:
+                what = f"no part of the weight and bias of layer {place!r}, a {catalogue.kind(place)}"
+        fit = [owner if name in found else name for name in names if name not in failing]
         way = f"name it, layers={fit if len(fit) <= MOST else [f'{owner}*']}" + ", level='layer'" * bool(
             {*fit} & undivided
         )
         reasons[owner] = f"{what}: {way if fit else failing[names[0]]}"
     return reasons
+
+
+def owner_of(parameter: str) -> str:
+    """Name of the module that a parameter belongs to; for one of a parametrization that of the parametrized module."""
+    return f".{parameter}".rpartition(".")[0].partition(".parametrizations.")[0][1:] or ROOT
 
 
 def trial(m: Measurement, blocks: Mapping[str, Block], batch: Batch | None) -> tuple[dict[str, str], set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian, NullDirections
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.roles import NETWORK
 from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.probing.check import Check
 from hesscond.probing.differences import worst
-from hesscond.sheets import Sheet, Shown
+from hesscond.probing.tables import MEASURED
+from hesscond.sheets import Sheet, Shown, listed
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 from hesscond.spectra.condition import unresolved, zero_matrix
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Names of the routes that form S without subtraction, accurate to the last digits where a product has none left.
 CLOSED_FORM = ("loss curvature", "loss factor")
+
+#: Part of the reason for a module that is measured if it is named.
+OTHER = "no dense or convolutional layer"
 
 #: Number of products that are timed; seconds over n³ that one core takes for the eigenvalues of H in two scalings.
 TRIED, DECOMPOSITION = 8, 1.2e-10
@@ -107,7 +112,8 @@ class LayerResult(Shown):
 
     def remarks(self) -> list[str]:
         """Remarks printed below the table, other than on κ."""
-        return [f"{self.undivided.partition(';')[0]}: measured as a whole"] if self.undivided else []
+        reason = re.split(r"; |: use level", self.undivided)[0]
+        return [f"{reason}: measured as a whole"] if reason else []
 
     @property
     def blocks(self) -> Sequence[int | None]:
@@ -283,6 +289,13 @@ class LayerResult(Shown):
         """Frobenius norm ‖H‖_F of a Hessian; arguments and errors as of `trace`."""
         return self._estimate(self.block(self._checked(unit)).frobenius_norm(probes, seed), unit)
 
+    def measured(self, name: str, unit: int | None) -> dict[str, float]:
+        """Columns of `to_frame` for a quantity of `MEASURED` and its error."""
+        if name not in MEASURED:
+            raise ConfigError(f"unknown column {name!r}: {did_you_mean(name, MEASURED)}")
+        found: Estimate[float] = getattr(self, MEASURED[name])(unit)
+        return {name: found.value, f"{name}_error": found.error}
+
     def _estimate(self, found: Estimate[Any], unit: int | None) -> Estimate[Any]:
         # entry (i, j) is off by at most ε d_i d_j, so that all three are by no more than ε Σ d_i²
         return replace(found, error=found.error + self.error(unit))
@@ -412,9 +425,9 @@ class LayerResult(Shown):
         """
         return self.block(self._checked(unit)).solve(vectors, self._damping(damping), rtol)
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, columns: Sequence[str] = ()) -> pd.DataFrame:
         """Table with one row per Hessian, as in `ProbeResult.to_frame`."""
-        return ProbeResult({self.name: self}, {}, "").to_frame()
+        return ProbeResult({self.name: self}, {}, "").to_frame(columns)
 
 
 class NetworkResult(LayerResult):
@@ -600,10 +613,13 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         below = [self.scope] if self.scope else []
         below += [line for own in self.values() for line in own.remarks()]
         below += notes(frame, {name: own.route for name, own in self.items()})
+        reasons = {name: reason for name, reason in self.skipped.items() if f"{OTHER}: name it" not in reason}
+        if others := [name for name in self.skipped if name not in reasons]:
+            below.append(f"not measured, as no dense or convolutional layers: {listed(others)}; layers='*' takes all")
         skipped: dict[str, list[str]] = {}
-        for name, reason in self.skipped.items():
+        for name, reason in reasons.items():
             skipped.setdefault(reason.replace(f"name it, layers=[{name!r}],", "name it with layers="), []).append(name)
-        below += [f"skipped {', '.join(names)}: {reason}" for reason, names in skipped.items()]
+        below += [f"skipped {listed(names)}: {reason}" for reason, names in skipped.items()]
         return Sheet(above, table, below)
 
     def _checks(self) -> list[str]:
@@ -618,10 +634,13 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         made = {one.central: one.against for one in checks.values() if one.central is not None}
         return lines if (largest := worst(made)) is None else [*lines, f"         {made[largest]}"]
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self, columns: Sequence[str] = ()) -> pd.DataFrame:
         """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
         lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver, reason, advice. ``negative`` is
         missing if not all negative eigenvalues were counted; ``reason`` and ``advice`` are empty where κ is resolved.
+
+        ``columns``: further ones, ``"trace"`` and ``"norm"`` (`LayerResult.frobenius_norm`), each with its error in
+        ``trace_error`` and ``norm_error``.
         """
         import pandas as pd
 
@@ -629,6 +648,7 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
             {"layer": layer.name, "unit": unit, "n_params": layer.n_params}
             | kappa.columns
             | {"reason": kappa.reason, "advice": kappa.advice}
+            | {key: value for name in columns for key, value in layer.measured(name, unit).items()}
             for layer in self._layers.values()
             for unit, kappa in zip(layer.blocks, layer.conditions, strict=True)
         ]

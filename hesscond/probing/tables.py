@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context
 from typing import TYPE_CHECKING, Any
 
-from hesscond.sheets import TextTable
+from hesscond.sheets import FEW, TextTable, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,19 +15,31 @@ if TYPE_CHECKING:
 #: Significant digits of the ends of κ's interval at layer level.
 DIGITS = 6
 
-UNIT_REMARK = (
-    "κ over the resolved units; ≥: at least one unit is unresolved, and the number is a lower bound; params: of one "
-    "unit, bias included; unres.: unresolved units, zero Hessians apart; neg.: units with negative eigenvalues (κ is "
-    "of |λ|)"
-)
-NETWORK_REMARK = (
-    "κ of each layer's own Hessian and of the network's; ≥: unresolved, the number is a lower bound; neg.: negative "
-    "eigenvalues (κ is of |λ|); top, bottom: a layer's share in the network's eigenvectors of largest and smallest λ"
-)
-LAYER_REMARK = (
-    "κ and an interval that contains it, rounded outwards; ≥: unresolved, the number is a lower bound; neg.: negative "
-    "eigenvalues (κ is of |λ|)"
-)
+#: Columns that a table may have besides those of κ, and the methods of `LayerResult` that return them.
+MEASURED = {"trace": "trace", "norm": "frobenius_norm"}
+
+
+def remark(what: str, frame: pd.DataFrame, unresolved: str = "≥") -> str:
+    """Remark on a table: what it shows, and what its signs mean where it has them."""
+    parts = [what]
+    if (~frame["resolved"].astype(bool) & ~is_zero(frame)).any():
+        parts.append(f"{unresolved}: unresolved, the number is a lower bound")
+    if (frame["negative"].fillna(0) > 0).any():
+        parts.append("neg.: negative eigenvalues, κ is of |λ|")
+    return "; ".join(parts)
+
+
+def measured_titles(frame: pd.DataFrame) -> list[str]:
+    """Titles of the columns of `MEASURED` that a frame has."""
+    return [f">{name}" for name in MEASURED if name in frame]
+
+
+def measured_cells(row: Mapping[str, Any]) -> list[str]:
+    """Texts of the values of `MEASURED` in a row, with their error where it is seen in three digits."""
+    cells = []
+    for value, error in ((row[name], row[f"{name}_error"]) for name in MEASURED if name in row):
+        cells.append(compact(value) + (f" ± {compact(error, 1)}" if error > 5e-3 * abs(value) else ""))
+    return cells
 
 
 def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -46,7 +58,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
         none; unresolved, the number of unresolved blocks, of which zero are the zero matrix, which has no κ; lower_min,
         lower_median, lower_max: lower bounds of κ of the unresolved blocks that are not zero; rank_min, rank_max,
         nullity_min, nullity_max; negative: the number of blocks with negative eigenvalues; solvers: the number of
-        blocks of each solver, by name.
+        blocks of each solver, by name; medians of the columns of `MEASURED`, and of their errors.
     """
     import pandas as pd
 
@@ -72,6 +84,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
                 },
                 "negative": int((blocks["negative"].fillna(0) > 0).sum()),
                 "solvers": blocks["solver"][~zero].value_counts().to_dict(),
+                **{key: blocks[key].median() for name in MEASURED for key in (name, f"{name}_error") if key in blocks},
             }
         )
     return pd.DataFrame(rows)
@@ -94,8 +107,12 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
         ">rank",
         ">nullity",
         ">neg.",
+        *measured_titles(frame),
     )
-    table = TextTable(titles, caption=UNIT_REMARK)
+    what = "κ and params of one unit, bias included" + "; trace, norm: medians of the units" * (
+        "trace" in frame or "norm" in frame
+    )
+    table = TextTable(titles, caption=remark(what, frame, "≥, unres."))
     for row in layer_frame(frame).to_dict("records"):
         table.add_row(
             row["layer"],
@@ -107,6 +124,7 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
             span(row["rank_min"], row["rank_max"]),
             span(row["nullity_min"], row["nullity_max"]),
             str(row["negative"]),
+            *measured_cells(row),
         )
     return table
 
@@ -117,13 +135,14 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     ``frame``: ``ProbeResult.to_frame()`` at level ``"layer"``; ``kinds``: classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
-    table = TextTable(titles, caption=LAYER_REMARK)
+    what = "κ and an interval that contains it, rounded outwards"
+    table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))
     for row in frame.to_dict("records"):
         upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
         interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
         cells = [kappa_cell(row), "–" if is_zero(row) else interval]
-        counts = [count(row[name]) for name in ("rank", "nullity", "negative")]
-        table.add_row(row["layer"], kinds.get(row["layer"], ""), str(int(row["n_params"])), *cells, *counts)
+        cells += [count(row[name]) for name in ("rank", "nullity", "negative")] + measured_cells(row)
+        table.add_row(row["layer"], kinds.get(row["layer"], ""), str(int(row["n_params"])), *cells)
     return table
 
 
@@ -141,7 +160,8 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     ``kinds``: classes of layers by name, as "Linear".
     """
     titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
-    table = TextTable(titles, caption=NETWORK_REMARK)
+    what = "top, bottom: share of a layer in the network's eigenvectors of largest and smallest λ"
+    table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))
     records = frame.to_dict("records")
     for number, row in enumerate(records, 1):
         last = number == len(records)
@@ -155,6 +175,7 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
             kappa_cell(row),
             *counts,
             *shares,
+            *measured_cells(row),
             end_section=number == len(records) - 1,
         )
     return table
@@ -226,6 +247,15 @@ def span(low: int, high: int) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
+def in_few_words(groups: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """Notes that are not empty, and the layers of each; those that most layers have say how many these are, if many."""
+    most = max(groups.values(), key=len)
+    for note, layers in groups.items():
+        many = layers is most and len(layers) > FEW
+        if note:
+            yield note, f"{'the other' if len(groups) > 1 else 'all'} {len(layers)} layers" if many else listed(layers)
+
+
 def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
     """Notes on the layers of ``ProbeResult.to_frame()``: how S and κ were computed, and why κ is unresolved.
 
@@ -239,11 +269,11 @@ def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
         counts = row["solvers"]
         solvers = ", ".join(f"{name} ({n})" if len(counts) > 1 else str(name) for name, n in counts.items())
         by_solvers.setdefault(solvers, []).append(row["layer"])
-    lines = [f"S of {', '.join(layers)}: {route}" for route, layers in by_route.items() if route]
-    lines += [f"κ of {', '.join(layers)}: {solvers}" for solvers, layers in by_solvers.items() if solvers]
+    lines = [f"S of {layers}: {route}" for route, layers in in_few_words(by_route)]
+    lines += [f"κ of {layers}: {solvers}" for solvers, layers in in_few_words(by_solvers)]
     zero = is_zero(frame)
     for (reason, advice, none), blocks in frame[~frame["resolved"]].groupby(["reason", "advice", zero], sort=False):
         what = "zero" if none else "unresolved"
         said = f"{reason}; {advice}" if advice else reason
-        lines.append(f"{what}, {len(blocks)} of {len(frame)} κ ({', '.join(blocks['layer'].unique())}): {said}")
+        lines.append(f"{what}, {len(blocks)} of {len(frame)} κ ({listed(list(blocks['layer'].unique()))}): {said}")
     return lines
