@@ -117,7 +117,7 @@ BAD = {
     "probe net.py:make --products 3 --level network": ["products=3 is too few", "10 or more"],
     "probe net.py:make --products many --level network": ["--products takes a whole number, not 'many'"],
     "probe net.py:make --products 40 --level network --memory 1KB": [
-        *("40 products with the Hessian of 74 parameters take", "more than memory", "--dtype as-is")
+        *("40 products with the Hessian of 74 parameters take", "more than --memory", "--dtype as-is")
     ],
     "probe net.py:make --device tpu": ["tpu"],
     "probe net.py:make --memory lots": ["--memory", "2GB"],

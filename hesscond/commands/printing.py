@@ -122,7 +122,7 @@ def as_options(sentence: str) -> str:
     """
 
     def option(found: re.Match[str]) -> str:
-        names = ",".join(re.findall("'([^']*)'", found[2])) or found[2]
+        names = ",".join(re.findall("'([^']*)'", found[2])) or found[2].replace("None", "as-is")
         return f"--{found[1]} {shlex.quote(names) if names else ''}".rstrip()
 
     return OPTION.sub(option, sentence)

@@ -194,7 +194,7 @@ class NetworkProbe:
             raise CaptureError(
                 f"{question.products} products with the Hessian of {order:,} parameters take {readable(least)} at "
                 f"least, half of it for {bounded.LEAST_VECTORS} vectors, more than memory={readable(question.memory)}: "
-                "raise it, or keep the precision of the model (dtype=None, --dtype as-is)"
+                "raise it, or keep the precision of the model (dtype=None)"
             )
 
 
