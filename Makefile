@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup study test test-slow test-all lint types bench docs page dist gallery support support-page clean
+.PHONY: help setup study test test-slow test-all lint types bench docs page dist support support-page clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1	\2/' | expand -t 18
@@ -76,9 +76,6 @@ dist: ## build sdist and wheel, and try the wheel in a new environment and an em
 	build/dist/new/bin/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) "$$(ls dist/*.whl)[studies]"
 	cd build/dist/empty && ../new/bin/hesscond study fc-digits -m vanilla --iterations 5
 
-gallery: setup ## draw figures/gallery with small runs
-	$(BIN)/python figures/gallery.py
-
 # other libraries' models; what the benchmarks compare with needs a torchvision that these do not work with
 $(VENV)-support/.installed: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)-support
@@ -92,5 +89,5 @@ support-page: $(VENV)-support/.installed ## write the support table (docs/suppor
 	OMP_NUM_THREADS=1 $(VENV)-support/bin/python tests/support/page.py
 
 clean: ## remove what the others made (runs/ stays)
-	rm -rf $(VENV) $(VENV)-support build docs/methods docs/statements dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VENV)-support build docs/methods docs/statements docs/gallery dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

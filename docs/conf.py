@@ -13,6 +13,8 @@ from latex2mathml.converter import convert
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+# for the processes that draw the gallery and execute notebooks
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 
 import generate  # noqa: E402
 import reference_pages  # noqa: E402
@@ -24,7 +26,7 @@ author = "The hesscond developers"
 copyright = author
 version = release = hesscond.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]
@@ -42,9 +44,17 @@ suppress_warnings = ["ref.python"]
 copybutton_prompt_text = "$ "
 copybutton_only_copy_prompt_lines = True
 
+# notebooks are executed with each build, and one that fails fails it
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
 html_theme = "furo"
 html_title = f"hesscond {version}"
 html_show_sourcelink = False
+# the report that the gallery shows
+html_extra_path = ["gallery/site"]
 
 #: Lists that are read on a code host too: what Sphinx needs of them is added here.
 CONTENTS = {"methods/index": "*", "statements/index": "*", "reference/python": "python/*"}
@@ -53,6 +63,7 @@ CONTENTS = {"methods/index": "*", "statements/index": "*", "reference/python": "
 if os.environ.get("PAGE"):
     # one page is built with what is there of the others
     exclude_patterns += ["methods", "statements"]
+    html_extra_path.clear()
     suppress_warnings += ["toc.not_readable", "toc.excluded", "myst.xref_missing"]
 elif os.environ.get("TRIALS"):
     generate.write(HERE, int(os.environ["TRIALS"]))

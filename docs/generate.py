@@ -1,5 +1,7 @@
 """Write the pages of methods, statements and papers from what the program knows: ``python docs/generate.py [FOLDER]``.
 
+With ``--gallery`` it draws the pictures of gallery.md, by the commands on that page.
+
 `conf.py` does it where they are missing or older than the program.
 
 One page for each method (its docstring), one for each statement (its text, claims, verdicts and counterexamples with a
@@ -10,8 +12,15 @@ figure of the margins), the two lists, and the papers, a page that is kept with 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 from itertools import groupby
 from pathlib import Path
 
@@ -27,10 +36,12 @@ HERE = Path(__file__).parent
 #: What the pages are made of.
 SOURCES = [
     HERE / "generate.py",
+    HERE / "gallery.md",
     *(HERE.parent / "hesscond").rglob("*.py"),
     HERE.parent / "hesscond" / "commands" / "papers.toml",
 ]
-#: A name on a line of its own, with an indented text below.
+#: A fenced block, and a name on a line of its own, with an indented text below.
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^(\S[^\n]*)\n((?:    [^\n]*\n|\n(?=    ))+)", re.MULTILINE)
 
 
@@ -130,6 +141,27 @@ def index(title: str, rows: list[tuple[str, str, str]]) -> str:
     return "\n".join(lines + [f"| [{name}]({name}.md) | {text} | {source} |" for name, text, source in rows]) + "\n"
 
 
+def draw_gallery(folder: Path, trials: int | None = None) -> None:
+    """Do what gallery.md says in an empty folder: write its files, run its commands; keep the pictures and the report."""
+    from hesscond.cli import app
+
+    for one in statements() if trials else ():
+        type(one).trials = trials
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "site").mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):
+        for language, text in BLOCK.findall((HERE / "gallery.md").read_text(encoding="utf-8")):
+            if named := re.match(r"# ([\w.-]+)\n", text):
+                Path(named[1]).write_text(text, encoding="utf-8")
+            elif language == "sh":
+                for line in text.splitlines():
+                    with contextlib.redirect_stdout(io.StringIO()):
+                        app(shlex.split(line)[1:], standalone_mode=False)
+        for picture in Path().glob("*.png"):
+            shutil.move(picture, folder / picture.name)
+        shutil.move("report.html", folder / "site" / "report.html")
+
+
 def outdated() -> bool:
     """Whether the pages beside this file are missing, or older than what they are made of."""
     index = HERE / "statements" / "index.md"
@@ -137,6 +169,17 @@ def outdated() -> bool:
 
 
 def write(folder: Path, trials: int | None = None) -> None:
+    """All pages and pictures, in place of those that are there; the gallery is drawn meanwhile."""
+    command = [sys.executable, __file__, "--gallery", folder / "gallery"]
+    if trials:
+        command += ["--trials", str(trials)]
+    with subprocess.Popen(command) as drawing:
+        write_pages(folder, trials)
+        if drawing.wait():
+            raise RuntimeError("the gallery could not be drawn")
+
+
+def write_pages(folder: Path, trials: int | None = None) -> None:
     """All pages, in place of those that are there."""
     (folder / "papers.md").write_text(papers_page(), encoding="utf-8")
     for name in ("methods", "statements"):
@@ -163,8 +206,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=HERE)
     parser.add_argument("--trials", type=int, help="of each statement; what it says itself if not given")
+    parser.add_argument("--gallery", action="store_true", help="draw the gallery into the folder, and no more")
     arguments = parser.parse_args()
-    write(arguments.folder, arguments.trials)
+    if arguments.gallery:
+        draw_gallery(arguments.folder, arguments.trials)
+    else:
+        write(arguments.folder, arguments.trials)
 
 
 if __name__ == "__main__":

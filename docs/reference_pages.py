@@ -12,7 +12,6 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer.main
@@ -33,7 +32,6 @@ from hesscond.runs.store import PROBE_MEANING, SCHEMA_VERSION, TABLES
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
 
-GALLERY = Path(__file__).parents[1] / "figures" / "gallery"
 #: Base classes from elsewhere, whose members are not listed.
 BASES = "Module, BaseModel, Exception, ABC, tuple"
 #: How Python's types are called in a TOML file.
@@ -370,12 +368,6 @@ def kinds(there: Mapping[str, Any]) -> str:
     return "\n".join(["| | what it shows | of |", "|---|---|---|", *rows])
 
 
-def gallery() -> str:
-    """The page beside the pictures, without its title."""
-    page = (GALLERY / "README.md").read_text(encoding="utf-8").partition("\n")[2]
-    return re.sub(r"\]\(([\w-]+\.png)\)", r"](../figures/gallery/\1)", page)
-
-
 GENERATED: dict[str, Callable[..., str]] = {
     "commands": commands,
     "study-file": study_file,
@@ -384,7 +376,6 @@ GENERATED: dict[str, Callable[..., str]] = {
     "expressions": expressions,
     "figures": figures,
     "table-kinds": table_kinds,
-    "gallery": gallery,
     "room": room,
 }
 MARKER = re.compile(r"<!-- generated: ([a-z-]+) ?([\w.]*) -->")

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import re
+import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import hesscond
 from hesscond.methods import registered
+from hesscond.report import FIGURES
 from hesscond.study.config import StudyConfig
 from hesscond.theorems import statements, verify
 
@@ -66,12 +68,27 @@ def test_the_page_of_the_papers_is_that_of_the_program(generate):
     assert len({generate.slug(title) for title in headings}) == len(headings)
 
 
+def test_the_gallery_shows_every_kind_of_figure():
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    drawn = re.findall(r"^hesscond figure (\S+).* -o (\S+)\.png$", page, re.MULTILINE)
+    assert drawn == [(kind, kind) for kind, _ in drawn]
+    assert {kind for kind, _ in drawn} == {*FIGURES, "rate"}
+    assert set(re.findall(r"\]\(gallery/(\S+)\.png\)", page)) == {*FIGURES, "rate", "probe"}
+
+
+@pytest.mark.slow
+def test_the_gallery_is_drawn_by_its_commands(tmp_path):
+    subprocess.run([sys.executable, DOCS / "generate.py", "--gallery", tmp_path, "--trials", "2"], check=True)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate", "probe"}
+    assert (tmp_path / "site" / "report.html").is_file()
+
+
 def test_all_pages_are_written_and_none_is_left_over(generate, tmp_path, monkeypatch):
     one = next(s for s in statements() if s.id == "wc-proposition-1")
     monkeypatch.setattr(generate, "statements", lambda: [one])
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods" / "gone.md").write_text("")
-    generate.write(tmp_path, trials=5)
+    generate.write_pages(tmp_path, trials=5)
     assert {p.stem for p in (tmp_path / "methods").iterdir()} == {m.name for m in registered()} | {"index"}
     assert {p.name for p in (tmp_path / "statements").iterdir()} == {f"{one.id}.md", f"{one.id}.png", "index.md"}
     assert (tmp_path / "statements" / f"{one.id}.png").stat().st_size > 5000
@@ -85,7 +102,8 @@ def test_links_lead_to_pages_that_are_there_or_generated():
     for page in set(DOCS.rglob("*.md")) - written:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             there = (page.parent / target).resolve()
-            assert there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
+            drawn = there.is_relative_to(DOCS / "gallery")
+            assert drawn or there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
 
 
 def test_a_statement_page_is_made_of_its_verdict(generate):

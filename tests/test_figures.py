@@ -1,15 +1,12 @@
-"""The gallery has a picture of every kind of figure; what the tables of preconditioners count is counted by hand."""
+"""The counts in the tables of preconditioners, counted by hand."""
 
 import importlib.util
 import math
-import re
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from hesscond.report import FIGURES
 
 FOLDER = Path(__file__).parents[1] / "figures"
 
@@ -24,23 +21,7 @@ def script(name):
     return module
 
 
-gallery, preconditioners = script("gallery"), script("preconditioners")
-
-
-def test_the_gallery_shows_every_kind_of_figure():
-    assert set(gallery.ENTRIES) == {*FIGURES, "rate"}
-    page = gallery.page()
-    assert (FOLDER / "gallery" / "README.md").read_text(encoding="utf-8") == page
-    shown = {path.stem for path in (FOLDER / "gallery").glob("*.png")}
-    assert shown == set(re.findall(r"\]\((\S+)\.png\)", page))
-    assert shown >= set(gallery.ENTRIES)
-
-
-@pytest.mark.slow
-def test_the_gallery_is_drawn_from_small_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "GALLERY", tmp_path)
-    gallery.main([])
-    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate"} - {"conditioning"}
+preconditioners = script("preconditioners")
 
 
 def cell(method, seed, level, kappa, top, own=None):
