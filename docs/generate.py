@@ -21,22 +21,49 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from itertools import groupby
 from pathlib import Path
 
 from hesscond.commands.papers import Paper, citations, papers
 from hesscond.commands.printing import FOR_PROGRAMS, SECTION
 from hesscond.commands.verify import known
+from hesscond.errors import HesscondError
 from hesscond.methods import Method, registered
 from hesscond.methods.spec import shown_options
 from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 
 HERE = Path(__file__).parent
+#: Formulas of methods, and the symbols of statements.
+NOTATION = tomllib.loads((HERE / "notation.toml").read_text(encoding="utf-8"))
+#: A probe in plain coordinates and in those of a method.
+EXAMPLE = """\
+import torch
+from torch import nn
+
+import hesscond
+
+torch.manual_seed(0)
+model, loss_fn = nn.Sequential(nn.Linear(20, 16), nn.ReLU(), nn.Linear(16, 3)), nn.CrossEntropyLoss()
+batch = 1 + torch.randn(64, 20) * torch.logspace(-1, 1, 20), torch.randint(0, 3, (64,))
+print(hesscond.probe(model, loss_fn, batch, layers=["0"])["0"].kappa[0])
+print(hesscond.probe(model, loss_fn, batch, layers=["0"], method="{name}")["0"].kappa[0])
+"""
+AFTER_METHODS = (
+    "After this page you know which methods a study can train with (`--method NAME`) and a probe can measure in the "
+    "coordinates of. [What coordinates are](../concepts/coordinates.md), "
+    "[a method of your own](../howto/own-method.md)."
+)
+AFTER_STATEMENTS = (
+    "After this page you know which published statements hold in all trials, and which have a counterexample: "
+    "`hesscond verify ID` tries one. [What they say about networks](../concepts/theorems.md)."
+)
 #: What the pages are made of.
 SOURCES = [
     HERE / "generate.py",
     HERE / "gallery.md",
+    HERE / "notation.toml",
     *(HERE.parent / "hesscond").rglob("*.py"),
     HERE.parent / "hesscond" / "commands" / "papers.toml",
 ]
@@ -46,17 +73,46 @@ ENTRY = re.compile(r"^(\S[^\n]*)\n((?:    [^\n]*\n|\n(?=    ))+)", re.MULTILINE)
 
 
 def method_page(method: type[Method]) -> str:
-    """Source, options and docstring of a method."""
+    """Formula, source, options, example, statements and docstring of a method."""
     text = inspect.getdoc(method) or ""
     head, *rest = SECTION.split(text)
-    parts = [f"# {method.name}\n\n{method.summary}.\n\n**Source:** {linked(method.source)}\n"]
+    parts = [f"# {method.name}\n\n{method.summary[0].upper()}{method.summary[1:]}.\n"]
+    if method.name in NOTATION["formulas"]:
+        parts.append(f"$$\n{NOTATION['formulas'][method.name]}\n$$\n")
+    parts.append(prose(head))
+    parts.append(f"**Source:** {linked(method.source)}\n")
     parts.append(f"**Options:** `{shown_options(method) or 'none'}`\n")
     parts.append(f"**Learning rate** where none is given: {method.rate:g}\n")
-    parts.append(prose(head))
+    parts.append(f"## Example\n\n{example(method)}")
+    about = [one for one in statements() if concerns(one, method)]
+    if about:
+        listed = "\n".join(f"- [{one.id}](../statements/{one.id}.md): {one.title}" for one in about)
+        parts.append(f"## Statements\n\n{listed}\n")
     for title, body in zip(rest[::2], rest[1::2], strict=True):
-        if title not in FOR_PROGRAMS:
-            parts.append(f"## {title}\n\n{entries(body) if title in ('Parameters', 'Attributes') else prose(body)}")
+        if title == "Parameters":
+            parts.append(f"## Options\n\n{parameters(method, body)}")
+        elif title not in FOR_PROGRAMS:
+            parts.append(f"## {title}\n\n{entries(body) if title == 'Attributes' else prose(body)}")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def example(method: type[Method]) -> str:
+    """A study with the method, and a probe in its coordinates with what it prints, unless these need a step first."""
+    others = "" if method.name == "vanilla" else "--method vanilla "
+    parts = [f"```sh\nhesscond study fc-digits {others}--method {method.name}\n```\n"]
+    code, printed = EXAMPLE.format(name=method.name), io.StringIO()
+    with contextlib.suppress(HesscondError), contextlib.redirect_stdout(printed):
+        exec(code, {})
+        parts.append(f"```python\n{code}```\n\n```output\n{printed.getvalue()}```\n")
+    return "\n".join(parts)
+
+
+def concerns(one: Statement, method: type[Method]) -> bool:
+    """Whether a statement is of a paper that the method cites, or has the method's name in its own or its title."""
+    about = " ".join([one.id, *one.aliases, one.title, one.source])
+    named = re.search(rf"\b{re.escape(method.name)}\b", about, re.IGNORECASE)
+    papers = {str(paper) for _, paper in citations(method.source)}
+    return bool(named or papers & {str(paper) for _, paper in citations(one.source)})
 
 
 def linked(source: str) -> str:
@@ -94,20 +150,41 @@ def cites(source: str, paper: Paper) -> bool:
 
 
 def prose(text: str) -> str:
-    """Paragraphs; reStructuredText's double backticks become single ones, its ``::`` blocks fenced ones."""
+    """Paragraphs; reStructuredText's double backticks become single ones, indented blocks fenced ones."""
     text = re.sub(r"``([^`]+)``", r"`\1`", text.strip("\n"))
-    text = re.sub(r"\.\. math::\s*([^\n]+)", r"\1", text)
-    text = re.sub(r":\n\n((?:    [^\n]*\n?|\n)+)", lambda m: f":\n\n{m[1].rstrip()}\n", text.replace("::\n", ":\n"))
-    return text + "\n"
+    text = re.sub(r"\.\. math::\s*([^\n]+)", r"\1", text).replace("::\n", ":\n") + "\n"
+    text = re.sub(r"(?<=\n\n)((?:    [^\n]*\n|\n(?=    ))+)\n*", fenced, text)
+    return ENTRY.sub(lambda entry: f"- {entry[1]}: {' '.join(entry[2].split())}\n", text)
+
+
+def fenced(block: re.Match[str]) -> str:
+    """An indented block between fences."""
+    return f"```text\n{inspect.cleandoc(block[1])}\n```\n\n"
 
 
 def entries(text: str) -> str:
     """Parameters as a list."""
-    found = []
-    for name, body in ENTRY.findall(text.strip("\n") + "\n"):
-        meaning = " ".join(inspect.cleandoc(body).split())
-        found.append(f"- **{name}** {prose(meaning).strip()}")
-    return "\n".join(found) + "\n"
+    return "".join(f"- **{name}** {meaning}\n" for name, meaning in described(text).items())
+
+
+def parameters(method: type[Method], text: str) -> str:
+    """Options as a list, those that refer to another class with what that one says."""
+    found = {}
+    for names, meaning in described(text).items():
+        other = re.fullmatch(r"See `(\w+)`\.", meaning)
+        there = getattr(inspect.getmodule(method), other[1], None) if other else None
+        sections = SECTION.split(inspect.getdoc(there) or "") if there else []
+        said = described(sections[sections.index("Parameters") + 1]) if "Parameters" in sections else {}
+        wanted = set(names.split(", "))
+        found |= {own: words for own, words in said.items() if wanted & set(own.split(", "))} or {names: meaning}
+    found.pop("model", None)
+    return "".join(f"- **{name}** {meaning}\n" for name, meaning in found.items()) or "None.\n"
+
+
+def described(text: str) -> dict[str, str]:
+    """What a section says of each of its names."""
+    found = ENTRY.findall(text.strip("\n") + "\n")
+    return {name: prose(" ".join(inspect.cleandoc(body).split())).strip() for name, body in found}
 
 
 def statement_page(one: Statement, verdict: Verdict) -> str:
@@ -117,6 +194,10 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
         lines.append(f"**Also:** {'; '.join(f'`{alias}` ({part})' for alias, part in one.aliases.items())}\n")
     lines.append(f"{one.text}\n")
     lines.append(f"**If** {'; '.join(one.hypotheses) or 'always'}.\n")
+    if defined := symbols(one):
+        lines.append(f"**Symbols:** {defined}.\n")
+    if about := [method.name for method in registered() if concerns(one, method)]:
+        lines.append(f"**Methods:** {', '.join(f'[{name}](../methods/{name}.md)' for name in about)}\n")
     lines.append(f"`hesscond verify {one.id} --trials {verdict.trials}`:\n")
     lines.append("| claim | | known to be | status | violated | n/a | unresolved | used at most |")
     lines.append("|---|---|---|---|---|---|---|---|")
@@ -135,14 +216,20 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def index(title: str, rows: list[tuple[str, str, str]]) -> str:
+def symbols(one: Statement) -> str:
+    """The symbols that the text of a statement does not define."""
+    keys = NOTATION["statements"].get(one.id, [])
+    return "; ".join(f"{key.partition(' [')[0]}: {NOTATION['symbols'][key]}" for key in keys)
+
+
+def index(title: str, after: str, rows: list[tuple[str, str, str]]) -> str:
     """A list of pages."""
-    lines = [f"# {title}\n", "| | | source |", "|---|---|---|"]
+    lines = [f"# {title}\n", f"{after}\n", "| | | source |", "|---|---|---|"]
     return "\n".join(lines + [f"| [{name}]({name}.md) | {text} | {source} |" for name, text, source in rows]) + "\n"
 
 
 def draw_gallery(folder: Path, trials: int | None = None) -> None:
-    """Do what gallery.md says in an empty folder: write its files, run its commands; keep the pictures and the report."""
+    """Do what gallery.md says in an empty folder, files and commands, and keep the pictures and the report."""
     from hesscond.cli import app
 
     for one in statements() if trials else ():
@@ -190,7 +277,7 @@ def write_pages(folder: Path, trials: int | None = None) -> None:
     for method in methods:
         (folder / "methods" / f"{method.name}.md").write_text(method_page(method), encoding="utf-8")
     rows = [(m.name, m.summary, linked(m.source)) for m in methods]
-    (folder / "methods" / "index.md").write_text(index("Methods", rows), encoding="utf-8")
+    (folder / "methods" / "index.md").write_text(index("Methods", AFTER_METHODS, rows), encoding="utf-8")
     listed = []
     for one in statements():
         verdict = verify(one, trials=trials)
@@ -198,7 +285,7 @@ def write_pages(folder: Path, trials: int | None = None) -> None:
         save_figure(margin_figure(verdict), folder / "statements" / f"{one.id}.png")
         also = f" ({', '.join(f'`{alias}`' for alias in one.aliases)})" if one.aliases else ""
         listed.append((one.id, f"{one.title}{also}: **{verdict.status}**", linked(one.source)))
-    (folder / "statements" / "index.md").write_text(index("Statements", listed), encoding="utf-8")
+    (folder / "statements" / "index.md").write_text(index("Statements", AFTER_STATEMENTS, listed), encoding="utf-8")
 
 
 def main() -> None:

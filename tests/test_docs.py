@@ -43,8 +43,10 @@ def reference_pages(generate):
 def test_the_page_of_a_method_is_its_docstring(generate, method):
     page = generate.method_page(method)
     assert generate.linked(method.source) in page
-    assert method.summary in page
-    assert "``" not in page
+    assert method.summary[1:] in page
+    assert not re.search(r"(?<!`)``(?!`)", page)
+    assert method.name in generate.NOTATION["formulas"], "write its formula into docs/notation.toml"
+    assert "](../statements/" in page or not any(method.name in one.id.split("-") for one in statements())
 
 
 @pytest.mark.share(3)
@@ -93,6 +95,18 @@ def test_all_pages_are_written_and_none_is_left_over(generate, tmp_path, monkeyp
     assert {p.name for p in (tmp_path / "statements").iterdir()} == {f"{one.id}.md", f"{one.id}.png", "index.md"}
     assert (tmp_path / "statements" / f"{one.id}.png").stat().st_size > 5000
     assert f"[{one.id}]({one.id}.md)" in (tmp_path / "statements" / "index.md").read_text(encoding="utf-8")
+
+
+def test_symbols_and_formulas_are_of_what_there_is(generate):
+    notation = generate.NOTATION
+    assert set(notation["formulas"]) == {one.name for one in registered()}
+    assert set(notation["statements"]) == {one.id for one in statements()}
+    assert {key for keys in notation["statements"].values() for key in keys} == set(notation["symbols"])
+    for one in statements():
+        shown = " ".join([one.text, *one.hypotheses, *(claim.text for claim in one.claims)])
+        for key in notation["statements"][one.id]:
+            for symbol in re.findall(r"[^\s,…·\[\]⟨⟩‖]+", key.partition(" [")[0]):
+                assert symbol in shown or "⟨" in key or "‖" in key, f"{one.id} has no {symbol}"
 
 
 def test_links_lead_to_pages_that_are_there_or_generated():

@@ -49,8 +49,8 @@ class CentredNormalized(Normalized):
 class WeightNormalization(Reparametrization):
     r"""Weight normalization: w_i = g_i v_i/‖v_i‖ for every unit, g_i and v_i trained; it starts from the weights given.
 
-    The Hessian is measured in [b_i, g_i, v_i]. It is always singular: along v_i the loss does not change. With u =
-    v/‖v‖, Q = I − uuᵀ and q = ∇_w L, its block in v_i is::
+    The Hessian is measured in [b_i, g_i, v_i]. The loss does not change along v_i, so that H v_i = −∇L in v_i: it is
+    singular at critical points. With u = v/‖v‖, Q = I − uuᵀ and q = ∇_w L, its block in v_i is::
 
         H_v = (g/‖v‖)² Q ∇²_w L Q − (g/‖v‖²) (u (Qq)ᵀ + (Qq) uᵀ + (uᵀq) Q)
 
