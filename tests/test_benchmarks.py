@@ -1,6 +1,5 @@
 """The benchmarks run, small: their figures come from the machine, what they say and how they fail is tested here."""
 
-import dataclasses
 import json
 import os
 import re
@@ -13,8 +12,6 @@ import pytest
 import torch
 
 import hesscond
-from tests.cases import case
-from tests.truth import unit_truth
 
 ROOT = Path(hesscond.__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -31,17 +28,6 @@ def run(script, *arguments, cwd, blocked=()):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(cwd), str(ROOT)])}
     command = [sys.executable, str(BENCHMARKS / script), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """benchmarks/gpu.py as a module."""
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import gpu
-
-    yield gpu
-    for name in ("gpu", "products", "measuring", "cases"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.share(3)
@@ -144,51 +130,3 @@ def test_transformer_quick(tmp_path):
     done = run("transformer.py", "--quick", "--threads", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"\d+ units, \d+ resolved, \S+e-1\d from the model's own", done.stdout)
-
-
-@pytest.fixture
-def bottom(monkeypatch):
-    """benchmarks/matrix_free.py as a module."""
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import matrix_free
-
-    yield matrix_free
-    for name in ("matrix_free", "products", "measuring", "peers", "cases"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.parametrize("copies", [0, 1])
-def test_the_dense_truth_of_a_layer_is_its_hessian(bottom, copies):
-    layer = bottom.Layer(6, 4, 300, 0.5, classes=3, copies=copies)
-    problem = layer.problem()
-    truth = bottom.dense_hessian(problem)
-    H = hesscond.HessianOperator(problem.model, problem.loss_fn, problem.batch, layers=["0"]).to_dense()
-    torch.testing.assert_close(H, truth, rtol=1e-12, atol=1e-14)
-    values = torch.linalg.eigvalsh(truth)
-    assert (values[: copies * 4] < 1e-15).all()
-    assert values[copies * 4] > 1e-6
-    if copies:
-        Q = torch.from_numpy(layer.null_basis())
-        assert Q.shape == (layer.order, copies * 4)
-        assert float((H @ Q).abs().max()) < 1e-15
-
-
-def test_a_wrong_condition_number_is_found(gpu):
-    model, loss_fn, batch = case("relu-ce").make()
-    layer = list(hesscond.probe(model, loss_fn, batch))[-1]
-    kappa = hesscond.probe(model, loss_fn, batch)[layer].kappa[0]
-    expected = unit_truth(model, loss_fn, batch, layer, 0)
-    assert list(gpu.disagreements(kappa, expected)) == []
-    assert list(gpu.differences(kappa, kappa)) == []
-    wrong = {
-        "κ ": {"value": kappa.value * 1.01},
-        "outside": {"lower": kappa.value * 1.01, "upper": kappa.value * 1.02},
-        "negative": {"negative": 1},
-        "rank ": {"rank": kappa.rank - 1, "nullity": kappa.nullity + 1},
-        "nullity": {"nullity": kappa.nullity + 1},
-    }
-    for text, change in wrong.items():
-        problems = list(gpu.disagreements(dataclasses.replace(kappa, **change), expected))
-        assert any(text in problem for problem in problems), (text, problems)
-    for change in (wrong["outside"], wrong["negative"], {"resolved": False}):
-        assert list(gpu.differences(dataclasses.replace(kappa, **change), kappa))

@@ -234,17 +234,6 @@ def test_signals_end_it_cleanly_and_it_goes_on(long, sent, code):
     check_against_unbroken_runs(folder)
 
 
-@pytest.mark.slow
-def test_two_sweeps_at_once_share_the_work(long):
-    folder, arguments = long
-    both = [started(*arguments, cwd=folder) for _ in range(2)]
-    for sweep in both:
-        _, error = sweep.communicate(timeout=300)
-        assert sweep.returncode == 0, error
-    assert {(s["starts"], s["status"]) for s in states(folder / "o").values()} == {(1, "finished")}
-    check_against_unbroken_runs(folder)
-
-
 def test_the_lines_about_a_sweep(tmp_path, monkeypatch, capsys):
     log = RunLog(tmp_path / "one", CONFIG)
     log.training(0, 0, 1.0)

@@ -66,20 +66,6 @@ def test_telling_changes_no_number(level):
     assert result.to_frame().equals(silent.to_frame())
 
 
-def test_telling_changes_no_number_behind_cuts():
-    torch.manual_seed(0)
-    encoder = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.Linear(5, 4), encoder, nn.Flatten(), nn.Linear(16, 3))
-    batch = torch.randn(8, 4, 5), torch.randint(0, 3, (8,))
-    seen = []
-    frames = [
-        hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers="*", progress=progress).to_frame()
-        for progress in (None, seen.append)
-    ]
-    assert frames[0].equals(frames[1])
-    assert seen[-1].left == 0
-
-
 def test_what_is_complete_is_kept_after_stop():
     whole, _ = told()
     model, loss, batch = make["make"]()

@@ -6,10 +6,11 @@ says.
 
 from hesscond.lazy import imported
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.registry import classes, method_class, register, registered
 from hesscond.methods.spec import Composed, Spec, options, parse
 
-__all__ = ["Composed", "Method", "Spec", "method_class", "options", "parse", "register", "registered"]
+__all__ = ["Composed", "Method", "Spec", "method_class", "option", "options", "parse", "register", "registered"]
 
 imported(__name__)
 __all__ += sorted(classes())

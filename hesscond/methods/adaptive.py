@@ -22,6 +22,7 @@ from hesscond.hessians import Coordinates, Jacobi, ParameterMap
 from hesscond.methods.base import OptimizerName, refuse_momentum
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.optimizers.reading import Look, reader_of
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 JACOBI = Jacobi()
@@ -39,13 +40,11 @@ class Adaptive(ByParameter):
     #: The optimizer.
     kind: ClassVar[type[Optimizer]]
 
-    def __init__(self, model: nn.Module, *, epsilon: float) -> None:
-        super().__init__(model)
-        if not 0 < epsilon < math.inf:
-            raise ConfigError(
-                f"method {self.name!r}: epsilon must be positive, not {epsilon}: M is infinite where no gradient was"
-            )
-        self.epsilon = epsilon
+    #: M would be infinite where no gradient was.
+    epsilon: float = option(1e-8, "ε.", above=0)
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self._optimizer: Optimizer | None = None
         self._about_to_step = False
 
@@ -140,12 +139,6 @@ class AdaGrad(Adaptive):
 
     Source: Duchi, Hazan, Singer, JMLR 12 (2011), Figure 1 (diagonal).
 
-    Parameters
-    ----------
-    model
-        Any.
-    epsilon
-        ε.
     """
 
     name = "adagrad"
@@ -154,8 +147,7 @@ class AdaGrad(Adaptive):
     rate = 0.01
     kind = torch.optim.Adagrad
 
-    def __init__(self, model: nn.Module, *, epsilon: float = 1e-10) -> None:
-        super().__init__(model, epsilon=epsilon)
+    epsilon: float = option(1e-10)
 
     def arguments(self) -> dict[str, Any]:
         return {"eps": self.epsilon}
@@ -169,18 +161,6 @@ class RMSProp(Adaptive):
 
     Source: Tieleman, Hinton, *Neural Networks for Machine Learning*, lecture 6.5 (2012), ε outside the root.
 
-    Parameters
-    ----------
-    model
-        Any.
-    alpha
-        a.
-    epsilon
-        ε.
-    start
-        ``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2}
-        a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i},
-        in place of v_t.
 
     Notes
     -----
@@ -194,17 +174,13 @@ class RMSProp(Adaptive):
     rate = 0.001
     kind = torch.optim.RMSprop
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        alpha: float = 0.99,
-        epsilon: float = 1e-8,
-        start: Literal["zero", "first-gradient", "corrected"] = "zero",
-    ) -> None:
-        super().__init__(model, epsilon=epsilon)
-        check_decay(self.name, "alpha", alpha)
-        self.alpha, self.start = alpha, start
+    alpha: float = option(0.99, "a.", least=0, below=1)
+    start: Literal["zero", "first-gradient", "corrected"] = option(
+        "zero",
+        '``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2} '
+        'a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i}, '
+        "in place of v_t.",
+    )
 
     def arguments(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "eps": self.epsilon, "momentum": 0.0}
@@ -238,15 +214,6 @@ class RMSProp(Adaptive):
 class Adam(Adaptive):
     """`torch.optim.Adam`: m_t = β₁m_{t−1} + (1−β₁)g_t, v_t = β₂v_{t−1} + (1−β₂)g_t², step −α m̂_t/(√v̂_t + ε).
 
-    Parameters
-    ----------
-    model
-        Any.
-    beta_1, beta_2, epsilon
-        β₁, β₂, ε.
-    start
-        ``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without the
-        corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.
 
     Notes
     -----
@@ -261,19 +228,13 @@ class Adam(Adaptive):
     rate = 0.001
     kind: ClassVar[type[Optimizer]] = torch.optim.Adam
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        start: Literal["corrected", "zero", "first-gradient"] = "corrected",
-    ) -> None:
-        super().__init__(model, epsilon=epsilon)
-        check_decay(self.name, "beta_1", beta_1)
-        check_decay(self.name, "beta_2", beta_2)
-        self.beta_1, self.beta_2, self.start = beta_1, beta_2, start
+    beta_1: float = option(0.9, "β₁.", least=0, below=1)
+    beta_2: float = option(0.999, "β₂.", least=0, below=1)
+    start: Literal["corrected", "zero", "first-gradient"] = option(
+        "corrected",
+        '``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without '
+        'the corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.',
+    )
 
     def arguments(self) -> dict[str, Any]:
         return {"betas": (self.beta_1, self.beta_2), "eps": self.epsilon}
@@ -291,14 +252,6 @@ class AdamW(Adam):
 
     It is Adam with L2 regularization in z, ω = 2λ: ``--method adam+l2:space=z,strength=λ`` takes the same steps.
 
-    Parameters
-    ----------
-    model
-        Any.
-    beta_1, beta_2, epsilon, start
-        See `Adam`.
-    weight_decay
-        ω.
     """
 
     name = "adamw"
@@ -306,20 +259,7 @@ class AdamW(Adam):
     source = "Loshchilov, Hutter, ICLR 2019, Algorithm 2"
     kind = torch.optim.AdamW
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        start: Literal["corrected", "zero", "first-gradient"] = "corrected",
-        weight_decay: float = 1e-2,
-    ) -> None:
-        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, start=start)
-        if not 0 <= weight_decay < math.inf:
-            raise ConfigError(f"method 'adamw': weight_decay must be 0 or more, not {weight_decay}")
-        self.weight_decay = weight_decay
+    weight_decay: float = option(1e-2, "ω.", least=0)
 
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"weight_decay": self.weight_decay}
@@ -348,9 +288,3 @@ def undo_correction(optimizer: Optimizer, *_: Any) -> None:
                 state["exp_avg"] /= 1 - group["betas"][0]
                 state["exp_avg_sq"] /= 1 - group["betas"][1]
                 state["step"].fill_(math.inf)
-
-
-def check_decay(method: str, option: str, value: float) -> None:
-    """Refuse a factor of an average that is not in [0, 1)."""
-    if not 0 <= value < 1:
-        raise ConfigError(f"method {method!r}: {option} must be at least 0 and less than 1, not {value}")

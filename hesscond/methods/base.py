@@ -14,6 +14,7 @@ from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.parameters import UnitLayout
+from hesscond.methods.options import declared, documented
 from hesscond.methods.wrapping import place_of
 
 #: Names of the optimizers of torch that may take a method's steps.
@@ -34,12 +35,15 @@ class Method:
     (`optimizer`, `penalty`, `transform_gradients`, `after_step`) and in which coordinates the Hessian decides its
     convergence (`coordinates`). A new one is a subclass with the `register` decorator in any file under
     ``hesscond/methods``, or in a module of another package that is an entry point of the group ``hesscond.methods``.
-    Keyword arguments of ``__init__`` with a type and a default are its options: ``--method NAME:option=value``.
+    Its options are declared in its body by `option`, or are keyword arguments of ``__init__`` with a type and a
+    default: ``--method NAME:option=value``.
 
     Parameters
     ----------
     model
         The model that will be trained. Hooks may be put on it; `detach` takes them off.
+    **options
+        Values of declared options, which become attributes.
 
     Raises
     ------
@@ -69,10 +73,18 @@ class Method:
     #: Whether the weights are brought back to a set after each step, which must not be computed from other parameters.
     constrains: ClassVar[bool] = False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        documented(cls)
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         self.model = model
         #: The combination of methods that this one is a part of, or itself.
         self.whole: Method = self
+        for name, one in declared(type(self)).items():
+            setattr(self, one.attribute, one.checked(self.name, options.pop(name, one.default)))
+        if options:
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {next(iter(options))!r}")
 
     # -- the network --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hesscond.errors import ConfigError
-from hesscond.methods.normalization import EPS, Normalization, Position, Site
+from hesscond.methods.normalization import EPS, Normalization, Site
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 RunningVariance = Literal["unbiased", "tensorflow"]
@@ -70,13 +71,6 @@ def over_samples(h: torch.Tensor) -> list[int]:
     return [0, *range(2, h.ndim)]
 
 
-def checked_momentum(momentum: float) -> float:
-    """``momentum``, or a ConfigError if it is no share."""
-    if not 0 < momentum <= 1:
-        raise ConfigError(f"option 'momentum' must lie between 0 and 1, but is {momentum}")
-    return momentum
-
-
 def refuse_single_samples(name: str, samples: int) -> None:
     """Refuse a batch of one, which has no variance."""
     if samples < 2:
@@ -95,49 +89,31 @@ class BatchNormalization(Normalization):
     TensorFlow 1.13 in their fully connected networks and the CNN of five layers:
     ``batchnorm:position=post,eps=0.001,momentum=0.01,running_variance=tensorflow``; their ResNets have those of torch.
 
-    Parameters
-    ----------
-    model, position, layers
-        See `Normalization`.
-    affine
-        Whether γ and β are trained; else they are 1 and 0: B_{0,1}.
-    gradient_through_statistics
-        Whether μ and σ depend on the parameters in derivatives (`torch.nn.BatchNorm1d` to ``3d``) or are constants
-        to them (`StopGradientBatchNorm`).
-    momentum
-        Share of the batch in the running averages.
-    running_variance
-        What inference divides by. In training σ² is the variance of the N values with 1/N. ``"unbiased"``: the running
-        average uses variances with 1/(N−1), as in torch. ``"tensorflow"``: the same after convolutions (TensorFlow's
-        fused path), but 1/N after dense layers. At batch 6 this changed the test accuracy on CIFAR-10 by −0.3 to 0.7
-        points (six runs of three hidden layers of 100 units).
-    eps
-        ε; it may be 0 for constant statistics only, as torch's modules refuse that.
     """
 
     name = "batchnorm"
     summary = "batch normalization before or after the activations of hidden layers"
     source = "Ioffe, Szegedy, ICML 2015, Algorithm 1"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        affine: bool = True,
-        gradient_through_statistics: bool = True,
-        momentum: float = 0.1,
-        running_variance: RunningVariance = "unbiased",
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        self.running_variance, self.gradient_through_statistics = running_variance, gradient_through_statistics
-        self.momentum = checked_momentum(momentum)
-        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
+    gradient_through_statistics: bool = option(
+        True,
+        "Whether μ and σ depend on the parameters in derivatives (`torch.nn.BatchNorm1d` to ``3d``) or are constants "
+        "to them (`StopGradientBatchNorm`).",
+    )
+    momentum: float = option(0.1, "Share of the batch in the running averages.", above=0, most=1)
+    running_variance: RunningVariance = option(
+        "unbiased",
+        "What inference divides by. In training σ² is the variance of the N values with 1/N. ``unbiased``: the running "
+        "average uses variances with 1/(N−1), as in torch. ``tensorflow``: the same after convolutions (TensorFlow's "
+        "fused path), but 1/N after dense layers. At batch 6 this changed the test accuracy on CIFAR-10 by −0.3 to 0.7 "
+        "points (six runs of three hidden layers of 100 units).",
+    )
+    eps: float = option(EPS, "ε; it may be 0 for constant statistics only, as torch's modules refuse that.", least=0)
 
-    def checked_eps(self, eps: float) -> float:
+    def check_options(self) -> None:
         # with no ε a unit that is constant in a batch is divided by 0; Proposition 7 of BNP has none
-        return eps if eps == 0 and not self.gradient_through_statistics else super().checked_eps(eps)
+        if self.eps == 0 and self.gradient_through_statistics:
+            raise ConfigError("method 'batchnorm': eps must be above 0 where the gradient goes through the statistics")
 
     def normalization(self, site: Site) -> nn.Module:
         options: dict[str, Any] = {"eps": self.eps, "momentum": self.momentum, "affine": self.affine}

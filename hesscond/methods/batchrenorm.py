@@ -7,15 +7,14 @@ Algorithm 1.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from hesscond.errors import ConfigError
-from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
-from hesscond.methods.normalization import Normalization, Position, Site
+from hesscond.methods.batchnorm import over_samples, refuse_single_samples
+from hesscond.methods.normalization import Normalization, Site
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 
@@ -122,78 +121,45 @@ class BatchRenormalization(Normalization):
     did (after 600 to 900), and without ``debias`` all five (within 230); on standardized inputs none, with it or
     without.
 
-    Parameters
-    ----------
-    model, position, layers
-        See `Normalization`.
-    clip
-        Whether r and d are clipped, as ``r_max`` to ``d_end`` say. Without, there is no warm-up either.
-    debias
-        Whether the running averages start from the first batch: at batch t + 1, with c = 1 − (1−α)ᵗ, μ is c times the
-        average of batches 1 to t, their weights divided by c, plus 1 − c times the mean of the batch itself; σ
-        alike. At inference there is no such second term. False: from μ = 0, σ = 1.
-    second_average
-        Whether inference is by running averages, from 0 and 1, of μ and of σ² − ε as they are after each batch; then
-        training and inference compute different functions. False: by μ and σ.
-    r_max, d_max
-        Final bounds.
-    start
-        Number of training batches with r_max = 1 and d_max = 0: plain batch normalization.
-    r_end, d_end
-        Number of the batch up to which each bound grows linearly to its final value; not beyond ``start``: at once.
-        The defaults of the schedule are the paper's; a fixed bound from the first step is ``start=0,r_end=0,d_end=0``.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    momentum
-        Share α of the batch in the running averages, 0.01 in the paper.
-    eps
-        ε.
     """
 
     name = "batchrenorm"
     summary = "batch renormalization before or after the activations of hidden layers"
     source = "Ioffe, NeurIPS 2017, Algorithm 1"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        clip: bool = True,
-        debias: bool = False,
-        second_average: bool = False,
-        r_max: float = 3.0,
-        d_max: float = 5.0,
-        start: int = 5000,
-        r_end: int = 40000,
-        d_end: int = 25000,
-        affine: bool = True,
-        momentum: float = 0.01,
-        eps: float = 1e-3,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        if max(r_max, d_max) == math.inf:
-            raise ConfigError("batchrenorm cannot grow a bound to infinity: give clip=false to clip nothing")
-        if not r_max >= 1 or not d_max >= 0:
-            raise ConfigError(f"batchrenorm needs r_max of 1 at least and d_max of 0 at least, not {r_max} and {d_max}")
-        if min(start, r_end, d_end) < 0:
-            raise ConfigError(f"batchrenorm counts batches from 0: not {min(start, r_end, d_end)}")
-        if not clip:
-            r_max, d_max, start, r_end, d_end = math.inf, math.inf, 0, 0, 0
-        self.options: dict[str, Any] = {
-            "r_max": r_max,
-            "d_max": d_max,
-            "start": start,
-            "r_end": r_end,
-            "d_end": d_end,
-            "momentum": checked_momentum(momentum),
-            "debias": debias,
-            "second_average": second_average,
-        }
-        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
+    clip: bool = option(
+        True, "Whether r and d are clipped, as ``r_max`` to ``d_end`` say. Without, there is no warm-up either."
+    )
+    debias: bool = option(
+        False,
+        "Whether the running averages start from the first batch: at batch t + 1, with c = 1 − (1−α)ᵗ, μ is c times "
+        "the average of batches 1 to t, their weights divided by c, plus 1 − c times the mean of the batch itself; σ "
+        "alike. At inference there is no such second term. False: from μ = 0, σ = 1.",
+    )
+    second_average: bool = option(
+        False,
+        "Whether inference is by running averages, from 0 and 1, of μ and of σ² − ε as they are after each batch; then "
+        "training and inference compute different functions. False: by μ and σ.",
+    )
+    r_max: float = option(3.0, "Final bound of r.", least=1)
+    d_max: float = option(5.0, "Final bound of d.", least=0)
+    start: int = option(
+        5000, "Number of training batches with r_max = 1 and d_max = 0: plain batch normalization.", least=0
+    )
+    r_end: int = option(
+        40000,
+        "Number of the batch up to which r_max grows linearly to its final value; not beyond ``start``: at once. The "
+        "defaults of the schedule are the paper's; a fixed bound from the first step is ``start=0,r_end=0,d_end=0``.",
+        least=0,
+    )
+    d_end: int = option(25000, "The same for d_max.", least=0)
+    momentum: float = option(0.01, "Share α of the batch in the running averages, 0.01 in the paper.", above=0, most=1)
+    eps: float = option(1e-3)
 
     def normalization(self, site: Site) -> nn.Module:
-        return BatchRenorm(site.channels, eps=self.eps, affine=self.affine, **self.options)
+        names = ("eps", "affine", "momentum", "debias", "second_average", "r_max", "d_max", "start", "r_end", "d_end")
+        unclipped = {} if self.clip else {"r_max": math.inf, "d_max": math.inf, "start": 0, "r_end": 0, "d_end": 0}
+        return BatchRenorm(site.channels, **({name: getattr(self, name) for name in names} | unclipped))
 
     def check_batch(self, samples: int) -> None:
         refuse_single_samples(self.name, samples)

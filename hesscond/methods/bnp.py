@@ -28,6 +28,7 @@ from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.coordinates.statistics import by_group, scaling_conditions
 from hesscond.methods.base import Snapshots
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 EPSILON_1 = 1e-2
@@ -173,26 +174,9 @@ class BNP(InputMethod[BNPState]):
     Works with any optimizer: call `transform_gradients` between ``loss.backward()`` and ``optimizer.step()``,
     or `attach` it to the optimizer once. The network itself is not changed. Only inputs that a backward pass
     came back from count, so evaluating or probing the model does not touch the statistics; over several backward
-    passes before one step (gradient accumulation) their samples count together.
+    passes before one step (gradient accumulation) their samples count together. Further leading dimensions of a dense
+    layer's input count as samples.
 
-    Parameters
-    ----------
-    model
-        Holds at least one `torch.nn.Linear` or convolution. Further leading dimensions of a dense layer's input count
-        as samples.
-    epsilon_1, epsilon_2, rho
-        ε₁, ε₂ of σ̃² = σ² + ε₁ max σ² + ε₂ and the decay ρ of the running statistics.
-    statistics
-        ``"running"``: as in the paper; ``"batch"``: those of the mini-batch alone (ρ = 0); ``"data"``: those of all
-        training inputs that `fit` was given, by a forward pass in evaluation mode, and again after every ``refresh``
-        steps.
-    refresh
-        Steps between two forward passes over the training inputs for ``statistics="data"``.
-    exact
-        Whether a convolution has statistics of every entry of its patches (with the padded border) in place of one
-        mean and one variance for each input channel.
-    layers
-        The layers to precondition; None: all.
 
     Notes
     -----
@@ -221,27 +205,27 @@ class BNP(InputMethod[BNPState]):
     source = "Lange, Helfrich, Ye, JMLR 2022, Algorithms 2 and 3"
     kept = ("mu", "variance")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        epsilon_1: float = EPSILON_1,
-        epsilon_2: float = EPSILON_2,
-        rho: float = RHO,
-        statistics: Statistics = "running",
-        refresh: int = REFRESH,
-        exact: bool = False,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        if not (epsilon_1 >= 0 and epsilon_2 >= 0 and 0 <= rho < 1 and refresh >= 1):
-            raise ConfigError(
-                "bnp needs epsilon_1 ≥ 0, epsilon_2 ≥ 0, 0 ≤ rho < 1 and refresh ≥ 1, not "
-                f"{epsilon_1}, {epsilon_2}, {rho} and {refresh}"
-            )
-        self.epsilon_1, self.epsilon_2, self.rho = epsilon_1, epsilon_2, rho
-        self.statistics, self.refresh, self.exact = statistics, refresh, exact
+    epsilon_1: float = option(EPSILON_1, "ε₁ of σ̃² = σ² + ε₁ max σ² + ε₂.", least=0)
+    epsilon_2: float = option(EPSILON_2, "ε₂.", least=0)
+    rho: float = option(RHO, "Decay ρ of the running statistics.", least=0, below=1)
+    statistics: Statistics = option(
+        "running",
+        '``"running"``: as in the paper; ``"batch"``: those of the mini-batch alone (ρ = 0); ``"data"``: those of all '
+        "training inputs that `fit` was given, by a forward pass in evaluation mode, and again after every ``refresh`` "
+        "steps.",
+    )
+    refresh: int = option(
+        REFRESH, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
+    )
+    exact: bool = option(
+        False,
+        "Whether a convolution has statistics of every entry of its patches (with the padded border) in place of one "
+        "mean and one variance for each input channel.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         self._inputs: torch.Tensor | None = None
-        super().__init__(model, layers)
+        super().__init__(model, **options)
         self.banks = self._banks()
 
     def state_of(self, layer: Layer) -> BNPState:

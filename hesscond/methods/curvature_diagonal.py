@@ -6,7 +6,6 @@ Yao et al., *AdaHessian: An Adaptive Second Order Optimizer for Machine Learning
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import nn
 
 from hesscond.hessians import ParameterMap
 from hesscond.methods.base import not_shown
-from hesscond.methods.learned import Learned, State, as_matrix, counted, refuse_unless
+from hesscond.methods.learned import Learned, State, as_matrix, counted
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 
@@ -26,13 +26,14 @@ class CurvatureDiagonal(Learned):
 
     sided = False
 
-    def __init__(self, model: nn.Module, *, beta_1: float, beta_2: float, epsilon: float, update_every: int) -> None:
-        super().__init__(model)
-        allowed = 0 <= beta_1 < 1 and 0 <= beta_2 < 1 and 0 < epsilon < math.inf and update_every >= 1
-        needs = "0 ≤ beta_1 < 1, 0 ≤ beta_2 < 1, epsilon > 0 and update_every ≥ 1"
-        refuse_unless(allowed, self.name, needs, beta_1, beta_2, epsilon, update_every)
-        self.beta_1, self.beta_2, self.epsilon, self.update_every = beta_1, beta_2, epsilon, update_every
-        self.averages = beta_1 > 0
+    beta_1: float = option(0.9, "β₁.", least=0, below=1)
+    beta_2: float = option(0.999, "β₂.", least=0, below=1)
+    epsilon: float = option(1e-4, "ε.", above=0)
+    update_every: int = option(1, "Steps after which diag H is estimated again; the last one counts on.", least=1)
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.averages = self.beta_1 > 0
         self.steps = 0
         self._estimates: dict[str, torch.Tensor] = {}
 
@@ -99,16 +100,6 @@ class Sophia(CurvatureDiagonal):
     h ← β₂h + (1 − β₂) z ∘ Hz every ``update_every`` steps; negative h count as ε does. Clipped entries move by ±1, so
     the step is no fixed linear map of m: measured is M = diag(1/max(γh, ε, |m|)), which is what was done to this m.
 
-    Parameters
-    ----------
-    model
-        Any.
-    beta_1, beta_2
-        β₁, β₂.
-    gamma, epsilon
-        γ, ε.
-    update_every
-        Steps after which diag H is estimated again.
     """
 
     name = "sophia"
@@ -116,19 +107,11 @@ class Sophia(CurvatureDiagonal):
     source = "Liu et al., ICLR 2024, Algorithms 1, 3"
     rate = 0.001
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        beta_1: float = 0.96,
-        beta_2: float = 0.99,
-        gamma: float = 0.01,
-        epsilon: float = 1e-12,
-        update_every: int = 10,
-    ) -> None:
-        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, update_every=update_every)
-        refuse_unless(0 < gamma < math.inf, self.name, "gamma > 0", gamma)
-        self.gamma = gamma
+    beta_1: float = option(0.96)
+    beta_2: float = option(0.99)
+    gamma: float = option(0.01, "γ.", above=0)
+    epsilon: float = option(1e-12)
+    update_every: int = option(10)
 
     def read(self, state: State) -> ParameterMap | None:
         if not state["step"]:
@@ -144,16 +127,6 @@ class AdaHessian(CurvatureDiagonal):
     v ← β₂v + (1 − β₂) ĥ², corrected as Adam's; the paper averages ĥ over the entries of a filter too, which is left
     out.
 
-    Parameters
-    ----------
-    model
-        Any.
-    beta_1, beta_2, epsilon
-        See `Adam`.
-    power
-        k.
-    update_every
-        Steps after which diag H is estimated again; in between, the last estimate counts on.
     """
 
     name = "adahessian"
@@ -161,19 +134,7 @@ class AdaHessian(CurvatureDiagonal):
     source = "Yao et al., AAAI 2021, Algorithm 1"
     rate = 0.1
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-4,
-        power: float = 1.0,
-        update_every: int = 1,
-    ) -> None:
-        super().__init__(model, beta_1=beta_1, beta_2=beta_2, epsilon=epsilon, update_every=update_every)
-        refuse_unless(0 < power <= 1, self.name, "0 < power ≤ 1", power)
-        self.power = power
+    power: float = option(1.0, "k.", above=0, most=1)
 
     def curve(self, state: State, h: torch.Tensor) -> None:
         """Move the average v of squares towards the square of an estimate."""

@@ -6,9 +6,10 @@ sec. 4 and 5.1; Van der Sluis, *Condition numbers and equilibration of matrices*
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, Scaling, UnitScaling
 from hesscond.hessians.coordinates.base import HessianMaker
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 from hesscond.operators import SymmetricOperator
@@ -111,19 +113,6 @@ class Equilibration(Reparametrization):
     ``E frozen``
         in W, with E a constant: P_i = diag(1, e_i) for unit i. The coordinates of the method if ``frozen``.
 
-    Parameters
-    ----------
-    model
-        Any module with dense or convolutional layers.
-    axis
-        Kind of E, see above.
-    frozen
-        Whether the gradient takes E for a constant.
-    p
-        Exponent of the norm, 1 ≤ p ≤ inf.
-    layers
-        Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all
-        layers.
 
     Examples
     --------
@@ -138,19 +127,17 @@ class Equilibration(Reparametrization):
     source = "Saratchandran, Wang, Lucey, ECCV 2024, sec. 4, 5.1"
     coordinates_name = "through W -> E(W) W"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        axis: Axis = "row",
-        frozen: bool = False,
-        p: float = 2.0,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        if not p >= 1:
-            raise ConfigError(f"equilibration: p must be at least 1, not {p}: below, it is no norm")
-        self.axis, self.frozen, self.p = axis, frozen, p
-        super().__init__(model, layers=layers)
+    axis: Axis = option("row", "Kind of E, see above.")
+    frozen: bool = option(False, "Whether the gradient takes E for a constant.")
+    p: float = option(2.0, "Exponent of the norm, 1 ≤ p ≤ inf; below it is no norm.", least=1, most=math.inf)
+    layers: tuple[str, ...] | None = option(
+        None,
+        "Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all "
+        "layers.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self.chart = ThroughE(model, self.coordinates_name)
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:

@@ -6,20 +6,21 @@ authors' code for the details (decay of γ towards 1, order of the groups).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates
-from hesscond.methods.batchnorm import checked_momentum, over_samples, refuse_single_samples
+from hesscond.methods.batchnorm import over_samples, refuse_single_samples
 from hesscond.methods.normalization import (
-    EPS,
     Normalization,
-    Position,
     Site,
     checked_groups,
 )
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 
@@ -96,56 +97,29 @@ class FourThings(Normalization):
     4. For small batches: with ``groups``, statistics are over the samples of the ghost batch and the channels of a
        group, in training and at inference; ``ghost=1`` is then group normalization.
 
-    Parameters
-    ----------
-    model, position, layers
-        See `Normalization`.
-    ghost
-        Samples in a ghost batch.
-    groups
-        Number of channel groups; None: every channel by itself.
-    example_weight
-        w, which the paper tunes on validation data; 0: running averages alone.
-    weight_decay
-        λ.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    momentum
-        Share of the batch in the running averages, 0.01 in the authors' code.
-    eps
-        ε.
     """
 
     name = "four-things-batchnorm"
     summary = "batch normalization with ghost batches, channel groups, decay of γ and β, example statistics"
     source = "Summers, Dinneen, ICLR 2020, section 3"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        ghost: int = 16,
-        groups: int | None = None,
-        example_weight: float = 0.05,
-        weight_decay: float = 1e-4,
-        affine: bool = True,
-        momentum: float = 0.01,
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        if groups is None and ghost < 2:
-            raise ConfigError(f"a ghost batch of {ghost} has no statistics: choose 2 samples or more, or groups")
-        if ghost < 1:
-            raise ConfigError(f"a ghost batch needs a sample at least, not {ghost}")
-        if not 0 <= example_weight <= 1:
-            raise ConfigError(f"option 'example_weight' must lie between 0 and 1, but is {example_weight}")
-        if not weight_decay >= 0:
-            raise ConfigError(f"option 'weight_decay' must not be negative, but is {weight_decay}")
-        self.ghost, self.groups, self.example_weight = ghost, groups, example_weight
-        self.weight_decay, self.momentum = weight_decay, checked_momentum(momentum)
+    ghost: int = option(16, "Samples in a ghost batch.", least=1)
+    groups: int | None = option(None, "Number of channel groups; None: every channel by itself.")
+    example_weight: float = option(
+        0.05, "w, which the paper tunes on validation data; 0: running averages alone.", least=0, most=1
+    )
+    weight_decay: float = option(1e-4, "λ.", least=0)
+    momentum: float = option(
+        0.01, "Share of the batch in the running averages, 0.01 in the authors' code.", above=0, most=1
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         self.norms: list[GhostNorm] = []
-        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
+        super().__init__(model, **options)
+
+    def check_options(self) -> None:
+        if self.groups is None and self.ghost < 2:
+            raise ConfigError(f"a ghost batch of {self.ghost} has no statistics: choose 2 samples or more, or groups")
 
     def normalization(self, site: Site) -> nn.Module:
         groups = site.channels if self.groups is None else checked_groups(site, self.groups)

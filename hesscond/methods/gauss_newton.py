@@ -6,11 +6,11 @@ Sources: Schraudolph, *Fast Curvature Matrix-Vector Products for Second-Order Gr
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,8 +21,8 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
-from hesscond.methods.learned import refuse_unless
 from hesscond.methods.optimizers.reading import power
+from hesscond.methods.options import option
 from hesscond.methods.output_curvature import OutputWatch, reaches, root
 from hesscond.methods.registry import register
 
@@ -251,19 +251,11 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
     ``method.observe(loss)`` before the backward pass. At the unit level the block of M of a unit's own parameters
     counts. In the coordinates of the data, ``probe(method="gauss-newton")``, M is that of a step on them.
 
+    The model may be any with dense or ungrouped convolutional layers whose output is a tensor, samples first, and in
+    which samples do not influence one another; parameters outside of these layers step along their gradients.
+
     Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., ICLR 2026, for its use layer by layer.
 
-    Parameters
-    ----------
-    model
-        Any with dense or ungrouped convolutional layers whose output is a tensor, samples first, and in which samples
-        do not influence one another; parameters outside of these layers step along their gradients.
-    damping
-        γ.
-    widest
-        The largest order of FFᵀ; above it a mini-batch is refused, since each step takes time of the order's cube.
-    layers
-        The layers to precondition; None: all.
     """
 
     name = "gauss-newton"
@@ -273,17 +265,15 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
     of_first_step = True
     kept = ()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        damping: float = 1e-2,
-        widest: int = 4096,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        refuse_unless(0 < damping < math.inf and widest >= 1, self.name, "damping > 0 and widest ≥ 1", damping, widest)
-        self.damping, self.widest = damping, widest
-        super().__init__(model, layers)
+    damping: float = option(1e-2, "γ.", above=0)
+    widest: int = option(
+        4096,
+        "The largest order of FFᵀ; above it a mini-batch is refused, since each step takes time of the order's cube.",
+        least=1,
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self.output = OutputWatch(self.name, model)
         self._handles.append(self.output.handle)
         self._losses = 0

@@ -18,6 +18,7 @@ from hesscond.hessians import BlockHessian, Coordinates, LinearCoordinates, Prec
 from hesscond.hessians.coordinates.base import HessianSource
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method, no_step
+from hesscond.methods.options import option
 from hesscond.methods.wrapping import layers_of, place_of
 
 State = TypeVar("State", bound="LayerState")
@@ -145,10 +146,12 @@ class LayerMethod(Method, Generic[State]):
     #: The tensors of a layer's state that a resumed run needs.
     kept: ClassVar[tuple[str, ...]]
 
-    def __init__(self, model: nn.Module, layers: tuple[str, ...] | None) -> None:
-        super().__init__(model)
+    only: tuple[str, ...] | None = option(None, "The layers to precondition; None: all.", name="layers")
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self.steps = 0
-        chosen = layers_of(model, layers)
+        chosen = layers_of(model, self.only)
         self._refuse(chosen)
         self.layers: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
         self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.layers.values()]

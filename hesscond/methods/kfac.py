@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from hesscond.hessians import LinearCoordinates, ParameterMap
 from hesscond.hessians.coordinates.parameter_maps import LayerMap
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
-from hesscond.methods.learned import refuse_unless
 from hesscond.methods.optimizers.reading import power
+from hesscond.methods.options import option
 from hesscond.methods.output_curvature import Likelihood, OutputWatch, drawn, likelihood
 from hesscond.methods.registry import register
 
@@ -98,24 +98,10 @@ class KFAC(LayerMethod[FisherState]):
     one. Targets are drawn from a separate generator with seed 0. Over several positions, as in convolutions, A is
     summed and G averaged; the loss is assumed to be the mean over samples. At the unit level, where M mixes units, the
     block of M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="kfac")``, M is that of
-    a first step on them.
+    a first step on them. Parameters outside of dense and ungrouped convolutional layers step along their gradients.
 
     Source: Martens, Grosse, ICML 2015, sections 4.2, 5 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
 
-    Parameters
-    ----------
-    model
-        Any with dense or ungrouped convolutional layers; parameters outside of these step along their gradients.
-    rho
-        Decay of the averages.
-    damping
-        γ.
-    update_every
-        Steps after which factors are decomposed again.
-    targets
-        ``"data"`` or ``"model"``: whose gradients are taken.
-    layers
-        The layers to precondition; None: all.
     """
 
     name = "kfac"
@@ -125,25 +111,17 @@ class KFAC(LayerMethod[FisherState]):
     of_first_step = True
     kept = ("A", "G", "mass", "right", "left", "v", "s")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        rho: float = 0.95,
-        damping: float = 1e-2,
-        update_every: int = 10,
-        targets: Targets = "data",
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        allowed = 0 <= rho < 1 and 0 < damping < math.inf and update_every >= 1
-        refuse_unless(allowed, self.name, "0 ≤ rho < 1, damping > 0 and update_every ≥ 1", rho, damping, update_every)
-        refuse_unless(targets in get_args(Targets), self.name, "targets 'data' or 'model'", repr(targets))
-        self.rho, self.damping, self.update_every, self.targets = rho, damping, update_every, targets
+    rho: float = option(0.95, "Decay of the averages.", least=0, below=1)
+    damping: float = option(1e-2, "γ.", above=0)
+    update_every: int = option(10, "Steps after which factors are decomposed again.", least=1)
+    targets: Targets = option("data", '``"data"`` or ``"model"``: whose gradients are taken.')
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         self.generator = torch.Generator().manual_seed(0)
         # of the first loss: a saturated one does not show it
         self._likelihood: Likelihood | None = None
-        super().__init__(model, layers)
-        if targets == "model":
+        super().__init__(model, **options)
+        if self.targets == "model":
             self.output = OutputWatch(self.name, model)
             self._handles.append(self.output.handle)
 
@@ -204,11 +182,6 @@ class EKFAC(KFAC):
     s is the running mean of the squares of the single samples' gradients in these eigenvectors, updated at every step:
     the best diagonal in this basis. When Q is computed again, s restarts with that step's squares. The rest is as in
     `KFAC`.
-
-    Parameters
-    ----------
-    model, rho, damping, update_every, targets, layers
-        See `KFAC`.
     """
 
     name = "ekfac"

@@ -28,8 +28,8 @@ class Learned(ByParameter):
     #: Whether M has a factor for each side of a weight.
     sided: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         if self.sided:
             for name, layer in eligible_layers(model).items():
                 refuse_transposed(self.name, name, layer)
@@ -96,9 +96,3 @@ def counted(state: State) -> int:
 def sides(g: torch.Tensor) -> list[torch.Tensor]:
     """GGᵀ and GᵀG, or ggᵀ."""
     return [g @ g.T, g.T @ g] if g.ndim == 2 else [torch.outer(g, g)]
-
-
-def refuse_unless(allowed: bool, method: str, needs: str, *given: object) -> None:
-    """Raise a ConfigError for options out of their ranges."""
-    if not allowed:
-        raise ConfigError(f"method {method!r} needs {needs}, not {', '.join(map(str, given))}")

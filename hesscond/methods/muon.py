@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.learned import Learned, State, counted, refuse_unless
+from hesscond.methods.learned import Learned, State, counted
 from hesscond.methods.optimizers.reading import newton_schulz
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -29,16 +31,6 @@ class Muon(Learned):
 
     Source: Jordan et al., 2024; the factor: Liu et al., 2025.
 
-    Parameters
-    ----------
-    model
-        Any without transposed convolutions.
-    momentum
-        μ; a momentum of the training would act in addition.
-    nesterov
-        Whether U is the average of Nesterov's step.
-    steps
-        Newton–Schulz steps.
     """
 
     name = "muon"
@@ -46,11 +38,13 @@ class Muon(Learned):
     source = "Jordan et al., 2024"
     rate = 0.003
 
-    def __init__(self, model: nn.Module, *, momentum: float = 0.95, nesterov: bool = True, steps: int = 5) -> None:
-        super().__init__(model)
-        refuse_unless(0 <= momentum < 1 and steps >= 1, self.name, "0 ≤ momentum < 1 and steps ≥ 1", momentum, steps)
-        self.momentum, self.nesterov, self.steps = momentum, nesterov, steps
-        self.averages = momentum > 0
+    momentum: float = option(0.95, "μ; a momentum of the training would act in addition.", least=0, below=1)
+    nesterov: bool = option(True, "Whether U is the average of Nesterov's step.")
+    steps: int = option(5, "Newton–Schulz steps.", least=1)
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.averages = self.momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
         return {"step": torch.zeros((), device="cpu"), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}

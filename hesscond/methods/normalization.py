@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from hesscond.capture import Geometry, Layer
 from hesscond.errors import ConfigError
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.wrapping import layers_of, wrap
 
@@ -51,41 +52,32 @@ class FeaturesLast(nn.Module):
 class Normalization(Method):
     """Base of the methods that insert normalizations of activations into a model; the coordinates are the plain ones.
 
-    Parameters
-    ----------
-    model
-        A model whose dense and convolutional layers are registered in the order in which they are called.
-    position
-        ``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters
-        the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.
-    affine
-        Whether γ and β are trained; else they are 1 and 0.
-    eps
-        ε.
-    layers
-        Names of any layers, in place of those that ``position`` selects; None: these.
+    Dense and convolutional layers of the model must be registered in the order in which they are called.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        affine: bool = True,
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        super().__init__(model)
-        self.affine, self.eps = affine, self.checked_eps(eps)
-        named = layers is not None
-        chosen = layers_of(model, layers, first=named or position == "pre", output=named or position == "post")
-        sites = self.sites([Site.of(name, layer, position) for name, layer in chosen.items()], named)
+    position: Position = option(
+        "pre",
+        '``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters '
+        "the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.",
+    )
+    affine: bool = option(True, "Whether γ and β are trained; else they are 1 and 0.")
+    eps: float = option(EPS, "ε.", above=0)
+    layers: tuple[str, ...] | None = option(
+        None, "Names of any layers, in place of those that ``position`` selects; None: these."
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.check_options()
+        named, pre = self.layers is not None, self.position == "pre"
+        chosen = layers_of(model, self.layers, first=named or pre, output=named or not pre)
+        sites = self.sites([Site.of(name, layer, self.position) for name, layer in chosen.items()], named)
         # all of them before the first is put in: a model that is refused stays as it is
         modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:
             # torch.nn.LayerNorm takes the features last as they are
             own = module if site.dimensions or isinstance(module, nn.LayerNorm) else FeaturesLast(module)
-            wrap(model, site.name, **{"after" if position == "pre" else "before": own})
+            wrap(model, site.name, **{"after" if pre else "before": own})
 
     @abstractmethod
     def normalization(self, site: Site) -> nn.Module:
@@ -95,11 +87,9 @@ class Normalization(Method):
         """Sites at which the normalization is defined; if the user ``named`` them, it must be defined at all."""
         return sites
 
-    def checked_eps(self, eps: float) -> float:
-        """``eps``, or a ConfigError if it is not positive."""
-        if not eps > 0:
-            raise ConfigError(f"option 'eps' must be positive, but is {eps}")
-        return eps
+    def check_options(self) -> None:
+        """Refuse options that do not go together, before the model is changed."""
+        return
 
 
 def checked_groups(site: Site, groups: int) -> int:
@@ -127,10 +117,6 @@ class LayerNormalization(Normalization):
     channels and positions and γ, β are by channel: `torch.nn.GroupNorm` with one group, as the size of the images is
     not known beforehand.
 
-    Parameters
-    ----------
-    model, position, affine, eps, layers
-        See `Normalization`.
     """
 
     name = "layernorm"
@@ -151,30 +137,15 @@ class GroupNormalization(Normalization):
     y = γ (h − μ_jg) / √(σ_jg² + ε) + β with the mean and variance over the channels of group g and all positions (or
     tokens) of sample j; γ, β by channel. `torch.nn.GroupNorm`.
 
-    Parameters
-    ----------
-    model, position, affine, eps, layers
-        See `Normalization`.
-    groups
-        Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more.
     """
 
     name = "groupnorm"
     summary = "group normalization before or after the activations of hidden layers"
     source = "Wu, He, Group Normalization, ECCV 2018, eqs. (1), (2), (7)"
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        position: Position = "pre",
-        groups: int = 2,
-        affine: bool = True,
-        eps: float = EPS,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        self.groups = groups
-        super().__init__(model, position=position, affine=affine, eps=eps, layers=layers)
+    groups: int = option(
+        2, "Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more."
+    )
 
     def normalization(self, site: Site) -> nn.Module:
         return nn.GroupNorm(checked_groups(site, self.groups), site.channels, eps=self.eps, affine=self.affine)
@@ -187,10 +158,6 @@ class InstanceNormalization(Normalization):
     y = γ (h − μ_jc) / √(σ_jc² + ε) + β, in training and at inference; `torch.nn.InstanceNorm1d` to ``3d``. It is not
     defined at a dense layer, whose channels have one value per sample: dense layers are left out.
 
-    Parameters
-    ----------
-    model, position, affine, eps, layers
-        See `Normalization`.
     """
 
     name = "instancenorm"

@@ -16,6 +16,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import LinearCoordinates, Scaling
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.whitening import CUTOFF
 from hesscond.scaling import optimal_diagonal_scaling
@@ -31,20 +32,12 @@ class OptimalDiagonal(Method):
     A lower limit for every method that only rescales features (equilibration, standardization without the mean, the
     scaling half of BNP). The search is Newton's on the central path, and its result is certified: see
     `hesscond.optimal_diagonal_scaling`. It costs n̂³ a Newton step, some 30 to 200 of them. No network is trained with
-    it: ``probe(method="optimal-diagonal")`` measures in D.
+    it: ``probe(method="optimal-diagonal")`` measures in D. Each group of a grouped convolution has its own D.
 
     For a rank deficient Ĥ the smallest nonzero singular value counts; then the infimum need not be attained, and some
     entries of D are tiny, which switches redundant features off. Dead features (columns of zeros) do not change κ:
     their entry of D is the largest of the others.
 
-    Parameters
-    ----------
-    model
-        Not accepted: the constructor always raises.
-    widest
-        A layer with more parameters a unit is refused: a search takes a quarter of a second at 100, ten seconds at 300.
-    layers
-        The layers to scale; None: all. Each group of a grouped convolution has its own D.
     """
 
     name = "optimal-diagonal"
@@ -53,7 +46,14 @@ class OptimalDiagonal(Method):
     trained = False
     needs_statistics = True
 
-    def __init__(self, model: nn.Module, *, widest: int = WIDEST, layers: tuple[str, ...] | None = None) -> None:
+    widest: int = option(
+        WIDEST,
+        "A layer with more parameters a unit is refused: a search takes a quarter of a second at 100, ten seconds at "
+        "300.",
+    )
+    only: tuple[str, ...] | None = option(None, "The layers to scale; None: all.", name="layers")
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
         raise ConfigError(
             "optimal-diagonal is measured, not trained with: give probe(method='optimal-diagonal'), or train with bnp"
         )

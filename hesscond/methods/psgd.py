@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.learned import Learned, State, counted, refuse_unless
+from hesscond.methods.learned import Learned, State, counted
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 
@@ -19,14 +22,6 @@ class PSGD(Learned):
     diagonal Q. û is the averaged gradient, corrected as Adam's. A direction whose root mean square exceeds 1.1 is
     shortened to it, which is part of M.
 
-    Parameters
-    ----------
-    model
-        Any without transposed convolutions.
-    momentum
-        Momentum of û; a momentum of the training would act in addition.
-    fitting_rate
-        μ.
     """
 
     name = "psgd"
@@ -34,17 +29,12 @@ class PSGD(Learned):
     source = "Li, IEEE TNNLS 29 (2018)"
     rate = 0.003
 
-    def __init__(self, model: nn.Module, *, momentum: float = 0.9, fitting_rate: float = 0.1) -> None:
-        super().__init__(model)
-        refuse_unless(
-            0 <= momentum < 1 and 0 < fitting_rate < 1,
-            self.name,
-            "0 ≤ momentum < 1, 0 < fitting_rate < 1",
-            momentum,
-            fitting_rate,
-        )
-        self.momentum, self.fitting_rate = momentum, fitting_rate
-        self.averages = momentum > 0
+    momentum: float = option(0.9, "Momentum of û; a momentum of the training would act in addition.", least=0, below=1)
+    fitting_rate: float = option(0.1, "μ.", above=0, below=1)
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self.averages = self.momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
         Q = (

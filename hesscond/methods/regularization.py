@@ -13,7 +13,6 @@ are the same.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -27,6 +26,7 @@ from hesscond.hessians import Chart, Coordinates, LinearCoordinates
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
@@ -63,27 +63,12 @@ class Penalized(Chart):
 
 
 class Regularization(Method):
-    """A term λ·(…) added to the loss, in p or in z.
-
-    Parameters
-    ----------
-    model
-        Any model; all parameters that require a gradient count.
-    space
-        ``"p"`` or ``"z"``.
-    strength
-        λ ≥ 0.
-    """
+    """A term λ·(…) added to the loss, in p or in z; all parameters that require a gradient count."""
 
     source = "Ye, Preconditioning for Accelerated Gradient Descent, 2024, with the sign of L2 in p corrected to plus"
 
-    def __init__(self, model: nn.Module, *, space: Space = "p", strength: float = STRENGTH) -> None:
-        super().__init__(model)
-        if space not in ("p", "z"):
-            raise ConfigError(f"method {self.name!r}: space must be p or z, not {space!r}")
-        if not 0 <= strength < math.inf:
-            raise ConfigError(f"method {self.name!r}: strength must be 0 or more, not {strength}")
-        self.space, self.strength = space, strength
+    space: Space = option("p", '``"p"`` or ``"z"``.')
+    strength: float = option(STRENGTH, "λ.", least=0)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -100,17 +85,13 @@ class L2(Regularization):
     A probe measures the Hessian of the loss with the penalty, in the coordinates z of the whole method. A study also
     logs, among the `readings`, the Hessian without it.
 
-    Parameters
-    ----------
-    model, space, strength
-        See `Regularization`.
     """
 
     name = "l2"
     summary = "L2 regularization in p (preconditioned) or in z (decoupled weight decay)"
 
-    def __init__(self, model: nn.Module, *, space: Space = "p", strength: float = STRENGTH) -> None:
-        super().__init__(model, space=space, strength=strength)
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self._optimizer: Optimizer | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -168,10 +149,6 @@ class GradientRegularization(Regularization):
     It takes a second backward pass through the first. In z, M is that of the last step, since the loss is formed before
     the method that it belongs to has seen its gradient; P = I before the first step of an adaptive method.
 
-    Parameters
-    ----------
-    model, space, strength
-        See `Regularization`.
     """
 
     name = "gradient-regularization"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from hesscond.capture.kinds import is_turned
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Reparametrized
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.wrapping import layers_of
 
 
@@ -50,11 +51,15 @@ class Reparametrization(Method):
     #: Name of the coordinates θ.
     coordinates_name: ClassVar[str]
 
-    def __init__(self, model: nn.Module, *, layers: tuple[str, ...] | None = None) -> None:
-        super().__init__(model)
+    layers: tuple[str, ...] | None = option(
+        None, "Layers whose weight is computed; ``ends``: the first and the last; None: all."
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
         self.chart = Reparametrized(model, self.coordinates_name)
         self._own: set[WeightParametrization] = set()
-        for name, layer in layers_of(model, layers, output=self.with_output or layers is not None).items():
+        for name, layer in layers_of(model, self.layers, output=self.with_output or self.layers is not None).items():
             refuse_computed_or_shared(self.name, model, name, layer)
             own = self.parametrization(name, layer)
             parametrize.register_parametrization(layer, "weight", own)

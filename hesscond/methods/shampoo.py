@@ -7,14 +7,13 @@ Adam*, ICLR 2025.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
-from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.learned import Learned, State, counted, refuse_unless, sides
+from hesscond.methods.learned import Learned, State, counted, sides
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 
@@ -27,19 +26,6 @@ class Shampoo(Learned):
 
     Source: Gupta, Koren, Singer, ICML 2018, Algorithm 1 (p = 1/4); Morwani et al., ICLR 2025 (p = 1/2).
 
-    Parameters
-    ----------
-    model
-        Any without transposed convolutions.
-    power
-        ``quarter``: p = 1/4. ``half``: p = 1/2, of the average with weights of sum 1 and with the factor √tr L, so that
-        M² is the inverse of L ⊗ R/tr L, an approximation of E[vec G vec Gᵀ].
-    epsilon
-        ε.
-    beta
-        Average L ← βL + (1 − β) GGᵀ; 1: the sum.
-    update_every
-        Steps after which roots are computed again; each of as many first steps computes them.
     """
 
     name = "shampoo"
@@ -47,19 +33,16 @@ class Shampoo(Learned):
     source = "Gupta, Koren, Singer, ICML 2018, Algorithm 1"
     rate = 0.03
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        power: Literal["quarter", "half"] = "quarter",
-        epsilon: float = 1e-3,
-        beta: float = 1.0,
-        update_every: int = 10,
-    ) -> None:
-        super().__init__(model)
-        allowed = 0 < epsilon < math.inf and 0 <= beta <= 1 and update_every >= 1
-        refuse_unless(allowed, self.name, "epsilon > 0, 0 ≤ beta ≤ 1 and update_every ≥ 1", epsilon, beta, update_every)
-        self.power, self.epsilon, self.beta, self.update_every = power, epsilon, beta, update_every
+    power: Literal["quarter", "half"] = option(
+        "quarter",
+        "``quarter``: p = 1/4. ``half``: p = 1/2, of the average with weights of sum 1 and with the factor √tr L, so "
+        "that M² is the inverse of L ⊗ R/tr L, an approximation of E[vec G vec Gᵀ].",
+    )
+    epsilon: float = option(1e-3, "ε.", above=0)
+    beta: float = option(1.0, "Average L ← βL + (1 − β) GGᵀ; 1: the sum.", least=0, most=1)
+    update_every: int = option(
+        10, "Steps after which roots are computed again; each of as many first steps computes them.", least=1
+    )
 
     def begun(self, g: torch.Tensor) -> State:
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
@@ -107,16 +90,6 @@ class SOAP(Learned):
     The method has no momentum: a momentum of the training averages M G. At the unit level, where M mixes units, the
     block of M of a unit's own parameters counts.
 
-    Parameters
-    ----------
-    model
-        Any without transposed convolutions.
-    beta
-        β of the factors.
-    beta_2, epsilon
-        β₂, ε.
-    update_every
-        Steps after which Q is turned.
     """
 
     name = "soap"
@@ -124,20 +97,10 @@ class SOAP(Learned):
     source = "Vyas et al., ICLR 2025, Algorithm 3"
     rate = 0.003
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        beta: float = 0.95,
-        beta_2: float = 0.95,
-        epsilon: float = 1e-8,
-        update_every: int = 10,
-    ) -> None:
-        super().__init__(model)
-        allowed = 0 <= beta < 1 and 0 <= beta_2 < 1 and epsilon > 0 and update_every >= 1
-        needs = "0 ≤ beta < 1, 0 ≤ beta_2 < 1, epsilon > 0 and update_every ≥ 1"
-        refuse_unless(allowed, self.name, needs, beta, beta_2, epsilon, update_every)
-        self.beta, self.beta_2, self.epsilon, self.update_every = beta, beta_2, epsilon, update_every
+    beta: float = option(0.95, "β of the factors.", least=0, below=1)
+    beta_2: float = option(0.95, "β₂.", least=0, below=1)
+    epsilon: float = option(1e-8, "ε.", above=0)
+    update_every: int = option(10, "Steps after which Q is turned.", least=1)
 
     def begun(self, g: torch.Tensor) -> State:
         """Q of the first gradient."""

@@ -246,21 +246,20 @@ def option_of(text: str, item: str) -> tuple[str, str]:
 
 
 def options(method: type[Method]) -> dict[str, inspect.Parameter]:
-    """The options of a method: the keyword arguments of its constructor."""
-    found = inspect.signature(method.__init__).parameters
+    """The options of a method, with their types: those declared, and the keyword arguments of its constructor."""
+    found = inspect.signature(method, eval_str=True).parameters
     return {name: p for name, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def converted_options(method: type[Method], given: dict[str, str]) -> dict[str, Any]:
     """Texts as what the constructor's annotations say."""
     known = options(method)
-    kinds = typing.get_type_hints(method.__init__)
     values = {}
     for name, text in given.items():
         if name not in known:
             there = f"it is gone, {GONE[name]}" if name in GONE else f"it has {', '.join(known) or 'none'}"
             raise ConfigError(f"method {method.name!r} has no option {name!r}: {there}")
-        values[name] = converted(f"option {name!r} of method {method.name!r}", text, kinds.get(name, str))
+        values[name] = converted(f"option {name!r} of method {method.name!r}", text, known[name].annotation)
     return values
 
 

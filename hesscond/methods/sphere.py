@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain, pairwise
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods.base import Method
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
@@ -161,32 +162,6 @@ class Sphere(Method):
     α / (1 − αλ / (1 − μ)) with momentum μ (by 1 % for the paper's WRN-28-10: α = 0.2, λ = 0.005, μ = 0.9). It does
     shrink weights that are free or only centred, as those of the output layer.
 
-    Parameters
-    ----------
-    model
-        Holds at least one dense or convolutional layer.
-    constraint
-        ``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``, or ``"none"``: normalizations are replaced, and
-        that is all.
-    c
-        The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times 1 − 1/π
-        if weights are centred), but nothing keeps the sum of residual branches small: begin with a small γ at the end
-        of each, as ``branch_gamma`` of hesscond's networks or ``zero_init_residual`` of torchvision's do.
-    affine
-        Whether there are γ and β; without them layers keep their own bias.
-    noise
-        The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all networks
-        of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual networks).
-        It is drawn for each channel of each sample; eq. (7) has the index of the channel only.
-    noise_scale
-        σ; None: 1 for linear noise, 0.4 for a constant one (the best of Table 4, and that of the point clouds).
-    seed
-        Seed of the noise; None: torch's global seed, which in a study is that of the run.
-    layers
-        Names of the layers whose weights are constrained; None: all.
-    output
-        Whether the last layer of the model counts among them. Eq. (2) has all layers. But nothing follows the last one
-        that could scale its outputs: c = 2 would bound the logits, which no batch normalization does.
 
     Examples
     --------
@@ -207,36 +182,51 @@ class Sphere(Method):
     source = "Ikami, Irie, Shibata, WACV 2021, Algorithm 1"
     rate: ClassVar[float] = 0.3
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        constraint: Constraint = "both",
-        c: float = C,
-        affine: bool = True,
-        noise: NoiseKind = "none",
-        noise_scale: float | None = None,
-        seed: int | None = None,
-        layers: tuple[str, ...] | None = None,
-        output: bool = False,
-    ) -> None:
-        super().__init__(model)
-        if not 0 < c < math.inf:
-            raise ConfigError(f"option 'c' of method 'sphere' is a squared norm: use a positive number, not {c}")
-        scale = SCALES.get(noise, 0.0) if noise_scale is None else noise_scale
-        seed = torch.initial_seed() if seed is None else seed
-        for option, value in {"noise_scale": scale, "seed": seed}.items():
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"option {option!r} of method 'sphere' must not be negative or infinite: not {value}")
-        self.constraint, self.c = constraint, c
-        chosen = layers_of(model, layers, output=output)
+    constraint: Constraint = option(
+        "both",
+        '``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``, or ``"none"``: normalizations are replaced, and '
+        "that is all.",
+    )
+    c: float = option(
+        C,
+        "The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times "
+        "1 − 1/π if weights are centred), but nothing keeps the sum of residual branches small: begin with a small γ "
+        "at the end of each, as ``branch_gamma`` of hesscond's networks or ``zero_init_residual`` of torchvision's do.",
+        above=0,
+    )
+    affine: bool = option(True, "Whether there are γ and β; without them layers keep their own bias.")
+    noise: NoiseKind = option(
+        "none",
+        "The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all "
+        'networks of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual '
+        "networks). It is drawn for each channel of each sample; eq. (7) has the index of the channel only.",
+    )
+    noise_scale: float | None = option(
+        None,
+        "σ; None: 1 for linear noise, 0.4 for a constant one (the best of Table 4, and that of the point clouds).",
+        least=0,
+    )
+    seed: int | None = option(
+        None, "Seed of the noise; None: torch's global seed, which in a study is that of the run.", least=0
+    )
+    layers: tuple[str, ...] | None = option(None, "Names of the layers whose weights are constrained; None: all.")
+    output: bool = option(
+        False,
+        "Whether the last layer of the model counts among them. Eq. (2) has all layers. But nothing follows the last "
+        "one that could scale its outputs: c = 2 would bound the logits, which no batch normalization does.",
+    )
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        constraint = self.constraint
+        chosen = layers_of(model, self.layers, output=self.output)
         if constraint != "none":
             for name, layer in chosen.items():
                 refuse_initial(name, layer, constraint)
         self.constrained = tuple(chosen.values()) if constraint != "none" else ()
         self.noises: list[Noise] = []
         self._affines: list[Affine] = []
-        self._replace_norms(chosen, affine, noise, scale, seed)
+        self._replace_norms(chosen)
         if self.constrained:
             facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
             self.chart = SphereChart(model, self.constrained, **facts)
@@ -244,10 +234,11 @@ class Sphere(Method):
             self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
         self._project()
 
-    def _replace_norms(
-        self, chosen: Mapping[str, Layer], affine: bool, noise: NoiseKind, scale: float, seed: int
-    ) -> None:
+    def _replace_norms(self, chosen: Mapping[str, Layer]) -> None:
         """Put noise and scaling in the place of each batch normalization, or behind each of the chosen layers."""
+        affine, noise = self.affine, self.noise
+        scale = SCALES.get(noise, 0.0) if self.noise_scale is None else self.noise_scale
+        seed = torch.initial_seed() if self.seed is None else self.seed
 
         def behind(number: int, of: int, channels: int, axis: int, norm: nn.Module | None = None) -> nn.Sequential:
             """Modules at the l-th of L places: noise and scaling, as the options say."""

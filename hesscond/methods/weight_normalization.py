@@ -58,12 +58,6 @@ class WeightNormalization(Reparametrization):
     on the sphere ‖w_i‖ = |g_i|: so the nonzero spectrum of the block in v_i is that of the tangent space, up to this
     factor. That of all of [g_i, v_i] is not: where q = 0 and |g| = ‖v‖ it is the one of ∇²_w L itself.
 
-    Parameters
-    ----------
-    model
-        Any module with dense or convolutional layers.
-    layers
-        Layers to normalize; ``ends``: the first and the last; None: all.
     """
 
     name = "weightnorm"
@@ -90,12 +84,6 @@ class CentredWeightNormalization(WeightNormalization):
     along v_i nor along (1, …, 1), so that the Hessian in v_i has a null space of dimension 2 at a critical point, and
     its nonzero spectrum there is (g/‖ṽ‖)² times the one on the tangent space of {‖w_i‖ = |g_i|, 1ᵀw_i = 0}.
 
-    Parameters
-    ----------
-    model
-        Any module with dense or convolutional layers.
-    layers
-        Layers to normalize; ``ends``: the first and the last; None: all.
     """
 
     name = "centred-weightnorm"

@@ -7,11 +7,11 @@ Standardization* (2019), eqs. (4)-(6).
 from __future__ import annotations
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from hesscond.capture import Layer
 from hesscond.errors import ConfigError
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 
@@ -43,14 +43,6 @@ class WeightStandardization(Reparametrization):
     is unless it is named. Without such a normalization (combine with one) a layer multiplies its inputs by
     about √n for n weights a unit, and needs a small learning rate.
 
-    Parameters
-    ----------
-    model
-        Any module with dense or convolutional layers.
-    epsilon
-        ε ≥ 0.
-    layers
-        Layers to standardize; ``ends``: the first and the last; None: all but the last.
     """
 
     name = "weightstandardization"
@@ -60,11 +52,10 @@ class WeightStandardization(Reparametrization):
     coordinates_name = "through W -> (W - mean)/std"
     with_output = False
 
-    def __init__(self, model: nn.Module, *, epsilon: float = EPSILON, layers: tuple[str, ...] | None = None) -> None:
-        if not epsilon >= 0:
-            raise ConfigError(f"weightstandardization: epsilon must not be negative, and is {epsilon}")
-        self.epsilon = epsilon
-        super().__init__(model, layers=layers)
+    epsilon: float = option(EPSILON, "ε.", least=0)
+    layers: tuple[str, ...] | None = option(
+        None, "Layers to standardize; ``ends``: the first and the last; None: all but the last."
+    )
 
     def parametrization(self, name: str, layer: Layer) -> Standardized:
         own = Standardized(layer, self.epsilon)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
-from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner
 from hesscond.hessians.coordinates.base import Product
 from hesscond.methods.inputs import InputMethod, LayerState
+from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
 #: Directions of the scaled features shorter than this, relative to the longest, are left out: to working precision the
@@ -85,21 +84,9 @@ class Whitening(InputMethod[WhiteningState]):
 
     What BNP is with the variances alone, this is with the whole covariance. In the coordinates of the data themselves,
     ``probe(method="whitening")``, the columns of ĤP are orthogonal and of length √N, so that
-    κ(PᵀHP) ≤ κ(S) where S > 0. It costs n³ for a layer with n inputs.
+    κ(PᵀHP) ≤ κ(S) where S > 0. It costs n³ for a layer with n inputs; of a convolution these are the entries of its
+    patches. Each group of a grouped convolution has its own P.
 
-    Parameters
-    ----------
-    model
-        Holds at least one `torch.nn.Linear` or convolution; of a convolution the inputs are the entries of its
-        patches. Each group of a grouped convolution has its own P.
-    rho
-        Decay of the running mean and covariance.
-    epsilon
-        Damping, relative to the mean variance.
-    update_every
-        Steps after which C̃ is decomposed again; the mean is that of every step.
-    layers
-        The layers to precondition; None: all.
 
     Notes
     -----
@@ -119,20 +106,9 @@ class Whitening(InputMethod[WhiteningState]):
     source = "Desjardins et al., NIPS 2015; Martens, Grosse, ICML 2015 (input factor)"
     kept = ("mu", "C", "root", "inverse")
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        rho: float = 0.99,
-        epsilon: float = 1e-2,
-        update_every: int = 20,
-        layers: tuple[str, ...] | None = None,
-    ) -> None:
-        if not (0 <= rho < 1 and epsilon > 0 and update_every >= 1):
-            given = f"{rho}, {epsilon} and {update_every}"
-            raise ConfigError(f"whitening needs 0 ≤ rho < 1, epsilon > 0 and update_every ≥ 1, not {given}")
-        self.rho, self.epsilon, self.update_every = rho, epsilon, update_every
-        super().__init__(model, layers)
+    rho: float = option(0.99, "Decay of the running mean and covariance.", least=0, below=1)
+    epsilon: float = option(1e-2, "Damping, relative to the mean variance.", above=0)
+    update_every: int = option(20, "Steps after which C̃ is decomposed again; the mean is that of every step.", least=1)
 
     def state_of(self, layer: Layer) -> WhiteningState:
         state = WhiteningState(layer)

@@ -300,33 +300,6 @@ def networks():
     return {"mlp": (dense, x), "cnn": (cnn, image)}
 
 
-LOSSES = {
-    "ce": (nn.CrossEntropyLoss(), lambda n: torch.arange(n) % 4),
-    "ce-sum": (nn.CrossEntropyLoss(reduction="sum"), lambda n: torch.arange(n) % 4),
-    "mse": (nn.MSELoss(), lambda n: torch.sin(torch.arange(4.0 * n)).view(n, 4).double()),
-    "mse-sum": (nn.MSELoss(reduction="sum"), lambda n: torch.sin(torch.arange(4.0 * n)).view(n, 4).double()),
-    "bce": (nn.BCEWithLogitsLoss(), lambda n: (torch.arange(4 * n).view(n, 4) % 3 == 0).double()),
-}
-
-
-@pytest.mark.share(4)
-@pytest.mark.parametrize("sizes", [[11], [5, 4, 2]], ids=["one-batch", "ragged"])
-@pytest.mark.parametrize("loss", list(LOSSES))
-@pytest.mark.parametrize("network", ["mlp", "cnn"])
-def test_agreement_with_curvlinops(network, loss, sizes):
-    curvlinops = pytest.importorskip("curvlinops")
-    model, x = networks()[network]
-    loss_fn, targets = LOSSES[loss]
-    data = split((x, targets(len(x))), sizes)
-    parameters = list(model.parameters())
-    peers = {HessianOperator: curvlinops.HessianLinearOperator, GGNOperator: curvlinops.GGNLinearOperator}
-    for ours, theirs in peers.items():
-        A = ours(model, loss_fn, data if len(data) > 1 else data[0])
-        B = theirs(model, loss_fn, parameters, data)
-        V = torch.stack([direction(A.order, seed) for seed in range(2)], 1)
-        is_close(A @ V, (B @ V).detach())
-
-
 # --------------------------------------------------------------------------------------------------- numbers, errors
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from hesscond.capture import capture, eligible_layers
 from hesscond.capture.layers import unit_weights
-from hesscond.data import load
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling
 from hesscond.hessians.build import unit_hessian
@@ -20,7 +19,6 @@ from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
 from hesscond.models import build as build_network
 from hesscond.probing.entry import probe
-from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from tests.methods.contract import MethodContract, build, digits, network
 from tests.truth import double_backward
 
@@ -157,41 +155,6 @@ def dense_layer_hessian(model, name, x, y):
     return point, slope, double_backward(loss, parameters)
 
 
-#: By axis: which entries of torch's W (units, inputs) are a group whose scale the loss does not depend on.
-INVARIANT = {"row": 1, "row-column": 1, "jacobi": 1, "column": 0}
-
-
-@pytest.mark.parametrize("axis", INVARIANT)
-def test_the_hessian_through_E_takes_each_scale_free_row_to_minus_its_gradient(axis):
-    """L(c w_r) = L(w_r) for each c > 0, hence H w_r = −∇_r L: and no other rows have it."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    method = Equilibration(model, axis=axis, layers=("2",))
-    x, y = torch.randn(30, 5).double(), torch.randint(0, 3, (30,))
-    point, gradient, truth = dense_layer_hessian(model, "2", x, y)
-    H = probe(model, nn.CrossEntropyLoss(), (x, y), ["2"], "layer", method)["2"].hessian()
-    assert torch.allclose(H, truth, rtol=1e-10, atol=1e-11 * float(truth.norm()))
-    bias = 4
-    dimension = INVARIANT[axis]
-
-    def misses(dim):
-        """‖H w_r + ∇_r L‖ of each group."""
-        found = []
-        for r in range(4):
-            chosen = torch.zeros(4, 4, dtype=torch.float64)
-            chosen.select(dim, r).fill_(1)
-            mask = torch.cat([torch.zeros(bias).double(), chosen.reshape(-1)])
-            found.append(float((H @ (mask * point) + mask * gradient).norm()))
-        return np.array(found)
-
-    size = float(gradient.norm())
-    assert misses(dimension).max() < 1e-12 * size
-    assert misses(1 - dimension).min() > 1e-3 * size
-    # off a critical point this makes it indefinite
-    values = torch.linalg.eigvalsh(H)
-    assert values[0] < -1e-6 * values[-1]
-
-
 @pytest.mark.parametrize("axis", ["row", "column", "row-column", "jacobi"])
 @pytest.mark.parametrize("kind", ["square", "conv2d-groups"])
 def test_with_E_frozen_it_is_what_finite_differences_of_the_loss_give(kind, axis):
@@ -274,23 +237,6 @@ def test_readings_are_three_and_named(spec):
     e = 1 / W.norm(dim=1 if "column" in spec else 0)
     d = torch.cat([torch.ones(1).double(), e[3].expand(20) if "column" in spec else e])
     assert torch.allclose(readings[READINGS[2]].of_unit(3).matrix(21), d.diag(), rtol=1e-14)
-
-
-def test_a_study_logs_all_readings(tmp_path):
-    study = load_study("fc-digits")
-    sections = {"training": dict(study.training) | {"iterations": 3, "epochs": None}}
-    sections["model"] = dict(study.model) | {"hidden": [12, 10]}
-    study = StudyConfig.model_validate(dict(study) | sections)
-    plan = RunPlan(study, "equilibration", 0, 0.1, tmp_path / "run", torch.device("cpu"))
-    run(plan, load("digits"))
-    logged, measured = open_run(plan.folder).table("readings"), open_run(plan.folder).table("probe")
-    assert sorted(set(logged["coordinates"])) == sorted(READINGS)
-    assert set(measured["coordinates"]) == {READINGS[0]}
-    at_point = logged[logged["coordinates"] == READINGS[1]]
-    assert np.array_equal(at_point["kappa"], measured["kappa"])
-    through = logged[logged["coordinates"] == READINGS[0]]
-    assert np.array_equal(through["kappa"], measured["kappa_own"])
-    assert not np.array_equal(through["kappa"], at_point["kappa"])
 
 
 # ----------------------------------------------------------------------------------------------- which layers, and how
@@ -404,7 +350,6 @@ def zero_diagonal():
         (lambda: network("mlp"), "equilibration:axis=jacobi", "square matrix, and that of layer 'fc1' is 64 × 20"),
         (zero_diagonal, "equilibration:axis=jacobi", "unit 2 of layer '0' has a zero on W's diagonal"),
         (lambda: network("mlp"), "equilibration:axis=diagonal", "must be one of row, column, row-column, jacobi"),
-        (lambda: network("mlp"), "equilibration:p=0.5", "p must be at least 1, not 0.5"),
         (lambda: network("mlp"), "equilibration:layers=fc7", "no layer 'fc7' to choose"),
         (tied, "equilibration", "layer '1' shares its weight with '0'"),
         (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), "equilibration", "other parameters already"),
@@ -433,14 +378,3 @@ def test_a_layer_may_have_the_name_ends():
     model = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), ends=nn.Linear(4, 4), last=nn.Linear(4, 2)))
     method = parse("equilibration:layers=ends").create(model)
     assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ["ends"]
-
-
-def test_by_column_the_unit_has_the_scale_identity_too():
-    model, method = build("equilibration:axis=column", "mlp", activation="tanh")
-    x, y = (part[:40] for part in digits())
-    F.cross_entropy(model(x), y).backward()
-    found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], units=[1, 5], method=method)["fc2"]
-    W = model.fc2.parametrizations.weight.original
-    for unit in (1, 5):
-        Hw = found.hessian(unit)[:, 1:] @ W.detach()[unit]
-        assert torch.allclose(Hw[1:], -W.grad[unit], rtol=1e-9, atol=1e-12)

@@ -279,7 +279,7 @@ def test_in_a_chart_the_penalty_is_not_read():
 def test_a_space_that_is_none_is_refused():
     with pytest.raises(ConfigError, match="must be one of p, z"):
         parse("l2:space=w")
-    with pytest.raises(ConfigError, match="space must be p or z"):
+    with pytest.raises(ConfigError, match="space must be one of p, z"):
         GradientRegularization(small(), space="w")
 
 

@@ -82,40 +82,6 @@ def on_the_set(weights, constraint, c, tolerance=1e-12):
 # ------------------------------------------------------------------------------------------------------------- the step
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
-def test_a_step_solves_the_constrained_problem(constraint):
-    """Eq. (9): argmin ⟨∇L, v⟩ + ‖v − w‖²/(2α) over the set, from several starts, for every unit."""
-    c, alpha = 2.0, 0.7
-    model, (x, y) = mlp()
-    method = parse(f"sphere:constraint={constraint},c={c},affine=false").create(model)
-    weight = model[0].weight
-    optimizer = method.optimizer(alpha)
-    LOSS(model(3 * x), y).backward()
-    w, g = weight.detach().numpy().copy(), weight.grad.numpy().copy()
-    optimizer.step()
-    method.after_step()
-    found = weight.detach().numpy()
-    assert np.abs(found - w).max() > 1e-2
-    sphere = {"type": "eq", "fun": lambda v: v @ v - c, "jac": lambda v: 2 * v}
-    centred = {"type": "eq", "fun": lambda v: v.sum(), "jac": np.ones_like}
-    constraints = {"sphere": [sphere], "centred": [centred], "both": [sphere, centred]}[constraint]
-    rng = np.random.default_rng(0)
-    for i in range(len(w)):
-        solutions = [
-            scipy.optimize.minimize(
-                lambda v, i=i: g[i] @ v + (v - w[i]) @ (v - w[i]) / (2 * alpha),
-                start,
-                jac=lambda v, i=i: g[i] + (v - w[i]) / alpha,
-                constraints=constraints,
-                method="SLSQP",
-                options={"ftol": 1e-15, "maxiter": 500},
-            )
-            for start in rng.standard_normal((5, w.shape[1]))
-        ]
-        best = min((s for s in solutions if max(abs(k["fun"](s.x)) for k in constraints) < 1e-8), key=lambda s: s.fun)
-        assert np.abs(found[i] - best.x).max() <= 1e-5
-
-
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_weights_stay_on_the_set_with_any_optimizer_and_schedule(kind, constraint):
@@ -412,16 +378,6 @@ def test_noise_is_drawn_once_a_channel_of_a_sample():
     assert not torch.allclose(model[1](a), y)
 
 
-def test_noise_of_dense_layers_is_by_feature():
-    """Features are last, also where tokens are in between."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    method = parse("sphere:noise=constant").create(model)
-    a = torch.ones(5, 6, 4).double()
-    n = method.noises[0](a) - a
-    assert torch.equal(n, n[:, :1].expand_as(n))
-    assert len(n[:, 0].unique()) == 20
-
-
 def test_the_deviation_of_the_paper_is_that_of_the_schedule():
     model, _ = mlp()
     assert [noise.deviation for noise in parse("sphere:noise=linear").create(model).noises] == [0.5, 1.0]
@@ -586,101 +542,12 @@ def test_a_frozen_layer_is_no_part_of_the_network():
 # ------------------------------------------------------------------------------------------------------- the local rate
 
 
-def small_problem():
-    """A hidden layer on the centred sphere under a fixed output layer, least squares; at a minimum, to rounding."""
-    torch.manual_seed(0)
-    x = torch.randn(80, 5).double() + 0.5
-    model = nn.Sequential(nn.Linear(5, 3, bias=False), nn.Tanh(), nn.Linear(3, 2)).double()
-    with torch.no_grad():
-        model[0].weight.mul_(3)
-        y = model(x) + 0.1 * torch.randn(80, 2).double()
-    model[2].requires_grad_(False)
-    method = parse("sphere:affine=false").create(model)
-    weight, loss = model[0].weight, nn.MSELoss()
-
-    def step(optimizer):
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-        method.after_step()
-
-    optimizer = torch.optim.SGD([weight], lr=2.0, momentum=0.9)
-    for _ in range(3000):
-        step(optimizer)
-    return model, method, (x, y), loss, step
-
-
-@pytest.mark.slow
-def test_the_tangent_kappa_predicts_the_local_rate():
-    """Jacobian I − α (1 − αλ_i)⁻¹ Hess on the tangent space; at its best α the rate is (κ − 1)/(κ + 1)."""
-    model, method, (x, y), loss, step = small_problem()
-    weight = model[0].weight
-    star = weight.detach().clone()
-    H = HessianOperator(model, loss, (x, y))
-    A, _ = method.chart.network(lambda **given: HessianOperator(model, loss, (x, y), **given))
-    assert A.null_space.remove(H.gradient[:, None]).norm() <= 1e-13
-    Hess = A.to_dense()
-    multipliers = A.curvature[:, 0]
-    assert float(multipliers.abs().max()) > 1e-3
-
-    def scaled(alpha):
-        """Eigenvalues of (1 − αλ_i)⁻¹ Hess, without those of the normals, ascending."""
-        root = (1 - alpha * multipliers).rsqrt()
-        return torch.linalg.eigvalsh(root[:, None] * (Hess + Hess.T) / 2 * root)[A.null_space.dimension :]
-
-    alpha = 1.0
-    for _ in range(60):
-        alpha = float(2 / (scaled(alpha)[0] + scaled(alpha)[-1]))
-    kappa = float(scaled(alpha)[-1] / scaled(alpha)[0])
-
-    # the iteration's Jacobian, differentiated
-    def iteration(w):
-        g = torch.func.grad(lambda v: loss(functional_call(model, {"0.weight": v.view_as(star)}, (x,)), y))(w)
-        v = (w - alpha * g).view_as(star)
-        v = v - v.mean(1, keepdim=True)
-        return (2**0.5 * v / v.norm(dim=1, keepdim=True)).flatten()
-
-    J = torch.func.jacrev(iteration)(star.flatten())
-    predicted = (torch.eye(A.order).double() - alpha / (1 - alpha * multipliers)[:, None] * Hess).detach()
-    tangent = A.null_space.remove(torch.eye(A.order, dtype=torch.float64))
-    assert (J @ tangent - predicted @ tangent).norm() <= 1e-10
-
-    ambient, riemannian = (float(np.divide(*extremes(M))) for M in (H.to_dense(), Hess))
-    assert ambient > 2 * riemannian
-    for factor in (1.0, 0.5):
-        rate = float((1 - factor * alpha * scaled(factor * alpha)).abs().max())
-        if factor == 1:
-            assert rate == pytest.approx((kappa - 1) / (kappa + 1), abs=1e-9)
-            # neither the ambient κ nor the tangent one without (1 − αλ)⁻¹ gives it
-            assert abs((riemannian - 1) / (riemannian + 1) - rate) > 1e-3
-            assert abs((ambient - 1) / (ambient + 1) - rate) > 1e-2
-        with torch.no_grad():
-            weight.copy_(star + 1e-5 * torch.randn(star.shape, generator=torch.Generator().manual_seed(1)).double())
-        method.after_step()
-        optimizer, distances = torch.optim.SGD([weight], lr=factor * alpha), []
-        for _ in range(300):
-            step(optimizer)
-            distances.append(float((weight.detach() - star).norm()))
-        measured = (distances[-1] / distances[199]) ** (1 / 100)
-        assert measured == pytest.approx(rate, abs=2e-4)
-
-
-def extremes(H):
-    """Largest and smallest nonzero |λ|."""
-    sizes = np.sort(np.abs(np.linalg.eigvalsh(((H + H.T) / 2).numpy())))
-    return sizes[-1], sizes[sizes > 1e-9 * sizes[-1]][0]
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ("c=0", "option 'c' of method 'sphere' is a squared norm: use a positive number, not 0.0"),
-        ("c=nan", "use a positive number"),
-        ("noise_scale=-1", "option 'noise_scale' of method 'sphere' must not be negative"),
-        ("seed=-1", "option 'seed' of method 'sphere' must not be negative"),
         ("constraint=ball", "must be one of none, centred, sphere, both, not 'ball'"),
         ("layers=fc9", "no layer 'fc9' to choose"),
     ],
@@ -738,36 +605,6 @@ def test_float32_digits():
     assert on_the_set(weight, "both", 2.0, 1e-5)
     kappa = probe(model, LOSS, (x[:100], y[:100]), ["fc2.layer"], units=[3], method=method)["fc2.layer"].kappa[0]
     assert kappa.nullity >= 2
-
-
-def test_on_a_sphere_decay_only_changes_the_step_size():
-    """One step with α and λ is one with α / (1 − αλ) and none; weights that are centred only shrink."""
-    alpha, decay = 0.2, 0.5
-    steps = {}
-    for constraint in ("both", "centred"):
-        for rate, own in ((alpha, decay), (alpha / (1 - alpha * decay), 0.0)):
-            model, (x, y) = mlp()
-            method = parse(f"sphere:constraint={constraint}").create(model)
-            optimizer = method.optimizer(rate, weight_decay=own)
-            LOSS(model(x), y).backward()
-            optimizer.step()
-            method.after_step()
-            steps[constraint, own] = model.get_submodule("2.layer").weight.detach()
-    assert torch.allclose(steps["both", decay], steps["both", 0.0], rtol=1e-12, atol=1e-14)
-    assert torch.allclose(steps["centred", decay], (1 - alpha * decay) * steps["centred", 0.0], rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize(("constraint", "kept"), [("sphere", 1.0), ("both", 1 - 1 / np.pi)])
-def test_the_variance_of_outputs_is_kept(constraint, kept):
-    """Behind ReLU: E y² = c/2 Var(x) on spheres; centred weights do not see the mean, 1/π of the second moment."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2000), nn.ReLU(), nn.Linear(2000, 2))
-    parse(f"sphere:constraint={constraint}").create(model)
-    with torch.no_grad():
-        first = model[0](torch.randn(500, 2000))
-        second = model[2](first.relu())
-    assert float(first.var()) == pytest.approx(2.0, rel=0.03)
-    assert float(second.square().mean() / first.square().mean()) == pytest.approx(kept, rel=0.05)
 
 
 def test_with_scale_and_bias_the_curvature_is_that_of_their_gradients():

@@ -13,9 +13,9 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hesscond.errors import HesscondError, RunError
+from hesscond.errors import HesscondError
 from hesscond.report import summary_frame
-from hesscond.runs import TABLES, RunLog, can_be_resumed
+from hesscond.runs import TABLES, RunLog
 from hesscond.study import open_run
 from tests.runs.run_logs import CONFIG, written_run
 
@@ -120,47 +120,7 @@ def test_a_table_or_a_column_that_is_missing(folder, table):
     check_refused(folder, f"no table {table}")
 
 
-@pytest.mark.parametrize(
-    ("statement", "words"),
-    [
-        ("UPDATE training SET loss = 'small' WHERE iteration = 3", ["training.loss", "'small'", "REAL"]),
-        ("UPDATE probe SET kappa = x'00ff' WHERE iteration = 3", ["probe.kappa", "REAL"]),
-        ("UPDATE probe SET iteration = 'first' WHERE iteration = 3", ["probe.iteration", "'first'"]),
-        ("UPDATE probe SET iteration = NULL WHERE iteration = 3", ["probe.iteration", "None"]),
-        ("UPDATE probe SET unit = 1.5 WHERE iteration = 3", ["probe.unit", "1.5"]),
-        ("UPDATE probe SET solver = x'c328'", ["probe.solver", "TEXT"]),
-        ("UPDATE probe SET solver = CAST(x'c328' AS TEXT)", ["UTF-8"]),
-        ("UPDATE clock SET iterations = 'x'", ["clock.iterations"]),
-    ],
-)
-def test_values_that_no_run_writes(folder, statement, words):
-    change(folder, statement)
-    check_refused(folder, "run.sqlite", *words)
-
-
 # --- the folder ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["run.sqlite", "config.toml", "run.sqlite-wal"])
-@pytest.mark.parametrize("kind", ["link", "broken link", "folder", "pipe", "device"])
-def test_files_that_are_something_else(folder, name, kind):
-    path, moved = folder / name, folder.parent / "moved"
-    if path.exists():
-        path.rename(moved)
-    else:
-        moved.write_bytes(b"")
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.symlink_to({"link": moved, "broken link": folder / "nowhere", "device": "/dev/zero"}[kind])
-    check_refused(folder, name)
-    with pytest.raises(RunError, match=re.escape(name)):
-        RunLog.reopened(folder)
-    if name == "run.sqlite":
-        with pytest.raises(RunError, match=re.escape(name)):
-            can_be_resumed(folder, CONFIG)
 
 
 def test_a_link_to_a_run_is_the_run(folder):
@@ -246,26 +206,3 @@ def test_the_good_ones_among_many(many, call_cli):
         assert "\x1b" not in result.out + result.err
         assert "\x07" not in result.out + result.err
     assert [row["run"] for row in json.loads(result.out)] == ["a", "c", "e"]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("export", "{}"),
-        ("export", "{}", "--format", "json"),
-        ("table", "summary", "{}"),
-        ("figure", "conditioning", "{}", "-o", "out.pdf"),
-        ("study", "a/config.toml", "--resume", "--out", "{}"),
-    ],
-    ids=lambda command: command[0],
-)
-@pytest.mark.parametrize("name", ["d", ESCAPE])
-def test_one_sentence_for_every_command(many, call_cli, command, name):
-    config = CONFIG | {"model": {"hidden": [8]}, "probe": {"layers": ["fc2"], "units": [3]}}
-    assert config["data"] == {"name": "digits"}
-    result = call_cli(*(part.format(name) for part in command))
-    assert (result.code, result.out) == (2, "")
-    (line,) = result.err.splitlines()
-    assert line.startswith("error: ")
-    assert "\x1b" not in line
-    assert not (many / "out.pdf").exists()

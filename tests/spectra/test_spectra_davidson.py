@@ -204,23 +204,6 @@ def test_layer_with_null_directions_of_dead_inputs():
     assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
 
 
-@pytest.mark.share(4)
-@pytest.mark.parametrize("spread", [0.1, 0.3])
-def test_a_shifted_preconditioner_takes_fewer_products(spread):
-    values = graded(600, 1e5)
-    A, Q = prescribed(values)
-    M = Spectral(Q, values, spread, 0)
-    shifted, plain = (
-        smallest_nonzero(Dense(A, psd=True), inverse=inverse, dense_order=0)
-        for inverse in (M, Given(M.root @ M.root.T))
-    )
-    for found in (shifted, plain):
-        assert found.converged
-        assert found.lower <= 1e-5 <= found.upper
-        assert float(found.eigenvalues) == pytest.approx(1e-5, rel=1e-7)
-    assert shifted.products < plain.products
-
-
 @pytest.mark.slow
 def test_forty_unknown_null_directions():
     values = graded(500, 1e5, null=40)

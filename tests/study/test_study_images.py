@@ -123,22 +123,6 @@ def test_the_training_set_is_streamed_in_parts(tmp_path, pictures, monkeypatch):
     assert_same(plans[0].folder, plans[1].folder)
 
 
-def test_a_resumed_run_is_the_same(tmp_path, pictures):
-    folder, written = pictures
-    study = load_study(study_file(tmp_path, folder, training={"checkpoint_seconds": 0.0}))
-    plans = [RunPlan(study, "vanilla", 0, 0.05, tmp_path / name, CPU) for name in ("broken", "whole")]
-
-    def stop(progress):
-        if progress.iteration == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(plans[0], load_data(study.data), stop)
-    run(plans[0], load_data(study.data), resume=True)
-    run(plans[1], in_memory(study, written))
-    assert_same(plans[0].folder, plans[1].folder)
-
-
 def test_workers_get_the_path_and_not_the_pixels(tmp_path, pictures):
     folder, written = pictures
     study = load_study(study_file(tmp_path, folder, data={"standardize": True}))
@@ -195,21 +179,3 @@ def test_augmentation_of_earlier_studies_is_drawn_as_before():
     (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
     state = torch.Generator().manual_seed(int(spread)).get_state()
     assert torch.equal(Augmentation(["crop", "flip"], Form((1, 8, 8), 10, 10), 5).generator.get_state(), state)
-
-
-@pytest.mark.slow
-def test_a_sweep(tmp_path, pictures, call_cli, monkeypatch):
-    folder, written = pictures
-    path = study_file(tmp_path, folder)
-    result = call_cli(
-        "sweep", path, "-m", "vanilla", "--seed", "0:2", "--jobs", 2, "--threads", 1, "--out", tmp_path / "s"
-    )
-    assert result.code == 0, result.err
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for stored in sorted(path for path in (tmp_path / "s").iterdir() if (path / "run.sqlite").exists()):
-        config = open_run(stored).config
-        plan = RunPlan(load_study(path), "vanilla", config["run"]["seed"], 0.05, tmp_path / "memory" / stored.name, CPU)
-        run(plan, in_memory(plan.study, written))
-        assert_same(stored, plan.folder)
-    torch.set_num_threads(threads)

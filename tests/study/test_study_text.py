@@ -65,25 +65,6 @@ def test_a_run_on_characters(tmp_path):
     assert stored.config["probe"]["layers"] == [*LAYERS[:4], "fc"]
 
 
-@pytest.mark.share(2)
-@pytest.mark.parametrize("at", [1, 7])
-def test_resumed_it_is_the_same(tmp_path, at):
-    study = study_of(tmp_path)
-    whole = trained(study, tmp_path / "whole")
-
-    def stop(progress):
-        if progress.iteration == at:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(study, tmp_path / "broken", watch=stop)
-    broken = trained(study, tmp_path / "broken", resume=True)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "broken")
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    for table in ("training", "evaluation", "probe"):
-        assert whole.table(table).equals(broken.table(table))
-
-
 def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
     trained(study_of(tmp_path), tmp_path / "run")
     config = tmp_path / "run" / "config.toml"

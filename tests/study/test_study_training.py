@@ -14,7 +14,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import CaptureError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
-from hesscond.methods import BNP, registered
+from hesscond.methods import BNP
 from hesscond.runs import Checkpoints, RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
@@ -23,8 +23,6 @@ from hesscond.study.runner import Training, build_model
 
 PER_EPOCH = 1437 // 60
 TABLES = ("training", "evaluation", "probe")
-#: Instance normalization is not defined for dense layers.
-METHODS = [method.name for method in registered() if method.name != "instancenorm"]
 
 
 def plan_for(folder, method="vanilla", *, seed=0, iterations=30, training=None, probe=None, hidden=None):
@@ -403,24 +401,6 @@ def test_progress_reports_every_iteration(tmp_path, digits):
 
 
 # --- probes whose rows are made together ----------------------------------------------------------------------------
-
-
-@pytest.mark.share(12)
-@pytest.mark.parametrize("method", METHODS)
-def test_rows_made_together_or_at_once_are_the_same(tmp_path, digits, method, monkeypatch):
-    """No result depends on those beside it, and no coordinates on the steps after theirs."""
-    tables = []
-    for waiting in (runner_module.WAITING, 1):
-        monkeypatch.setattr(runner_module, "WAITING", waiting)
-        plan = plan_for(tmp_path / str(waiting), method, iterations=PER_EPOCH + 12, hidden=[12, 10])
-        run(plan, digits)
-        stored = open_run(plan.folder)
-        tables.append([stored.table(name) for name in (*TABLES, "readings")])
-        assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == list(range(PER_EPOCH + 12))
-    for together, at_once in zip(*tables, strict=True):
-        key = [name for name in ("iteration", "data", "layer", "unit", "coordinates") if name in together]
-        a, b = (table.sort_values(key).reset_index(drop=True) for table in (together, at_once))
-        pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [([100, 100], 1), ([1000, 1000], 2)])
