@@ -77,7 +77,7 @@ BAD = {
     # compare
     "compare tiny.toml --out out --rates much": ["--rates takes numbers"],
     "compare tiny.toml --out out --rates -1": ["must be positive"],
-    "compare tiny.toml --out out -m bnp:rho=2": ["bnp needs epsilon_1 ≥ 0"],
+    "compare tiny.toml --out out -m bnp:rho=2": ["rho must be at least 0 and below 1"],
     "compare tiny.toml --out out -m bnp -m bnp": ["given twice"],
     "compare tiny.toml --out out --probe-every 0": ["at least 1"],
     "compare tiny.toml --out out --level block": ["--level is unit, layer or network, not 'block'"],
