@@ -28,7 +28,7 @@ from hesscond.spectra import ConditionNumber
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Rows of the table in a message.
+#: Findings in a message.
 ROWS = 6
 
 
@@ -64,17 +64,14 @@ class Finding:
         Whether it holds; None if the bounds do not decide.
     margin
         Ratio to the limit: above 1 if it holds, below if not, 0 where nothing is known. For ranking only.
-    cells
-        Row of the message's table, by column.
     place
         Place of the Hessian, as "layer fc3, unit 3".
     told
-        The result in a few words.
+        What was measured, in a few words.
     """
 
     holds: bool | None
     margin: float
-    cells: Mapping[str, str]
     place: str
     told: str
 
@@ -140,7 +137,8 @@ class Assertion:
         )
         shown = ranked(self.findings)[:ROWS]
         more = total - len(shown)
-        lines = [f"expected {self.claim}, and the bounds {said}: {counted}", "", *table([one.cells for one in shown])]
+        lines = [f"expected {self.claim}, and the bounds {said}: {counted}", ""]
+        lines += [f"  {one.place}: {one.told}" if one.place else f"  {one.told}" for one in shown]
         return "\n".join([*lines, f"… and {more} more"] if more else lines)
 
 
@@ -148,15 +146,6 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, the worst first."""
     order = {False: 0, None: 1, True: 2}
     return sorted(findings, key=lambda one: (order[one.holds], one.margin))
-
-
-def table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Lines of a table, columns that are empty everywhere left out."""
-    names = [name for name in rows[0] if any(row[name] for row in rows)]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    lines = ["  ".join(name.ljust(widths[name]) for name in names)]
-    lines += ["  ".join(row[name].ljust(widths[name]) for name in names) for row in rows]
-    return [f"  {line.rstrip()}" for line in lines]
 
 
 def refuse_share(share: float) -> None:
@@ -282,17 +271,7 @@ def assert_condition_number(
             for sign, limit in limits
         ]
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
-        text = format_kappa(kappa)
-        cells = {**cells_of(place), "κ": text, **evidence(kappa)}
-        findings.append(
-            Finding(
-                decided(truths, kappa.rank),
-                margin,
-                cells,
-                where(place),
-                f"κ = {text}",
-            )
-        )
+        findings.append(Finding(decided(truths, kappa.rank), margin, where(place), told(kappa)))
     claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, name_of(method))), policy)
 
@@ -367,20 +346,9 @@ def assert_preconditioner_improves(
         ratio = interval(kappa) / interval(other)
         gain = shown(float(ratio.lower), float(ratio.upper))
         truth = less_equal(Interval.point(factor), ratio)
-        cells = {
-            **cells_of(place),
-            "κ(H)": format_kappa(kappa),
-            "κ(PᵀHP)": format_kappa(other),
-            "κ(H)/κ(PᵀHP)": gain,
-            "width": width(ratio),
-            "rank": f"{kappa.rank} → {other.rank} of {kappa.rank + kappa.nullity}",
-            "cutoff of PᵀHP": f"{other.cutoff:.2g}",
-            "gap": f"{other.gap:.2g}",
-            "solver": other.solver,
-        }
         holds = decided([truth], min(kappa.rank, other.rank))
-        said = f"κ {format_kappa(kappa)} → {format_kappa(other)}, by {gain}"
-        findings.append(Finding(holds, float(ratio.lower) / factor, cells, where(place), said))
+        said = f"by {gain}, {told(kappa)} → {told(other)}"
+        findings.append(Finding(holds, float(ratio.lower) / factor, where(place), said))
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
@@ -441,10 +409,8 @@ def assert_no_regression(
         holds = decided([less_equal(ratio, Interval.point(at_most))], min(row["rank_before"], row["rank_after"]))
         kappas = {name: shown(row[f"kappa_{name}_lower"], row[f"kappa_{name}_upper"]) for name in ("before", "after")}
         growth = shown(float(ratio.lower), float(ratio.upper))
-        cells = {**cells_of(place), **{f"κ {name}": text for name, text in kappas.items()}, "after/before": growth}
-        cells["rank"] = f"{row['rank_before']} → {row['rank_after']}"
         said = f"κ {kappas['before']} → {kappas['after']}, by {growth}"
-        findings.append(Finding(holds, at_most / float(ratio.upper), cells, where(place), said))
+        findings.append(Finding(holds, at_most / float(ratio.upper), where(place), said))
     what = "Hessians" if found["unit"].isna().all() else "units"
     return conclude(Assertion(f"κ after / κ before ≤ {at_most:g}", tuple(findings), share, what), policy)
 
@@ -503,41 +469,14 @@ def interval(kappa: ConditionNumber) -> Interval:
     return Interval.between(kappa.lower, kappa.upper)
 
 
-def format_kappa(kappa: ConditionNumber) -> str:
-    """Text of κ with its bounds."""
-    if kappa.is_zero:
-        return "zero Hessian"
-    text = shown(kappa.lower, kappa.upper)
-    return text if kappa.resolved else f"{text} (unresolved)"
-
-
-def width(known: Interval) -> str:
-    """The relative width of an interval, rounded up; empty if it has no end."""
-    return f"{1.05 * float((known.upper - known.lower) / known.upper):.1e}" if np.isfinite(known.upper) else ""
+def told(kappa: ConditionNumber) -> str:
+    """κ, how it was decided, and how well it is known."""
+    return f"{kappa}, known to {1 - kappa.lower / kappa.upper:.1e}" if kappa.resolved else str(kappa)
 
 
 def where(place: Place) -> str:
     """A place in words."""
     return place_name(f"layer {place[0]}", place[1], ", unit ")
-
-
-def evidence(kappa: ConditionNumber) -> dict[str, str]:
-    """The cells of a message's table that say how κ was decided."""
-    return {
-        "width": width(interval(kappa)),
-        "rank": f"{kappa.rank} of {kappa.rank + kappa.nullity}",
-        "negative": kappa.inertia.removesuffix(" negative") if kappa.negative else "",
-        "λ min": f"{kappa.lambda_min:.3g}",
-        "cutoff": f"{kappa.cutoff:.2g}",
-        "gap": f"{kappa.gap:.2g}",
-        "solver": kappa.solver,
-    }
-
-
-def cells_of(place: Place) -> dict[str, str]:
-    """The cells that say which Hessian it is."""
-    layer, unit = place
-    return {"layer": layer, "unit": "" if unit is None else str(unit)}
 
 
 def description_of(level: str, method: str) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import unittest
 import warnings
 
@@ -44,8 +45,7 @@ def test_a_limit_beside_the_truth():
 def test_a_limit_inside_the_bounds_is_not_decided():
     *case, _ = least_squares([1.0, 30.0])
     (found,) = assert_condition_number(*case, below=1e9).findings
-    kappa = float(found.told.split()[-1])
-    assert kappa > 1
+    assert float(found.told.split()[2]) > 1
     value = probe(*case)["model"].kappa[0]
     middle = (value.lower + value.upper) / 2
     assert value.lower < middle < value.upper
@@ -86,10 +86,9 @@ def test_a_message_says_what_was_measured_and_is_short():
     lines = str(caught.value).splitlines()
     assert len(lines) <= 10
     assert lines[0].startswith("expected κ < 1.5, and the bounds decide against it: 0 of 40 units hold, 40 do not")
-    assert lines[2].split()[:4] == ["layer", "unit", "κ", "width"]
-    assert {"rank", "cutoff", "gap", "solver"} <= set(lines[2].split())
+    assert re.fullmatch(r"  layer 0, unit \d+: κ = \S+ \(rank 6 of 6, .*\), known to \S+", lines[2])
     assert lines[-1] == "… and 34 more"
-    kappas = [float(line.split()[2]) for line in lines[3:-1]]
+    kappas = [float(line.split()[6]) for line in lines[2:-1]]
     assert kappas == sorted(kappas, reverse=True)
     assert isinstance(caught.value, AssertionError)
     assert len(caught.value.assertion.findings) == 40
@@ -98,7 +97,7 @@ def test_a_message_says_what_was_measured_and_is_short():
 def test_a_zero_hessian_decides_nothing_whatever_the_limit():
     case = with_a_dead_unit()
     for limit in ({"below": 1e300}, {"above": 1e-300}):
-        with pytest.raises(UnresolvedError, match="zero Hessian"):
+        with pytest.raises(UnresolvedError, match="no κ"):
             assert_condition_number(*case, layer="0", **limit)
     assert assert_condition_number(*case, layer="0", unit=0, below=1e6).outcome == "passed"
     assert assert_condition_number(*case, layer="0", below=1e6, share=0.5).outcome == "passed"
@@ -113,7 +112,7 @@ def test_other_levels(level):
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=6), st.sampled_from([0.2, 0.5, 2 / 3, 1.0]))
 def test_a_share_is_decided_if_all_ways_to_decide_the_rest_agree(holds, share):
-    findings = tuple(Finding(one, 1.0, {"layer": "a"}, "", "") for one in holds)
+    findings = tuple(Finding(one, 1.0, "", "") for one in holds)
     found = conclude_or_say(Assertion("x", findings, share))
     open_ones = holds.count(None)
     answers = {
