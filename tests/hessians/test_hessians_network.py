@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
@@ -97,18 +96,6 @@ def test_a_product_with_the_hessian_of_the_network(example):
     is_close(H @ v, truth @ v)
     is_close(H.gradient, gradient)
     assert H.loss == pytest.approx(loss, rel=1e-12)
-
-
-@pytest.mark.share(3)
-@every(KINDS)
-def test_the_whole_matrix(example):
-    truth, _, _ = network_truth(example)
-    H = HessianOperator(*example.make())
-    is_close(H.to_dense(), truth)
-    block = torch.stack([direction(H.order, seed) for seed in range(3)], 1)
-    is_close(H @ block, truth @ block)
-    v = direction(H.order).numpy()
-    assert torch.allclose(torch.from_numpy(H.to_scipy() @ v), truth @ torch.from_numpy(v), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.share(3)
@@ -517,20 +504,6 @@ def test_hessians_through_torchs_weight_norm_are_those_of_plain_operations(linea
         model, loss_fn = (model[0], lambda o, t: o.sum()) if linear else (model, F.cross_entropy)
         found.append(call(HessianOperator, model, loss_fn).to_dense())
     is_close(*found, 1e-12)
-
-
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-def test_torchs_weight_norm_is_measured_at_every_level(level):
-    result, other = (
-        hesscond.probe(weight_normalized(plain=p), F.cross_entropy, BATCH, level=level) for p in (False, True)
-    )
-    assert list(result) == list(other)
-    assert "0" in result or level == "network"
-    for name in result:
-        for own, plain in zip(result[name].conditions, other[name].conditions, strict=True):
-            assert own.resolved
-            assert own.rank == plain.rank
-            assert math.isclose(own.value, plain.value, rel_tol=1e-8)
 
 
 class NormalizedRows(nn.Module):

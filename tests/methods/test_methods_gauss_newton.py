@@ -162,31 +162,6 @@ def test_several_losses_before_a_step_are_one():
     assert all(torch.allclose(a, b, rtol=1e-10) for a, b in zip(*found, strict=True))
 
 
-def test_a_layer_of_307300_parameters():
-    """(G + γI) M g = g with G by one product forwards and one backwards; no matrix of that order would fit."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3072, 100), nn.ReLU(), nn.Linear(100, 10)).double()
-    x, y = torch.randn(30, 3072, dtype=torch.float64), torch.arange(30) % 10
-    method = parse("gauss-newton:damping=0.01").create(model)
-    raw, moved = stepped(method, model, "0", x, lambda z: nn.functional.cross_entropy(z, y))
-    v = torch.from_numpy(moved).view(100, 3073)
-    point = {name: p.detach() for name, p in model.named_parameters()}
-
-    def output(weight, bias):
-        return torch.func.functional_call(model, point | {"0.weight": weight, "0.bias": bias}, (x,))
-
-    own = (point["0.weight"], point["0.bias"])
-    z, Jv = torch.func.jvp(output, own, (v[:, 1:], v[:, 0]))
-    SJv = torch.func.jvp(torch.func.grad(lambda z: nn.functional.cross_entropy(z, y)), (z,), (Jv,))[1]
-    back = torch.func.vjp(output, *own)[1](SJv)
-    Gv = torch.cat([back[1][:, None], back[0]], 1).flatten().numpy()
-    assert np.allclose(Gv + 0.01 * moved, raw, rtol=1e-8, atol=1e-10 * np.abs(raw).max())
-    P = method.coordinates("0")
-    rows = torch.from_numpy(raw)[None]
-    twice = P.multiplied(P.multiplied(rows, 100), 100)
-    assert np.allclose(twice[0].numpy(), moved, rtol=1e-8, atol=1e-10 * np.abs(moved).max())
-
-
 @pytest.mark.parametrize("network", ["dense", "convolution, many samples"])
 def test_bounds_that_go_with_P(network):
     model, x, name = made(network)

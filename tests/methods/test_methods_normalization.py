@@ -209,18 +209,6 @@ def test_a_biased_running_variance_is_the_average_of_those_that_the_batches_are_
     close(norm.eval()(h), g * (h.numpy() - m) / np.sqrt(v + 1e-3) + b, 10)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_way_of_its_running_average_changes_nothing_of_batch_normalization_in_training(shape):
-    ours = with_affine(OwnBatchNorm(6, eps=1e-3, biased=True))
-    peer = with_affine({2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)](6, eps=1e-3))
-    h, v = activations(shape), activations(shape, seed=9)
-    found, truth = h.clone().requires_grad_(), h.clone().requires_grad_()
-    assert torch.equal(ours(found), peer(truth))
-    (ours(found) * v).sum().backward()
-    (peer(truth) * v).sum().backward()
-    assert torch.equal(found.grad, truth.grad)
-
-
 def test_tensorflows_running_variance_is_biased_beside_dense_layers_only():
     model = network("cnn")
     parse("batchnorm:position=post,running_variance=tensorflow").create(model)
@@ -414,16 +402,6 @@ def test_at_inference_the_moments_are_a_mixture_with_the_examples_own(shape, gro
     mean = 0.7 * m.reshape(groups, -1).mean(1) + 0.3 * own.mean(2)
     square = 0.7 * m2.reshape(groups, -1).mean(1) + 0.3 * (own**2).mean(2)
     close(norm(torch.from_numpy(x)), affine(normalized_groups(x, groups, mean, square)), 10)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_ends_of_ghost_batches_are_torchs_batch_and_group_normalization(shape):
-    h = activations(shape)
-    batch = with_affine(nn.BatchNorm2d(6, eps=1e-3) if len(shape) == 4 else nn.BatchNorm1d(6, eps=1e-3))
-    group = with_affine(nn.GroupNorm(3, 6, eps=1e-3))
-    assert torch.allclose(ghost_norm(ghost=100)(h), batch(h), rtol=1e-12, atol=1e-12)
-    assert torch.allclose(ghost_norm(groups=3, ghost=1)(h), group(h), rtol=1e-12, atol=1e-12)
-    assert torch.allclose(ghost_norm(groups=3, example_weight=1.0).eval()(h), group(h), rtol=1e-10, atol=1e-10)
 
 
 def test_gamma_decays_towards_one_and_beta_towards_zero():

@@ -360,29 +360,6 @@ def test_kappa_of_two_optimizers_is_that_of_their_dense_M(norm):
         assert kappa(M[rows][:, rows], H[rows][:, rows], found.rank) == pytest.approx(found.value, rel=1e-6)
 
 
-def test_kappa_in_rmsprop_is_that_of_its_own_steps():
-    """M by columns: steps along unit gradients of an optimizer whose average stands still (α = 1)."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-    optimizer = torch.optim.RMSprop(
-        [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.002}], lr=0.01
-    )
-    stepped(model, optimizer)
-
-    def freeze(other):
-        for group in other.param_groups:
-            group["alpha"] = 1.0
-
-    M = columns_of_M(model, optimizer, freeze=freeze)
-    x, y = torch.randn(30, 3, dtype=torch.float64), torch.arange(30) % 3
-    found = probe(model, nn.CrossEntropyLoss(), (x, y), level="network", method=optimizer)["network"].kappa
-    assert found.value == pytest.approx(kappa(M, dense_hessian(model, x, y), found.rank), rel=1e-6)
-    for unit, own in enumerate(probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], method=optimizer)["0"].kappa):
-        rows = [12 + unit, *range(3 * unit, 3 * unit + 3)]
-        H = dense_hessian(model, x, y)[rows][:, rows]
-        if own.rank:
-            assert own.value == pytest.approx(kappa(M[rows][:, rows], H, own.rank), rel=1e-6)
-
-
 @pytest.mark.parametrize("layers", [None, ["2"]])
 def test_a_layer_beside_one_whose_weight_is_computed_is_measured(layers):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()

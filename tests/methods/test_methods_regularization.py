@@ -118,20 +118,6 @@ def test_steps_with_bnp_are_the_formulas(kind, norm, first):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_alone_are_the_formulas_with_M_the_identity(kind):
-    model = small()
-    method = parse(f"{kind},strength={STRENGTH}").create(model)
-    optimizer = method.optimizer(LR)
-    for seed in range(3):
-        # a schedule counts: the decay is that of the step's own learning rate
-        optimizer.param_groups[0]["lr"] = lr = LR / (1 + seed)
-        x, y = batch(seed=seed)
-        p, g, H = derivatives(model, x, y)
-        step(model, method, optimizer, x, y)
-        np.testing.assert_allclose(flat(model), expected(kind, p, g, H, np.eye(len(p)), lr), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_steps_with_adam_are_the_formulas(kind):
     """M of the step has the whole gradient in it; gradient regularization in z takes M of the step before."""
     model = small(norm=True)

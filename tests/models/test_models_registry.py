@@ -293,17 +293,6 @@ def test_normalizations_with_options(word, like):
     assert repr(Layers(glorot_uniform, None, word).normalization(64)) == repr(like)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_scale_of_initial_weights(name):
-    plain, scaled = reduced(name), reduced(name, init_scale=0.25)
-    layers = eligible_layers(plain)
-    for layer, module in eligible_layers(scaled).items():
-        torch.testing.assert_close(module.weight, layers[layer].weight / 4, rtol=0, atol=0)
-    weights = {f"{layer}.weight" for layer in layers}
-    others = plain.state_dict().keys() - weights
-    assert all(torch.equal(plain.state_dict()[key], scaled.state_dict()[key]) for key in others)
-
-
 def test_readable_names():
     assert [*eligible_layers(reduced("cnn5"))] == ["conv1", "conv2", "conv3", "fc1", "fc2"]
     assert [*eligible_layers(reduced("wrn-28-10"))] == [

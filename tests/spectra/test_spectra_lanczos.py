@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.sparse.linalg import eigsh
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator
@@ -102,22 +101,6 @@ def test_multiple_eigenvalues_are_found():
     result = lanczos(Dense(A), 5, basis=40)
     assert result.converged
     assert result.eigenvalues.tolist() == pytest.approx([5, 5, 5, 3, 3], abs=1e-12)
-
-
-@pytest.mark.parametrize("scale", [2.0**-100, 1e-30, 1e30, 2.0**100])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_scale_invariance(scale, dtype):
-    A, _ = prescribed(hessian_like(150), 3, dtype)
-    first, other = lanczos(Dense(A), 2, "both", tol=1e-5), lanczos(Dense(A * scale), 2, "both", tol=1e-5)
-    exact = math.log2(scale).is_integer()
-    for name in ("eigenvalues", "residuals", "lower", "upper"):
-        ratio = getattr(other, name) / scale
-        if exact:
-            assert torch.equal(ratio, getattr(first, name))
-        elif name != "residuals":
-            assert ratio == pytest.approx(getattr(first, name), rel=10 * torch.finfo(dtype).eps, abs=1e-3)
-    assert other.converged == first.converged
-    assert other.products == first.products if exact else abs(other.products - first.products) <= 4
 
 
 def test_condition_of_1e12_at_both_ends():
@@ -468,11 +451,3 @@ def test_the_smallest_nonzero_are_those_above_the_null_space():
     assert found.eigenvalues.abs().sort().values.tolist() == pytest.approx([3e-6, 2e-5], rel=1e-8)
     with pytest.raises(ConfigError, match="ends of the spectrum"):
         lanczos(Diagonal(d), 2, which="smallest-nonzero", basis=20)
-
-
-def test_agrees_with_scipy():
-    A, _ = prescribed(hessian_like(300), 5)
-    for which, theirs in (("top", "LA"), ("bottom", "SA"), ("magnitude", "LM")):
-        result = lanczos(Dense(A), 4, which, tol=1e-11)
-        reference = np.sort(eigsh(A.numpy(), 4, which=theirs, tol=1e-13)[0])[::-1].copy()
-        assert result.eigenvalues.numpy() == pytest.approx(reference, abs=1e-12 * 20)
