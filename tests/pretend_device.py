@@ -82,6 +82,9 @@ STATE = State()
 class PretendModule:
     """torch.pretend, as torch.cuda."""
 
+    def get_amp_supported_dtype(self):
+        return [torch.float16, torch.bfloat16]
+
     def is_initialized(self):
         return True
 

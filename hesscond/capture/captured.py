@@ -290,7 +290,8 @@ class LayerCapture:
             return None
         columns = [min(self.column(unit), norms.shape[1] - 1) for unit in units]
         lengths = self.inputs.squared_lengths[:, self.inputs.geometry.group(units[0])]
-        return (norms[:, columns].T @ lengths).sqrt()
+        # a list as an index would be copied to the device
+        return (torch.stack([norms[:, column] for column in columns], 1).T @ lengths).sqrt()
 
     def row_rounding(self, units: Sequence[int]) -> list[EntryBounds | None]:
         """Bounds of the round-off in the entries of `unit_rows`, for each unit.
