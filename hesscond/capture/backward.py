@@ -13,7 +13,7 @@ import torch
 
 from hesscond.capture.captured import TINY, DiagonalS, FactoredS, Request
 from hesscond.errors import CaptureError
-from hesscond.operators.halving import in_halves
+from hesscond.operators.operator import in_halves
 from hesscond.problem.graph import nodes
 
 #: Size of an intermediate result, over all directions taken at once, that stays in a processor's cache; size that is

@@ -13,7 +13,7 @@ from torch import nn
 
 from hesscond.hessians import ParameterMap
 from hesscond.methods.base import not_shown
-from hesscond.methods.learned import Learned, State, as_matrix, counted
+from hesscond.methods.by_parameter import Learned, State, as_matrix, counted
 from hesscond.methods.options import option
 from hesscond.methods.registry import register
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.learned import Learned, State, counted
+from hesscond.methods.by_parameter import Learned, State, counted
 from hesscond.methods.optimizers.reading import newton_schulz
 from hesscond.methods.options import option
 from hesscond.methods.registry import register

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.learned import Learned, State, counted, sides
+from hesscond.methods.by_parameter import Learned, State, counted, sides
 from hesscond.methods.options import option
 from hesscond.methods.registry import register
 

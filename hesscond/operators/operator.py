@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from scipy.linalg import eigvalsh_tridiagonal
 
-from hesscond.errors import MatrixError
-from hesscond.operators.halving import in_halves
+from hesscond.errors import MatrixError, out_of_memory
 from hesscond.operators.subspace import Subspace
 
 if TYPE_CHECKING:
@@ -616,3 +615,15 @@ class DiagonalInverse(ApproximateInverse):
         smallest = self._floor * float(self._diagonal.abs().max()) or 1.0
         signs = torch.where(denominators < 0, -1.0, 1.0).to(vectors)
         return vectors / (signs * denominators.abs().clamp_min(smallest))[:, None]
+
+
+def in_halves(task: Callable[[slice], Result], count: int, start: int = 0) -> list[Result]:
+    """Results of ``task`` for ``count`` items from ``start`` on: all at once, or halves, quarters, … that fit."""
+    try:
+        return [task(slice(start, start + count))]
+    except (MemoryError, RuntimeError) as error:
+        if count < 2 or not out_of_memory(error):
+            raise
+    # the frames of the exception are gone now, and with them what they held
+    half = count // 2
+    return in_halves(task, half, start) + in_halves(task, count - half, start + half)

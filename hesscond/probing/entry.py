@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -25,18 +26,20 @@ from hesscond.probing.network import network_result
 from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
-from hesscond.probing.telling import SILENT, ProgressLine, is_attended
 from hesscond.problem.batches import is_batch
 from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.problem.references import holding, parameters_outside
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import checked_loss, measurable
+from hesscond.sheets import duration
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+#: Seconds that a probe may take without a word.
+SILENT = 5.0
 #: Seconds that second derivatives may take in a probe that names neither layers nor units.
 PATIENCE = 90.0
 #: Reason for a parameter that no module of the model has.
@@ -274,3 +277,33 @@ def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> t
         return tuple(map(index, units))
     except TypeError:
         raise ConfigError(f"units must be whole numbers, as units=[0, 3], not {units!r}") from None
+
+
+def is_attended() -> bool:
+    """Whether somebody sees the standard error stream: it is a terminal, or a notebook runs this."""
+    return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+
+
+class ProgressLine:
+    """Progress of the second derivatives in one line, which is wiped in the end; nothing if they take seconds."""
+
+    def __init__(self) -> None:
+        self._width, self._said = 0, ""
+
+    def __call__(self, progress: ProbeProgress) -> None:
+        if not self._width and progress.elapsed + progress.left < SILENT:
+            return
+        if progress.reason != self._said:
+            self._said = progress.reason
+            self.show("")
+            sys.stderr.write(f"{duration(progress.left)} of second derivatives, {progress.reason}\n")
+        layer = progress.layer and f" of {progress.layer}"
+        done = progress.share == 1
+        self.show("" if done else f"second derivatives{layer}: {progress.share:.0%}, {duration(progress.left)} left")
+
+    def show(self, text: str) -> None:
+        """Write the line in place of what it was."""
+        end = "" if text else "\r"
+        sys.stderr.write(f"\r{text.ljust(self._width)}{end}")
+        sys.stderr.flush()
+        self._width = len(text)

@@ -22,7 +22,6 @@ from hesscond.runs.store import (
     LOG,
     SCHEMA_VERSION,
     TABLES,
-    check_regular,
     check_schema,
     open_run,
 )
@@ -93,7 +92,6 @@ class RunLog:
 
     def _open(self, folder: Path) -> None:
         self.folder = folder
-        check_regular(folder)
         try:
             self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
             self._connection.isolation_level = None

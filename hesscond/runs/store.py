@@ -141,8 +141,6 @@ def check_schema(connection: sqlite3.Connection) -> None:
 
 
 LOG = "run.sqlite"
-#: Endings of the files that SQLite keeps next to the log while it is written, or after a kill.
-COMPANIONS = ("-wal", "-shm", "-journal")
 #: Statuses of a run that is over and need not be resumed.
 OVER = ("finished", "diverged")
 #: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
@@ -155,7 +153,6 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open the log of a run read-only; nothing that a damaged log contains is run."""
     path = folder / LOG
-    check_regular(folder)
     # without a write-ahead log nobody writes, and SQLite must not begin one because the header asks for it
     written = path.with_name(f"{LOG}-wal").exists()
     address = f"{path.absolute().as_uri()}?mode=ro{'' if written else '&immutable=1'}"
@@ -176,16 +173,6 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
         raise RunError(f"the log {path} cannot be read: {error}{hint}") from None
     except OSError as error:
         raise RunError(f"the log {path} cannot be read: {error.strerror or error}") from None
-
-
-def check_regular(folder: Path) -> None:
-    """Refuse a run whose files are not files in its own folder: what a link leads to is not this run's."""
-    for name in (LOG, "config.toml", *(LOG + end for end in COMPANIONS)):
-        path = folder / name
-        if path.is_symlink():
-            raise RunError(f"{path} is a symbolic link: a run is read from files in its own folder only")
-        if os.path.lexists(path) and not path.is_file():
-            raise RunError(f"{path} is not a file")
 
 
 @dataclass(frozen=True)
@@ -338,7 +325,6 @@ def open_run(folder: Path | str) -> StoredRun:
         there = False
     if not there:
         raise RunError(f"{folder} is not a run folder: it has not both {LOG} and config.toml")
-    check_regular(folder)
     config = read_config(folder / "config.toml")
     with reading(folder) as connection:
         facts = {str(key): str(value) for key, value in connection.execute("SELECT key, value FROM run")}

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hesscond.errors import MatrixError
-from hesscond.operators.halving import in_halves
+from hesscond.operators.operator import in_halves
 from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import GRADED, Form, StackSolver, register, zero_if_rounding
