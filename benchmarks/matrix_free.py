@@ -1,8 +1,8 @@
-"""The matrix-free engine next to other tools: products, λ_max of a network, λ_min⁺ of layers.
+"""The matrix-free engine next to other tools: products, and λ_max of a network.
 
 Rows are interleaved in one process, so that a noisy machine disturbs them alike; "gradients" are forward and backward
 passes over the same data. Errors are true ones, against a truth that none of our code computed. ``python
-benchmarks/matrix_free.py [--only product|top|bottom]``, with HESSCOND_DATA_DIR naming a folder with CIFAR-10.
+benchmarks/matrix_free.py [--only product|top]``, with HESSCOND_DATA_DIR naming a folder with CIFAR-10.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from cases import (
     FULL,
     QUICK,
-    Problem,
     Size,
     convolutional_network,
     network,
@@ -31,20 +30,16 @@ from cases import (
     transformer,
 )
 from measuring import TimeUp, environment, interleaved, milliseconds, seconds_of, table, time_limit
-from peers import double_by_default, features_and_factors
+from peers import double_by_default
 from products import described, direction, in_gradients, jvp_of_gradient, product_rows, row
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
-from scipy.sparse.linalg import eigsh, lobpcg
+from scipy.sparse.linalg import eigsh
 from torch import nn
 
 from hesscond.hessians import HessianOperator
-from hesscond.hessians.null_space import combined, network_inverse, network_null_directions
-from hesscond.operators import ApproximateInverse, Deflated, Subspace, SymmetricOperator
 from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.smallest import smallest_nonzero
 
 CPU = torch.device("cpu")
-Found = list[dict[str, Any]]
 
 
 def why_not(error: str) -> str:
@@ -249,160 +244,7 @@ def tops(size: Size, effort: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-# the smallest nonzero eigenvalue of a layer
-
-
-class Layer(NamedTuple):
-    """A dense layer with ReLU behind it and a linear head, and its data.
-
-    ``decades`` is how far the scales of the inputs' principal directions fall, ``copies`` the number of features that
-    repeat another (``units`` null directions each).
-    """
-
-    inputs: int
-    units: int
-    samples: int
-    decades: float
-    classes: int = 10
-    copies: int = 0
-
-    @property
-    def order(self) -> int:
-        """Parameters of the layer."""
-        return (self.inputs + 1) * self.units
-
-    def problem(self) -> Problem:
-        """The network and normally distributed inputs with graded scales along random directions, float64."""
-        torch.manual_seed(0)
-        first, last = nn.Linear(self.inputs, self.units), nn.Linear(self.units, self.classes)
-        model = nn.Sequential(first, nn.ReLU(), last).double()
-        nn.init.kaiming_normal_(first.weight, nonlinearity="relu")
-        nn.init.zeros_(first.bias)
-        generator = torch.Generator().manual_seed(1)
-
-        def normal(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-        last.weight.data = normal(self.classes, self.units) / self.units**0.5
-        different = self.inputs - self.copies
-        scales = torch.logspace(0, -self.decades, different, dtype=torch.float64)
-        inputs = (normal(self.samples, different) * scales) @ torch.linalg.qr(normal(different, different)).Q
-        inputs = torch.cat([inputs, inputs[:, : self.copies]], 1)
-        return Problem(model, nn.CrossEntropyLoss(), (inputs, torch.arange(self.samples) % self.classes))
-
-    def null_basis(self) -> np.ndarray | None:
-        """Orthonormal columns that span the planted null space: e_a − e_b for every unit, where feature b repeats a."""
-        if not self.copies:
-            return None
-        features = np.zeros((self.inputs + 1, self.copies))
-        for k in range(self.copies):
-            features[[1 + k, 1 + self.inputs - self.copies + k], k] = 0.5**0.5, -(0.5**0.5)
-        return np.kron(np.eye(self.units), features)
-
-
-SIZES = (Layer(100, 50, 20_000, 2.0), Layer(125, 40, 20_000, 2.0, copies=1), Layer(500, 200, 40_000, 1.7))
-SMALL = (Layer(24, 16, 1_500, 1.0, classes=5), Layer(24, 16, 1_500, 1.0, classes=5, copies=1))
-#: The largest order of a dense truth, samples of which the factor is formed at a time, and products of a solver.
-DENSE, PIECE, MOST = 6_000, 500, 1_500
-
-
-def dense_hessian(problem: Problem) -> torch.Tensor:
-    """FᵀF of the first layer, F = C^½ J ⊗ ĥ from the Jacobian of the output alone."""
-    H_hat, B = features_and_factors(problem, "0")
-    order = B.shape[1] * H_hat.shape[1]
-    H = torch.zeros(order, order, dtype=torch.float64)
-    for h, b in zip(H_hat.split(PIECE), B.split(PIECE), strict=True):
-        F = torch.einsum("jur,jn->jrun", b, h).reshape(-1, order)
-        H += F.T @ F
-    return H
-
-
-class Counted(SymmetricOperator):
-    """An operator whose products are counted and timed."""
-
-    def __init__(self, A: SymmetricOperator) -> None:
-        super().__init__(A.order, A.dtype, A.device)
-        self.A, self.psd, self.products, self.seconds = A, A.psd, 0, 0.0
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """A V."""
-        seconds, result = seconds_of(lambda: self.A.multiply(vectors), CPU)
-        self.seconds, self.products = self.seconds + seconds, self.products + vectors.shape[1]
-        return result
-
-    @property
-    def rounding(self) -> float:
-        """That of A."""
-        return self.A.rounding
-
-    @property
-    def null_space(self) -> Subspace | None:
-        """That of A."""
-        return self.A.null_space
-
-
-def by_lobpcg(A: Counted, inverse: ApproximateInverse, null: np.ndarray | None, tolerance: float) -> float:
-    """Scipy's, told a tolerance that fits the eigenvalue and an exact basis of the null space."""
-
-    def solved(vectors: np.ndarray) -> np.ndarray:
-        block = torch.from_numpy(np.ascontiguousarray(vectors)).view(A.order, -1)
-        return inverse.solve(block).numpy().reshape(vectors.shape)
-
-    M = ScipyOperator((A.order, A.order), matvec=solved, matmat=solved, dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal((A.order, 1))
-    return float(lobpcg(A.to_scipy(), start, M=M, Y=null, tol=tolerance, largest=False, maxiter=MOST)[0][0])
-
-
-def by_ours(A: Counted, inverse: ApproximateInverse) -> list[float]:
-    """The eigenvalue and its interval, with the default tolerance and the null space found here."""
-    found = smallest_nonzero(A, 1, inverse=inverse)
-    return [float(part[0]) for part in (found.eigenvalues, found.lower, found.upper)]
-
-
-def bottoms(size: Size, effort: dict[str, Any]) -> Found:
-    """λ_min⁺ of layers by ours and by lobpcg with the same preconditioner, beside the dense truth up to some order."""
-    return [bottom(layer) for layer in (SMALL if size is QUICK else SIZES)]
-
-
-def bottom(layer: Layer) -> dict[str, Any]:
-    """One layer; where there is no truth, ours is told to lobpcg, and its own answer printed."""
-    problem, null = layer.problem(), layer.null_basis()
-    H = HessianOperator(problem.model, problem.loss_fn, problem.batch, layers=["0"])
-    null_space = combined(network_null_directions(H))
-    A = H if null_space is None else Deflated(H, null_space)
-    inverse = network_inverse(H, null_space=null_space)
-    planted, slack, truth = layer.copies * layer.units, 1e-8, None
-    if layer.order <= DENSE:
-        values = torch.linalg.eigvalsh(dense_hessian(problem))
-        truth = float(values[planted])
-        slack = 4 * np.finfo(float).eps * float(values[-1]) / truth
-    ours, seconds = Counted(A), []
-    took, (value, low, high) = seconds_of(lambda: by_ours(ours, inverse), CPU)
-    seconds.append(took)
-    true = truth or value
-    theirs = Counted(A)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        took, other = seconds_of(lambda: by_lobpcg(theirs, inverse, null, 1e-4 * true), CPU)
-    seconds.append(took)
-    inside = bool(low * (1 - slack) <= true <= high * (1 + slack))
-    says = f"truth {'inside' if inside else 'OUTSIDE'} the interval"
-    rows, lines = [], []
-    for solver, A, took, found, more in zip(
-        ("hesscond", "scipy lobpcg"), (ours, theirs), seconds, (value, other), (f", {says}", ""), strict=True
-    ):
-        error = abs(found - true) / true
-        answer = f"{found:.9g}" if truth is None else f"{error:.0e} off{more}"
-        outside = (took - A.seconds) / took
-        lines.append([solver, f"{A.products:,}", milliseconds(took), f"{outside:.0%}", answer])
-        rows.append({"solver": solver, "products": A.products, "seconds": took, "error": error, "inside": inside})
-    title = f"{layer.inputs} → {layer.units}, {layer.order:,} parameters, {planted} null directions"
-    print(f"\nλ_min⁺ of a layer {title}\n")
-    print(table(("solver", "products", "ms", "not products", "answer"), lines, left=(0, 4)), flush=True)
-    return {**layer._asdict(), "truth": truth, "rows": rows}
-
-
-SECTIONS: dict[str, Callable[[Size, dict[str, Any]], Any]] = {"product": products, "top": tops, "bottom": bottoms}
+SECTIONS: dict[str, Callable[[Size, dict[str, Any]], Any]] = {"product": products, "top": tops}
 
 
 def main() -> int:
@@ -426,7 +268,7 @@ def main() -> int:
         text = json.dumps({"environment": about, **measured}, indent=1, ensure_ascii=False)
         arguments.json.write_text(text + "\n", encoding="utf-8")
     reached = [r["reached"] for rows in measured.get("top", {}).values() for r in rows if "hesscond" in r["tool"]]
-    return int(not all([*reached, *(layer["rows"][0]["inside"] for layer in measured.get("bottom", []))]))
+    return int(not all(reached))
 
 
 if __name__ == "__main__":

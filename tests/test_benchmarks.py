@@ -97,21 +97,15 @@ def test_matrix_free_quick(tmp_path):
     done = run("matrix_free.py", "--quick", "--threads", "1", "--json", "numbers.json", cwd=tmp_path, blocked=MISSING)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FAILED" not in done.stdout
-    assert "OUTSIDE" not in done.stdout
     assert done.stdout.count("not installed") == 3 * 4 + 2 * 3
     numbers = json.loads((tmp_path / "numbers.json").read_text(encoding="utf-8"))
-    assert {"environment", "product", "top", "bottom"} == set(numbers)
+    assert {"environment", "product", "top"} == set(numbers)
     for network in numbers["product"].values():
         for rows in network.values():
             assert all(row["median_s"] > 0 for row in rows if "curvlinops" not in row["what"])
     for rows in numbers["top"].values():
         reached = {row["tool"]: row["reached"] for row in rows}
         assert all(reached[tool] for tool in ("hesscond", "hesscond, default", "hesscond's operator, eigsh"))
-    for layer in numbers["bottom"]:
-        ours, lobpcg = layer["rows"]
-        assert ours["error"] <= 1e-8
-        assert ours["inside"]
-        assert lobpcg["error"] <= 1e-8
 
 
 @pytest.mark.share(3)
