@@ -1,6 +1,5 @@
 """Every case, at every level, against the dense Hessian of automatic differentiation."""
 
-import copy
 import functools
 import math
 
@@ -14,7 +13,6 @@ from tests.cases import CASES, case, eligible_layers
 from tests.truth import (
     block,
     case_truth,
-    forward_over_reverse,
     layer_truth,
     packed,
     reverse_over_reverse,
@@ -64,36 +62,6 @@ def the_ways_agree(example, seed):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-@pytest.mark.parametrize("name", ["conv2d-dilation", "transposed2d-groups", "transposed2d-depthwise-no-bias"])
-def test_truth_is_the_difference_of_the_models_own_gradients(name):
-    """No functional call, no replaced parameter: the weights are moved in place."""
-    model, loss_fn, (x, y) = case(name).make()
-    module, step = model[0], 1e-6
-    start = packed(module).detach()
-
-    def gradient(theta):
-        with torch.no_grad():
-            for key, tensor in unpacked(module, theta).items():
-                getattr(module, key).copy_(tensor)
-        model.zero_grad()
-        loss_fn(model(x), y).backward()
-        gradients = copy.deepcopy(module).requires_grad_(False)
-        for key, tensor in gradients.named_parameters():
-            tensor.copy_(getattr(module, key).grad)
-        return packed(gradients).flatten()
-
-    columns = []
-    for k in range(start.numel()):
-        e = torch.zeros(start.numel(), dtype=torch.float64)
-        e[k] = step
-        e = e.view_as(start)
-        columns.append((gradient(start + e) - gradient(start - e)) / (2 * step))
-    differences = torch.stack(columns)
-    model, loss_fn, batch = case(name).make()
-    truth = layer_truth(model, loss_fn, batch, "0", derivative=forward_over_reverse)
-    assert (differences - truth).norm() <= 1e-7 * truth.norm()
-
-
 @pytest.mark.parametrize(("C_in", "C_out", "groups"), [(3, 2, 1), (4, 6, 2), (3, 6, 3)])
 def test_parameters_of_an_output_channel(C_in, C_out, groups):
     for module in (nn.Conv2d(C_in, C_out, (2, 3), groups=groups), nn.ConvTranspose2d(C_in, C_out, 2, groups=groups)):
@@ -108,19 +76,6 @@ def test_parameters_of_an_output_channel(C_in, C_out, groups):
         back = unpacked(module, theta)
         assert torch.equal(back["weight"], module.weight)
         assert torch.equal(back["bias"], module.bias)
-
-
-@pytest.mark.share(4)
-@pytest.mark.parametrize("example", EVERY)
-def test_facts_of_the_cases(example):
-    model, _, batch = example.make()
-    assert set(example.unreached) | set(example.flat) <= set(eligible_layers(model))
-    again, _, same = example.make()
-    assert str(batch) == str(same)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    if example.psd:
-        for whole in case_truth(example)[0].values():
-            assert torch.linalg.eigvalsh(whole)[0] >= -1e-13 * whole.norm()
 
 
 # ---------------------------------------------------------------------------------------------------------- engine

@@ -13,7 +13,6 @@ from tests import documented
 from tests.support.judging import Construction
 from tests.support.measuring import KINDS, LEVELS, measured
 from tests.support.page import PAGE, page, row, rows_of
-from tests.support.truth import Truth
 
 #: Constructions run a third at a time; other people's models all.
 SHARE = [pytest.mark.share(3)]
@@ -46,27 +45,6 @@ def test_the_page_has_a_row_for_every_kind_and_no_other():
     assert list(rows) == [kind.title for kind in KINDS]
     assert page(list(rows.values())) == text, "make support-page"
     assert len({kind.name for kind in KINDS}) == len(KINDS) >= 40
-
-
-@pytest.mark.parametrize("name", ["plain_mlp", "grouped_dilated", "transposed", "tied", "lstm_cell"])
-def test_the_truth_is_that_of_forward_over_reverse_differentiation(name):
-    torch.manual_seed(0)
-    model, loss_fn, (x, y) = next(kind for kind in KINDS if kind.name == name).make()
-    model = model.double()
-    x, y = (t.double() if t.is_floating_point() else t for t in (x, y))
-    truth = Truth(model, loss_fn, (x, y))
-    named = dict(model.named_parameters())
-
-    def loss(*values):
-        return loss_fn(torch.func.functional_call(model, dict(zip(named, values, strict=True)), (x,)), y)
-
-    blocks = torch.func.hessian(loss, argnums=tuple(range(len(named))))(*named.values())
-    sizes = [p.numel() for p in named.values()]
-    whole = [
-        torch.cat([b.reshape(rows, columns) for b, columns in zip(line, sizes, strict=True)], 1)
-        for line, rows in zip(blocks, sizes, strict=True)
-    ]
-    torch.testing.assert_close(truth.matrix, torch.cat(whole), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.slow
