@@ -103,7 +103,37 @@ def load_installed(group: str) -> None:
 
 #: A piece in a file of the user's.
 IN_FILE = re.compile(r"(.+\.py):([^\W\d]\w*)")
+#: Path of its file, and what follows: its name, and options of a method.
+PATH = re.compile(r"(.{1,200}\.py)(:\S+)")
 Piece = TypeVar("Piece")
+
+
+def located(text: str, *folders: Path) -> str:
+    """Text with the absolute path of every ``FILE.py:NAME`` whose file is in one of the folders, or in the current one.
+
+    Several, as of methods, are joined by ``+``.
+    """
+
+    def absolute(part: str) -> str:
+        if (given := PATH.fullmatch(part)) is None:
+            return part
+        places = [(folder / given[1]).expanduser().resolve() for folder in (*folders, Path())]
+        found = next((place for place in places if place.is_file()), None)
+        # a sign between methods cannot be in a path
+        return part if found is None or "+" in str(found) else f"{found}{given[2]}"
+
+    return "+".join(map(absolute, text.split("+")))
+
+
+def without_folders(text: str) -> str:
+    """Text without the folders of ``FILE.py:NAME``.
+
+    Examples
+    --------
+    >>> without_folders("/home/me/mine.py:Halved:by=2+adam")
+    'mine.py:Halved:by=2+adam'
+    """
+    return re.sub(r"[^+]*/(?=[^/+]+\.py:)", "", text)
 
 
 @cache

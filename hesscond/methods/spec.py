@@ -15,6 +15,7 @@ from torch import nn
 from hesscond.errors import GONE, ConfigError
 from hesscond.hessians import Coordinates, LinearCoordinates
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
+from hesscond.lazy import without_folders
 from hesscond.methods.base import Method
 from hesscond.methods.registry import method_class
 from hesscond.methods.regularization import Penalized
@@ -181,7 +182,7 @@ class Spec:
     @property
     def folder(self) -> str:
         """A name for a folder."""
-        return "".join("-" if c in ":,=/" else c for c in self.text)
+        return "".join("-" if c in ":,=/" else c for c in without_folders(self.text))
 
     def without(self, left_out: Callable[[type[Method]], bool]) -> Spec | None:
         """The methods that are not left out; None: there are none."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hesscond.errors import ConfigError, RunError
+from hesscond.lazy import without_folders
 from hesscond.sheets import COORDINATES, ends, in_coordinates, in_sqlite
 
 if TYPE_CHECKING:
@@ -196,8 +197,8 @@ class StoredRun:
 
     @property
     def method(self) -> str:
-        """The method, as ``--method`` says it."""
-        return str(self.config["run"]["method"])
+        """The method, as ``--method`` says it, without the folder of a file."""
+        return without_folders(str(self.config["run"]["method"]))
 
     @property
     def legend(self) -> str:

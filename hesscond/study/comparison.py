@@ -15,6 +15,7 @@ import torch
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
+from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.runs import StoredRun, open_run
@@ -153,11 +154,12 @@ class Comparison:
     def tried(self, method: str, rate: float) -> RunPlan:
         """Plan of a run of the grid, without probes."""
         folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
-        return RunPlan(self.unprobed, method, self.seeds[0], rate, folder, self.device)
+        return RunPlan(self.unprobed, located(method), self.seeds[0], rate, folder, self.device)
 
     def probed(self, method: str, rate: float, seed: int) -> RunPlan:
         """Plan of a run with the study's probe."""
-        return RunPlan(self.study, method, seed, rate, self.out / f"{parse(method).folder}-seed{seed}", self.device)
+        folder = self.out / f"{parse(method).folder}-seed{seed}"
+        return RunPlan(self.study, located(method), seed, rate, folder, self.device)
 
     def best(self, method: str) -> float | None:
         """The rate with the smallest loss at the end; None if every run diverged or failed."""

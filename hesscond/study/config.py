@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.problem.devices import check_float64, has_float64
 from hesscond.spectra.bounded import LEAST_PRODUCTS
@@ -252,6 +253,7 @@ class StudyConfig(Section):
 
     def entry(self, text: str) -> MethodConfig | None:
         """Entry of ``methods`` that a text means: by its name, as ``--method`` says it, or that without options."""
+        text = located(text)
         named = [entry for entry in self.methods if entry.name == text]
         if named:
             return named[0]
@@ -279,7 +281,7 @@ class StudyConfig(Section):
             except ConfigError as error:
                 own = ", ".join(repr(one.name) for one in self.methods)
                 raise ConfigError(f"{error}; the study names {own}" if own else str(error)) from None
-            return Variant(self, text, "")
+            return Variant(self, located(text), "")
         if not entry.changes:
             # runs are named as the method was typed
             return Variant(self, entry.method, entry.name if text == entry.name else "")
@@ -293,7 +295,7 @@ class StudyConfig(Section):
         """Names under which the tables of rates may list a method, the most specific name first."""
         entry = self.entry(text)
         method = entry.method if entry else text
-        return [text, *([entry.name] if entry else []), method, parse(method).plain]
+        return [text, located(text), *([entry.name] if entry else []), method, parse(method).plain]
 
     def known_rate(self, method: str, batch_size: int) -> float | None:
         """The rate that the study gives for ``method`` at ``batch_size``; None if it gives none."""

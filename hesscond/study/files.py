@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError, did_you_mean
+from hesscond.lazy import located
 from hesscond.study.config import StudyConfig, merged
 from hesscond.study.listing import aliases, studies_folder
 from hesscond.study.sections import Section, read_toml, sentence
@@ -222,6 +223,18 @@ def split_name(study: str) -> tuple[str, str]:
     return (name, panel) if name else (study, "")
 
 
+def in_place(content: Any, folder: Path) -> Any:
+    """Contents of a TOML file with the absolute paths of files in its folder: of ``FILE.py:NAME``, and as ``file``."""
+    if isinstance(content, list):
+        return [in_place(own, folder) for own in content]
+    if not isinstance(content, dict):
+        return located(content, folder) if isinstance(content, str) else content
+    found = {located(key, folder): in_place(value, folder) for key, value in content.items()}
+    if isinstance(file := content.get("file"), str) and (folder / file).is_file():
+        found["file"] = str((folder / file).resolve())
+    return found
+
+
 @dataclass(frozen=True)
 class StudyFile:
     """A TOML file with a study, or with several panels of one."""
@@ -245,7 +258,9 @@ class StudyFile:
     @classmethod
     def read(cls, path: Path) -> StudyFile:
         """The file at a path."""
-        return cls(path, read_toml(path, f"no study file {path}"))
+        content = read_toml(path, f"no study file {path}")
+        # a run's config.toml has absolute paths, so that it is resumed from any folder
+        return cls(path, in_place(content, path.parent))
 
     @cached_property
     def layout(self) -> FileTable:

@@ -20,6 +20,7 @@ import torch
 from pydantic import Field, ValidationError, field_validator
 
 from hesscond.errors import ConfigError
+from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.runs import check_free, check_no_run
 from hesscond.study.config import StudyConfig, Variant
@@ -164,6 +165,12 @@ class SweepConfig(Section):
         if isinstance(value, list) and len(set(value)) < len(value):
             raise ValueError(f"each may be given only once, got {', '.join(map(str, value))}")
         return value
+
+    @field_validator("methods")
+    @classmethod
+    def in_place(cls, value: list[str]) -> list[str]:
+        """Name files by their absolute paths."""
+        return list(map(located, value))
 
     @property
     def axes(self) -> tuple[str, ...]:

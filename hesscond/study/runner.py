@@ -22,6 +22,7 @@ import hesscond
 from hesscond.data import Dataset, Samples, selected
 from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
+from hesscond.lazy import without_folders
 from hesscond.methods import Method, parse
 from hesscond.models import build
 from hesscond.problem.devices import accelerators_of, runtime
@@ -104,7 +105,7 @@ class RunPlan:
     @property
     def name(self) -> str:
         """The method, by its name in the study if it has one, and the seed."""
-        return f"{self.label or self.method} seed {self.seed}"
+        return f"{self.label or without_folders(self.method)} seed {self.seed}"
 
     def config(self, data: Dataset) -> dict[str, Any]:
         """Contents of ``config.toml``: everything needed to repeat the run."""
