@@ -53,6 +53,9 @@ nb_merge_streams = True
 html_theme = "furo"
 html_title = f"hesscond {version}"
 html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "scorer.js")
 # the report that the gallery shows
 html_extra_path = ["gallery/site"]
 
@@ -102,7 +105,7 @@ def write_inline(translator, node):
 
 def write_display(translator, node):
     """A formula on a line of its own."""
-    translator.body.append(f"<p>{convert(node.astext(), display='block')}</p>\n")
+    translator.body.append(f'<div class="formula">{convert(node.astext(), display="block")}</div>\n')
     raise SkipNode
 
 
