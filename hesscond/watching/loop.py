@@ -381,7 +381,7 @@ class Watch:
             if self.strict:
                 raise
             sentence = str(error) if isinstance(error, HesscondError) else one_line(error)
-            full = out_of_memory(error)
+            full = out_of_memory(error.__cause__ or error)
         # the frames of the exception are gone now, and with them what they held
         if full:
             sentence = f"out of memory, the probe is skipped: {sentence}"
