@@ -149,6 +149,13 @@ def train(given: argparse.Namespace) -> None:
     plans = {
         device: plans_of(names, given.seeds, runs, device, given.iterations) for device, (names, _) in pools.items()
     }
+    if given.without:
+        with given.without.open(encoding="utf-8") as stream:
+            over = {(row["study"], row["panel"], row["method"], row["seed"]) for row in csv.DictReader(stream)}
+        plans = {
+            device: [p for p in own if (p.study.name, p.study.panel, p.label, str(p.seed)) not in over]
+            for device, own in plans.items()
+        }
     every = [plan for own in plans.values() for plan in own]
     data = {data_key(plan): plan.study.data for plan in every}
     loaded = {key: load_data(config) for key, config in data.items()}
@@ -263,6 +270,7 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "time"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs, in --out")
+    parser.add_argument("--without", type=Path, help="file of rows of runs that are left out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="when to stop")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time on cores")

@@ -1,9 +1,10 @@
-"""The counts in the tables of preconditioners, counted by hand."""
+"""The counts in tables of figures/, counted by hand; tables of pages are those of their files."""
 
 import importlib.util
 import math
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 import pytest
@@ -21,7 +22,7 @@ def script(name):
     return module
 
 
-preconditioners = script("preconditioners")
+preconditioners, results, gain = map(script, ("preconditioners", "results", "gain"))
 
 
 def cell(method, seed, level, kappa, top, own=None):
@@ -88,3 +89,70 @@ def test_the_picture_has_a_panel_for_each_network_and_quantity(compared, tmp_pat
     points = {(float(x), float(y)) for line in above.lines for x, y in zip(*line.get_data(), strict=True)}
     assert points == {(100.0 * k + 1, float(k)) for k in (1, 2, 3, 4, 6)}
     assert "ρ = 1.00 (1.00 … 1.00)" in above.get_xlabel()
+
+
+def test_every_table_of_a_page_is_that_of_its_file():
+    pages = {path: path.read_text(encoding="utf-8") for path in results.DOCS.rglob("*.md")}
+    marks = [mark[2] for page in pages.values() for mark in results.MARK.finditer(page)]
+    assert sorted(marks) == sorted(results.TABLES)
+    for path, page in pages.items():
+        assert results.filled(page) == page, f"python figures/results.py writes other numbers into {path}"
+    files = {path.stem for path in results.RESULTS.glob("*.csv")}
+    assert files == {"machines", *results.read("machines")["file"]}
+
+
+def test_a_number_of_a_file_changes_the_page(monkeypatch):
+    page = (results.DOCS / "replication.md").read_text(encoding="utf-8")
+    read = results.read
+    frames = {name: read(name) for name in ("small-comparisons", "bnp-figure-8")}
+    frames["small-comparisons"]["accuracy"] += 1
+    monkeypatch.setattr(results, "read", lambda name: frames.get(name, read(name)))
+    assert results.filled(page) != page
+
+
+@pytest.mark.parametrize("study", sorted(path.stem for path in results.SMALL.glob("*.toml")))
+def test_tables_at_a_small_size_are_those_of_the_papers_studies(study):
+    layout, frame = results.small(study), results.read("small-comparisons")
+    assert layout.claims
+    for panel in layout.panels:
+        names = results.methods_of(layout, panel)
+        assert all(name in names for claim in layout.claims for one in claim.comparisons for name in one.names)
+        rows = frame[(frame["study"] == study) & (frame["panel"] == panel.name)]
+        assert set(rows["method"]) == set(names)
+        assert not rows.duplicated(["method", "seed"]).any()
+        assert rows["batch_size"].nunique() == rows["iterations"].nunique() == 1
+    assert results.paper_of("cwo-table-1", "cnn9-cifar10", "GN") == "6.45"
+    assert results.paper_of("wc-table-2", "cifar10", "BN+E") == "79.96"
+
+
+class Run:
+    """A run of two probes on mini-batches, one with an unresolved κ, and of 40 iterations."""
+
+    config: ClassVar = {"data": {"standardize": True}}
+    legend, seed = "BNP", 3
+
+    def table(self, name):
+        rows = {
+            "probe": {
+                "data": ["batch"] * 4,
+                "kappa": [800.0, 50.0, 600.0, math.inf],
+                "kappa_preconditioned": [8.0, 10.0, 3.0, 2.0],
+                "kappa_D": [100.0, 10.0, 20.0, 2e5],
+            },
+            "evaluation": {"epoch": [0, 1, 2], "test_accuracy": [0.1, 0.3, 0.5]},
+            "training": {"loss": [float(k) for k in range(40)]},
+        }
+        return pd.DataFrame(rows[name])
+
+
+def test_the_gain_of_a_run_is_counted_by_hand():
+    (row,) = gain.rows_of(Run(), pd.Series({"BNP": 0.5}))
+    assert (row["inputs"], row["method"], row["seed"], row["data"]) == ("standardized", "BNP", 3, "batch")
+    assert (row["probes"], row["resolved"], row["below"], row["inside"], row["above"]) == (4, 3, 50.0, 25.0, 25.0)
+    assert (row["kappa_D"], row["kappa_D_least"], row["kappa_D_most"]) == (60.0, 10.0, 2e5)
+    # gains 100, 5, 200 and κ(D)² 10⁴, 100, 400: short by 100, 20, 2
+    assert (row["gain"], row["short"], row["short_least"], row["short_most"]) == (100.0, 20.0, 2.0, 100.0)
+    assert row["correlation"] == 0.5
+    assert (row["mean_accuracy"], row["accuracy"]) == (40.0, 50.0)
+    # a tenth of an epoch are two iterations
+    assert (row["loss"], row["loss_at_equal_time"]) == (38.5, 18.5)

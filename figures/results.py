@@ -1,0 +1,286 @@
+"""The tables of docs/ that come from files in docs/results: ``python figures/results.py`` writes them into the pages.
+
+A page says ``<!-- results: NAME -->`` where the table of this name begins and ``<!-- end -->`` where it ends. A test
+compares what stands between with what the files give, so that no number of such a table is typed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from hesscond.report.replication import Seeds, judged, verdict_of
+from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, StudyFile
+from hesscond.study.replication import replication
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+SMALL = Path(__file__).parent / "small"
+MARK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+#: Tables by name.
+TABLES: dict[str, Callable[[], list[str]]] = {}
+
+
+def table(name: str, make: Callable[[], list[str]]) -> None:
+    """Make a table known by its name."""
+    TABLES[name] = make
+
+
+def read(name: str) -> pd.DataFrame:
+    """File of results."""
+    return pd.read_csv(RESULTS / f"{name}.csv")
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table."""
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *rows)]
+
+
+def by_seed(frame: pd.DataFrame, name: str, column: str, better: int = 1) -> Seeds:
+    """Values of a method by seed; runs that diverged are worse than all others."""
+    own = frame[frame["method"] == name].set_index("seed")
+    values = own[column].astype(float)
+    if "status" in own:
+        values = values.where(own["status"] != "diverged", -better * math.inf)
+    return Seeds(name, values.to_dict())
+
+
+def number(seeds: Seeds) -> str:
+    """Mean ± standard deviation, without the name."""
+    return str(seeds).removeprefix(seeds.name).strip()
+
+
+def with_seeds(verdict: str, seeds: int) -> str:
+    """A verdict, which says if it is that of a single run."""
+    return f"{verdict} (one seed)" if seeds == 1 else verdict
+
+
+# Figure 8 of BNP
+
+METHODS = ("vanilla", "BNP")
+
+
+def figure_8(inputs: str, data: str = "batch") -> pd.DataFrame:
+    """Rows of the runs with inputs of a scale."""
+    frame = read("bnp-figure-8")
+    return frame[(frame["inputs"] == inputs) & (frame["data"] == data)]
+
+
+def of_both(frame: pd.DataFrame, column: str) -> tuple[dict[str, Seeds], str]:
+    """Values of both methods by seed, and in words."""
+    found = {name: by_seed(frame, name, column) for name in METHODS}
+    return found, ", ".join(map(str, found.values()))
+
+
+def within(found: Mapping[str, Seeds], low: float, high: float) -> str:
+    """Verdict on whether both methods lie in a range."""
+    return verdict_of([judged(Comparison.of(f"{name} in [{low}, {high}]"), found, 1.0) for name in METHODS])
+
+
+def brief(values: pd.Series) -> str:
+    """Range of values, to two digits."""
+    return " … ".join(re.sub(r"e\+0?", "e", f"{value:.2g}") for value in (values.min(), values.max()))
+
+
+def span(frame: pd.DataFrame) -> str:
+    """Range of κ(D) over all iterations and seeds, for each method."""
+    parts = []
+    for name in METHODS:
+        own = frame[frame["method"] == name]
+        parts.append(f"{name} {brief(pd.concat([own['kappa_D_least'], own['kappa_D_most']]))}")
+    return ", ".join(parts)
+
+
+def figure_8_claims() -> list[str]:
+    """The claims of the figure, at both scales of the inputs."""
+    rows = []
+    for inputs in ("[0, 1]", "standardized"):
+        frame = figure_8(inputs)
+        gain, scaling, share = of_both(frame, "gain"), of_both(frame, "kappa_D"), of_both(frame, "inside")
+        relative, along = of_both(frame, "relative_gain"), of_both(frame, "correlation")
+        mean, loss = of_both(frame, "mean_accuracy"), of_both(frame, "loss_at_equal_time")
+        always, lies, roughly = (
+            f"{frame['gains'].min():g} % of the probes",
+            "κ(D) lies between 1e2 and 1e5",
+            "the gain is",
+        )
+        about = f"{roughly} roughly κ(D)² (here: within a factor of 10)"
+        faster = judged(Comparison.of("BNP > vanilla"), mean[0], 1.0)
+        found = (
+            (
+                "κ(H) is larger than κ(PᵀHP)",
+                f"in {always}; median of their ratio: {gain[1]}",
+                within(gain[0], 1, 1e300),
+            ),
+            (lies, f"medians: {scaling[1]}", within(scaling[0], 1e2, 1e5)),
+            (f"{lies} (here: 95 % of the iterations)", f"{share[1]} %; all: {span(frame)}", within(share[0], 95, 100)),
+            (about, f"gain over κ(D)², median: {relative[1]}", within(relative[0], 0.1, 10)),
+            (f"{roughly} the larger, the larger κ(D)²", f"rank correlation along a run: {along[1]}", "–"),
+            ("BNP trains faster", f"mean accuracy over the epochs (%): {mean[1]}", faster),
+            ("", f"training loss at equal time: {loss[1]}", judged(Comparison.of("vanilla > BNP"), loss[0], 1.0)),
+        )
+        rows += [["" if place else inputs, *row] for place, row in enumerate(found)]
+    return markdown(["inputs", "the paper", "here", "verdict"], rows)
+
+
+def figure_8_gains() -> list[str]:
+    """How far the gain falls short of κ(D)², by the data that the Hessian is taken over."""
+    rows = []
+    for inputs in ("[0, 1]", "standardized"):
+        for data, words in (("batch", "mini-batches"), ("train", "training set")):
+            frame = figure_8(inputs, data)
+            for name in METHODS:
+                own = frame[frame["method"] == name]
+                every = pd.concat([own["short_least"], own["short_most"]])
+                along = number(by_seed(frame, name, "correlation"))
+                rows.append([inputs, words, name, along, brief(own["short"]), brief(every)])
+    return markdown(
+        ["inputs", "Hessian over", "", "rank correlation", "short by: medians of the runs", "all probes"], rows
+    )
+
+
+table("figure-8", figure_8_claims)
+table("figure-8-gains", figure_8_gains)
+
+
+# Tables of CWO and WC at a small size
+
+
+#: Panels of the tables with several, those of batches with the paper's.
+CWO_NETWORKS = ("cnn9-cifar10", "resnet110-cifar10", "wrn-28-10-cifar10")
+CWO_BATCHES = {"cifar10-batch-4": "cifar10-batch-4", "cifar10-batch-16": "cifar10-batch-16"}
+CWO_BATCHES |= {"cifar10-batch-64": "cifar10-batch-128"}
+WC_NETWORKS = ("googlenet", "resnet18", "resnet50")
+
+
+def small(study: str) -> FileTable:
+    """Panels, methods and claims of a table at a small size; its data are not looked for."""
+    return StudyFile.read(SMALL / f"{study}.toml").layout
+
+
+def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
+    """Names of the methods of a panel."""
+    return [one if isinstance(one, str) else one.name for one in panel.methods or study.methods]
+
+
+def title_of(panel: PanelTable) -> str:
+    """Title of a panel."""
+    return str((panel.model_extra or {})["title"])
+
+
+def paper_of(study: str, panel: str, method: str) -> str:
+    """The paper's number for a method of a panel; – if there is none."""
+    panels = {one.name: one for one in replication(study).panels}
+    published = panels[panel].published if panel in panels else ()
+    for row in published:
+        if method in row.values and row.of in ("test_error", "test_accuracy"):
+            return f"{row.values[method]:g}"
+    return "–"
+
+
+def runs_of(study: str, panel: str) -> pd.DataFrame:
+    """Rows of the runs of a panel, with the error."""
+    frame = read("small-comparisons")
+    own = frame[(frame["study"] == study) & (frame["panel"] == panel)].copy()
+    own["error"] = 100 - own["accuracy"].astype(float)
+    return own
+
+
+def small_numbers(study: str, column: str, panels: Mapping[str, str]) -> list[str]:
+    """The paper's table beside ours; ``panels``: names of the panels at small size, and of those of the paper."""
+    layout = small(study)
+    found = {panel.name: panel for panel in layout.panels}
+    names = list(dict.fromkeys(name for panel in panels for name in methods_of(layout, found[panel])))
+    titles = ["", *(words for panel in panels for words in ("the paper", f"here: {title_of(found[panel])}"))]
+    rows = []
+    for name in names:
+        row = [name]
+        for panel, of_paper in panels.items():
+            seeds = by_seed(runs_of(study, panel), name, column, 1 if column == "accuracy" else -1)
+            row += [paper_of(study, of_paper, name), f"{number(seeds)} ({len(seeds.values)})"]
+        rows.append(row)
+    return markdown(titles, rows)
+
+
+#: Columns of the file of runs by what a claim is of, with the words for them.
+OF = {
+    ("test_error", "end"): ("error", -1, "error (%)"),
+    ("test_accuracy", "end"): ("accuracy", 1, "accuracy (%)"),
+    ("test_accuracy", "mean"): ("mean_accuracy", 1, "accuracy, mean over the epochs (%)"),
+    ("train_loss", "end"): ("train_loss", -1, "training loss"),
+}
+
+
+def claim_row(study: str, panel: str, claim: Claim) -> list[str]:
+    """What a paper claims, what came out, and the verdict."""
+    column, better, words = OF[claim.of, claim.at]
+    names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
+    seeds = {name: by_seed(runs_of(study, panel), name, column, better) for name in names}
+    verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
+    fewest = min(len(one.values) for one in seeds.values())
+    return [claim.says, f"{words}: {', '.join(map(str, seeds.values()))}", with_seeds(verdict, fewest), str(fewest)]
+
+
+def small_claims(*studies: str) -> list[str]:
+    """The claims of tables at a small size."""
+    rows = []
+    for study in studies:
+        found = small(study)
+        for panel in found.panels:
+            for claim in found.claims:
+                if panel.name in claim.of_panels:
+                    rows.append([title_of(panel), *claim_row(study, panel.name, claim)])
+    return markdown(["", "the paper", "here", "verdict", "seeds"], rows)
+
+
+def iteration_times() -> list[str]:
+    """Time of an iteration by method, over that with BN, at the papers' sizes."""
+    frame = read("iteration-times")
+    rows = []
+    for (_, network), own in frame.groupby(["paper", "network"], sort=False):
+        median = own.set_index("method")["median_ms"]
+        others = ", ".join(f"{name} {value / median['BN']:.2f}" for name, value in median.items() if name != "BN")
+        rows.append([f"`{network}`", f"{median['BN']:.3g}", others])
+    return markdown(["network", "BN, ms", "the others, BN = 1"], rows)
+
+
+def machines() -> list[str]:
+    """Machine of each file."""
+    rows = [[f"`{name}.csv`", *map(str, own)] for name, *own in read("machines").itertuples(index=False)]
+    return markdown(["file in docs/results", "cores", "GPU", "torch"], rows)
+
+
+table("cwo-table-1", lambda: small_numbers("cwo-table-1", "error", {name: name for name in CWO_NETWORKS}))
+table("cwo-table-2", lambda: small_numbers("cwo-table-2", "error", CWO_BATCHES))
+table("cwo-table-3", lambda: small_numbers("cwo-table-3", "error", {"cifar10": "cifar10"}))
+table("cwo-table-4", lambda: small_numbers("cwo-table-4", "error", {"cifar10": "cifar10"}))
+table("cwo-claims", lambda: small_claims("cwo-table-1", "cwo-table-2", "cwo-table-3", "cwo-table-4"))
+table("wc-table-1", lambda: small_numbers("wc-table-1", "accuracy", {"cifar10": "cifar10"}))
+table("wc-table-2", lambda: small_numbers("wc-table-2", "accuracy", {"cifar10": "cifar10"}))
+table("wc-figure-1", lambda: small_numbers("wc-figure-1", "accuracy", {name: name for name in WC_NETWORKS}))
+table("wc-claims", lambda: small_claims("wc-table-1", "wc-table-2", "wc-figure-1"))
+table("iteration-times", iteration_times)
+table("machines", machines)
+
+
+def filled(page: str) -> str:
+    """A page with the tables that its marks name."""
+    return MARK.sub(lambda mark: mark[1] + "\n".join(["", *TABLES[mark[2]](), "", mark[3]]), page)
+
+
+def main() -> None:
+    """Write the tables into the pages."""
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (now := filled(text)) != text:
+            path.write_text(now, encoding="utf-8")
+            print(path)
+
+
+if __name__ == "__main__":
+    main()
