@@ -49,7 +49,6 @@ bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools besid
 	$(BIN)/python benchmarks/training.py study
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/matrix_free.py
-	$(BIN)/python benchmarks/training.py methods
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/transformer.py
 

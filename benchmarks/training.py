@@ -1,7 +1,6 @@
-"""What training costs: an iteration of a study, of a method beside vanilla, and of a loop that is watched.
+"""What training costs: an iteration of a study, and of a loop that is watched.
 
     python benchmarks/training.py study [--study fc-digits]
-    python benchmarks/training.py methods --method bnp --method batchnorm
     python benchmarks/training.py watch [--rounds N] [LOOP …]
 
 What is compared alternates in one process on the same batches, so that a noisy machine disturbs all of it alike;
@@ -25,8 +24,7 @@ from torch import nn
 
 import hesscond
 from hesscond.data import Dataset, load
-from hesscond.methods import parse
-from hesscond.models import MLP, build
+from hesscond.models import build
 from hesscond.runs import RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study, resolve_device
 from hesscond.study.datasets import load_data
@@ -114,100 +112,6 @@ def study(given: argparse.Namespace) -> None:
         print(f"{method:10}{hand:11.2f}{plain:9.2f}{probed:9.2f}{own:13.2f}{probing:14.2f}")
 
 
-# a method: forward, backward, transform, step
-
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-#: Iterations of which the time is added up: decompositions are due every 10 or 100.
-PERIOD = 100
-
-
-def fully_connected(features: int) -> nn.Module:
-    """features-100-100-10."""
-    return MLP(features, [100, 100], 10, generator=torch.Generator().manual_seed(0))
-
-
-def convolutional() -> nn.Module:
-    """Two convolutions of 16 and 32 channels on 3 × 32 × 32 images, and a dense layer."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(2048, 10),
-    )
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "fc-784": (lambda: fully_connected(784), (784,)),
-    "fc-3072": (lambda: fully_connected(3072), (3072,)),
-    "cnn": (convolutional, (3, 32, 32)),
-}
-
-
-def stepper(
-    method: str, make: Callable[[], nn.Module], device: torch.device
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """One training iteration with a method, on a model of its own."""
-    model = make().to(device)
-    own = parse(method).create(model)
-    optimizer, loss_fn = own.optimizer(1e-4), nn.CrossEntropyLoss()
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
-        own.observe(loss)
-        penalty = own.penalty(loss)
-        (loss if penalty is None else loss + penalty).backward()
-        own.transform_gradients()
-        optimizer.step()
-        own.after_step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    return step
-
-
-def ratios(
-    methods: list[str], network: str, batch: int, iterations: int, clock: Callable[[], float], device: torch.device
-) -> tuple[float, dict[str, float]]:
-    """Vanilla's milliseconds, and each method's ratio to it."""
-    make, size = NETWORKS[network]
-    steps = {method: stepper(method, make, device) for method in ["vanilla", *methods]}
-    generator = torch.Generator().manual_seed(0)
-    times: dict[str, list[float]] = {method: [] for method in steps}
-    for iteration in range(iterations + 10):
-        x = torch.randn(batch, *size, generator=generator).to(device)
-        y = torch.randint(0, 10, (batch,), generator=generator).to(device)
-        for method, step in steps.items():
-            start = clock()
-            step(x, y)
-            if iteration >= 10:
-                times[method].append(clock() - start)
-    plain = times.pop("vanilla")
-    starts = range(0, iterations, PERIOD)
-    medians = {
-        method: statistics.median(sum(own[k : k + PERIOD]) / sum(plain[k : k + PERIOD]) for k in starts)
-        for method, own in times.items()
-    }
-    return 1e3 * statistics.median(plain), medians
-
-
-def methods(given: argparse.Namespace) -> None:
-    """Time and print: vanilla in ms, the others as ratios to it."""
-    names, device = given.method or ["bnp", "batchnorm", "whitening"], torch.device(given.device)
-    print(f"{device}, {given.threads} threads, {given.clock} time; medians of {given.iterations} iterations")
-    print(f"{'network':10}{'batch':>6}{'vanilla':>10}" + "".join(f"{m:>{max(12, len(m) + 2)}}" for m in names))
-    for network in given.network or NETWORKS:
-        for batch in given.batch or (60, 256):
-            plain, found = ratios(names, network, batch, given.iterations, CLOCKS[given.clock], device)
-            row = "".join(f"{found[m]:{max(12, len(m) + 2)}.2f}" for m in names)
-            print(f"{network:10}{batch:6}{plain:10.3f}{row}", flush=True)
-
-
 # a watched loop: the cost of a probe in steps, in processor time of one thread
 
 #: Steps between two probes.
@@ -281,22 +185,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     kinds = parser.add_subparsers(dest="kind", required=True)
-    of_study, of_methods, of_watch = (kinds.add_parser(kind) for kind in ("study", "methods", "watch"))
+    of_study, of_watch = (kinds.add_parser(kind) for kind in ("study", "watch"))
     of_study.add_argument("--study", default="fc-cifar10")
     of_study.add_argument("--blocks", type=int, default=12)
     of_study.add_argument("--device", default="auto")
-    of_methods.add_argument("--method", action="append", help="repeat for several; default: bnp, batchnorm, whitening")
-    of_methods.add_argument("--network", action="append", choices=list(NETWORKS), help="repeat; default: all")
-    of_methods.add_argument("--batch", action="append", type=int, help="repeat for several; default: 60 and 256")
-    of_methods.add_argument("--iterations", type=int, default=300)
-    of_methods.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    of_methods.add_argument("--device", default="cpu")
     of_watch.add_argument("loops", nargs="*", choices=[[], *LOOPS], metavar="LOOP")
     of_watch.add_argument("--rounds", type=int, default=3)
     of_watch.add_argument("--steps", type=int, default=20, help="between two probes, here")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    {"study": study, "methods": methods, "watch": watch}[given.kind](given)
+    {"study": study, "watch": watch}[given.kind](given)
 
 
 if __name__ == "__main__":
