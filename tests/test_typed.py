@@ -17,33 +17,13 @@ from torch import nn
 import hesscond
 from hesscond.study import RunPlan, StudyConfig, load_study
 
-
-def kappa_of(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> float:
-    result: hesscond.ProbeResult = hesscond.probe(model, nn.CrossEntropyLoss(), (x, target), level="layer")
-    layer: hesscond.LayerResult = result["0"]
-    kappa: hesscond.ConditionNumber = layer.kappa
-    if not kappa.resolved:
-        print(kappa.reason, kappa.advice)
-    return kappa.value
-
-
-def planned(name: str) -> StudyConfig:
-    try:
-        return load_study(name)
-    except hesscond.ConfigError as error:
-        raise SystemExit(str(error)) from None
-
-
-def rank_of(matrix: torch.Tensor) -> int:
-    found = hesscond.condition_number(matrix)
-    reveal_type(found)
-    reveal_type(hesscond.probe)
-    reveal_type(RunPlan)
-    return found.rank
-
-
-def verdict() -> str:
-    return hesscond.verify("bnp-theorem-4").status
+result: hesscond.ProbeResult = hesscond.probe(nn.Linear(3, 2), nn.MSELoss(), (torch.rand(4, 3), torch.rand(4, 2)))
+kappa: hesscond.ConditionNumber = hesscond.condition_number(torch.eye(3))
+study: StudyConfig = load_study("fc-digits")
+status: str = hesscond.verify("bnp-theorem-4").status
+reveal_type(hesscond.condition_number(torch.eye(3)))
+reveal_type(hesscond.probe)
+reveal_type(RunPlan)
 """
 WRONG = """
 
