@@ -397,7 +397,7 @@ def time_rows(report: Report, small: bool) -> None:
     if network_problem is not None:
         title = f"ResNet-18, products: {described(network_problem)}, float32"
         sections.insert(0, (title, lambda: whole_network_rows(network_problem)))
-        sections.insert(1, ("ResNet-18, one product of each tool", lambda: product_rows(network_problem)))
+        sections.insert(1, ("ResNet-18, one product of each tool", lambda: rows_of_tools(network_problem)))
     if samples is not None:
         title = f"Output layer over a stream: {samples.source}, batches of {samples.batch:,}"
         sections.insert(len(sections) - 1, (title, lambda: stream_rows(size, samples)))
@@ -418,6 +418,12 @@ def time_rows(report: Report, small: bool) -> None:
         report.failures += [Failure(f"{title}: {o.what}", o.error) for o in outcomes if o.error is not None]
 
 
+def rows_of_tools(problem: Problem) -> list[Row]:
+    """Products of hesscond, torch.func and, where it is installed, curvlinops."""
+    has_peer = importlib.util.find_spec("curvlinops") is not None
+    return [row for row in product_rows(problem) if has_peer or not row.key.startswith("curvlinops")]
+
+
 def network_rows(problem: Problem) -> list[Row]:
     """An SGD step and a probe of the whole network."""
     return [step_row(problem), probe_row("network", "whole network", problem, level="network")]
@@ -425,11 +431,14 @@ def network_rows(problem: Problem) -> list[Row]:
 
 def time_training(report: Report, small: bool) -> None:
     """An iteration of a study with and without a probe; a note where what studies need is not installed."""
-    from training import study_times
+    try:
+        from training import study_times
 
-    from hesscond.data import load
-    from hesscond.study import load_study
-
+        from hesscond.data import load
+        from hesscond.study import load_study
+    except ImportError as error:
+        report.notes.append(f"No iteration of a study was timed: {error}.")
+        return
     study = load_study("fc-digits")
     data = load(study.data.name).to(report.device)
     lines = [

@@ -61,6 +61,26 @@ def test_a_file_imports_at_most_forty_names_of_the_package(path):
     assert path == PACKAGE / "__init__.py" or sum(len(node.names) for node in own) <= 40
 
 
+#: Functions that make tensors on the default device unless a device is given.
+FACTORIES = frozenset(
+    {
+        *("arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace", "logspace", "ones", "rand", "randint"),
+        *("randn", "randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+    }
+)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_tensors_are_made_on_a_stated_device(path):
+    """Else `torch.set_default_device` moves them; parameters of our own networks are to follow it."""
+    if path.parent.name == "models":
+        return
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FACTORIES:
+            of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+            assert not of_torch or any(word.arg == "device" for word in node.keywords), ast.unparse(node)
+
+
 def module_name(path):
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

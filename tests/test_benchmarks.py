@@ -30,6 +30,24 @@ def run(script, *arguments, cwd, blocked=()):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
+#: benchmarks/gpu.py on an accelerator made of the CPU.
+ON_A_DEVICE = """
+from gpu import main
+from tests.pretend_device import pretend_device
+with pretend_device():
+    raise SystemExit(main())
+"""
+
+
+@pytest.mark.slow
+def test_gpu_on_a_device(tmp_path):
+    """Comparisons and timings on a device, so that nothing is broken where there is a GPU."""
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(ROOT)])}
+    command = [sys.executable, "-c", ON_A_DEVICE, "--device", "pretend", "--out", str(tmp_path / "report.md")]
+    done = subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (tmp_path / "report.md").read_text(encoding="utf-8")[:8000]
+
+
 @pytest.mark.share(3)
 @pytest.mark.slow
 def test_gpu_on_a_machine_without_one(tmp_path):

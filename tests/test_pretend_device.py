@@ -8,8 +8,12 @@ from torch import nn
 
 import hesscond
 import hesscond.operators
-from hesscond.errors import ConfigError
+from hesscond.data import load
+from hesscond.errors import CaptureError, ConfigError, MatrixError
+from hesscond.methods.registry import registered
 from hesscond.problem.devices import default_memory, has_float64
+from hesscond.runs import open_run
+from hesscond.study import RunPlan, StudyConfig, load_study, run
 from tests.pretend_device import PretendTensor, pretend_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -81,29 +85,184 @@ def test_derivatives_and_memory_of_the_device(device):
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
-CASES = ["relu-ce", "tanh-mse", "conv-bn"]
+LEVELS = ("unit", "layer", "network")
 
 
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def pictures():
+    """Convolutions, one of them grouped, with their batch."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.GELU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(64, 5)), (torch.randn(12, 2, 6, 6), torch.randint(0, 5, (12,)))
+
+
+class Splines(nn.Module):
+    """A KAN's layer, whose parameters are blocks of no known layer."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.spline = nn.Parameter(torch.randn(outputs, inputs, 3) / 2)
+        self.register_buffer("grid", torch.linspace(-1, 1, 3))
+
+    def forward(self, x):
+        return torch.einsum("nik,oik->no", torch.exp(-((x[..., None] - self.grid) ** 2)), self.spline)
+
+
+def splines():
+    torch.manual_seed(0)
+    return nn.Sequential(Splines(6, 4), Splines(4, 5)), batch()
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_probes_have_the_same_bits(level, device):
     here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level)
     there = hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()), level=level)
     assert numbers(there) == numbers(here)
 
 
-@pytest.mark.parametrize("method", ["bnp", "sphere", "kfac"])
+@pytest.mark.parametrize("made", [pictures, splines], ids=["convolutions", "blocks"])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_other_layers_have_the_same_bits(made, level, device):
+    (model, own), (other, data) = made(), made()
+    here = hesscond.probe(model, nn.CrossEntropyLoss(), own, level=level)
+    assert numbers(hesscond.probe(moved(other), nn.CrossEntropyLoss(), moved(data), level=level)) == numbers(here)
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("bnp", "sphere", "kfac", "ekfac", "equilibration", "whitening", "gauss-newton", "batchnorm", "batchrenorm"),
+        *("weightnorm", "centred-weightnorm", "weightstandardization", "four-things-batchnorm", "l2", "standardize"),
+    ],
+)
 def test_methods_have_the_same_bits(method, device):
     here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), method=method)
     there = hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()), method=method)
     assert numbers(there) == numbers(here)
 
 
-def test_iterations_have_the_same_bits(device):
-    here = hesscond.HessianOperator(network(), nn.CrossEntropyLoss(), batch())
-    there = hesscond.HessianOperator(moved(network()), nn.CrossEntropyLoss(), moved(batch()))
+def test_a_default_device_of_the_user_changes_nothing(device):
+    here = {level: hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level) for level in LEVELS}
+    there = moved(network()), moved(batch())
+    torch.set_default_device("pretend")
+    try:
+        for level in LEVELS:
+            found = hesscond.probe(there[0], nn.CrossEntropyLoss(), there[1], level=level)
+            assert numbers(found) == numbers(here[level])
+            assert all(
+                block.hessian(unit).device.type == "pretend" for block in found.values() for unit in block.blocks
+            )
+        H = hesscond.HessianOperator(there[0], nn.CrossEntropyLoss(), there[1])
+        assert hesscond.density(H).trace().value == pytest.approx(float(H.to_dense().trace()), rel=1e-9)
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("kind", [hesscond.HessianOperator, hesscond.GGNOperator])
+def test_iterations_have_the_same_bits(kind, device):
+    here = kind(network(), nn.CrossEntropyLoss(), batch())
+    there = kind(moved(network()), nn.CrossEntropyLoss(), moved(batch()))
     for which in ("top", "smallest-nonzero"):
         own, other = (hesscond.lanczos(H, 2, which=which).eigenvalues.cpu() for H in (here, there))
         assert torch.equal(own, other)
+
+
+def watched(where):
+    model, (x, y) = moved(network(), where), moved(batch(), where)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    with hesscond.watch(model, nn.CrossEntropyLoss(), (x, y), optimizer, every=2) as watch:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            watch.step(float(loss))
+    return watch.to_frame()
+
+
+def test_a_watch_has_the_same_bits(device):
+    here, there = (watched(where) for where in ("cpu", "pretend"))
+    assert list(here) == list(there)
+    numbers = [name for name in here.select_dtypes("number") if "second" not in name]
+    assert here[numbers].equals(there[numbers])
+
+
+@pytest.mark.share(6)
+@pytest.mark.parametrize("method", [m.name for m in registered() if m.name not in ("groupnorm", "instancenorm")])
+def test_a_study_has_the_same_bits(method, device, tmp_path):
+    """All methods but instance normalization, for convolutions only, and group normalization.
+
+    torch's batched backward pass of group normalization ends the process on this device, not on a GPU.
+    """
+    study, data, rows = load_study("fc-digits"), load("digits"), []
+    changed = {
+        "training": dict(study.training) | {"epochs": None, "iterations": 4},
+        "probe": dict(study.probe) | {"every": 2},
+    }
+    study = StudyConfig.model_validate(dict(study) | changed)
+    for where in ("cpu", "pretend"):
+        plan = RunPlan(study, method, 0, 0.01, tmp_path / where, torch.device(where))
+        run(plan, data.to(where))
+        rows.append(open_run(plan.folder).table("training").filter(regex="^(?!.*second)"))
+    assert rows[0].equals(rows[1])
+
+
+# ------------------------------------------------------------------------------------------------------------- waiting
+
+
+def waits(state, level, **shape):
+    """Copies and reads of a probe whose κ are all computed."""
+    samples = shape.pop("samples", 32)
+    model, data = moved(network(**shape)), moved(batch(samples))
+    state.counts.clear()
+    for block in hesscond.probe(model, nn.CrossEntropyLoss(), data, level=level).values():
+        assert all(kappa.upper for kappa in block.conditions)
+    return state.counts.total()
+
+
+@pytest.mark.parametrize(("level", "first", "layer"), [("unit", 130, 65), ("layer", 170, 75), ("network", 215, 50)])
+def test_a_probe_waits_for_its_layers_and_not_for_units_or_samples(level, first, layer, device):
+    two = waits(device, level)
+    assert two <= first
+    assert waits(device, level, width=24) <= two + 5
+    assert waits(device, level, samples=96) <= two
+    assert waits(device, level, depth=4) <= two + 3 * layer
+
+
+def test_a_watch_and_an_iteration_wait_a_stated_number_of_times(device):
+    model, data = moved(network()), moved(batch())
+    with hesscond.watch(model, nn.CrossEntropyLoss(), data, every=2) as watch:
+        device.counts.clear()
+        watch.step()
+        assert not device.counts
+        watch.step()
+    assert device.counts.total() <= 170
+    H = hesscond.HessianOperator(model, nn.CrossEntropyLoss(), data)
+    device.counts.clear()
+    found = hesscond.lanczos(H, 1, which="top")
+    assert device.counts.total() <= 6 * found.products
+
+
+def test_layers_on_two_devices(device):
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            own = network()
+            self.a, self.b = own[0].to("pretend:0"), own[2].to("pretend:1")
+
+        def forward(self, x):
+            return self.b(torch.tanh(self.a(x)).to("pretend:1"))
+
+    x, y = batch()
+    given = x.to("pretend:0"), y.to("pretend:1")
+    for level in ("unit", "layer"):
+        here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level)
+        there = hesscond.probe(Split(), nn.CrossEntropyLoss(), given, level=level)
+        for own, other in zip(here.values(), there.values(), strict=True):
+            assert [k.rank for k in other.conditions] == [k.rank for k in own.conditions]
+            assert [k.value for k in other.conditions] == pytest.approx([k.value for k in own.conditions], rel=1e-10)
+    with pytest.raises((CaptureError, ConfigError, MatrixError), match="on several devices"):
+        hesscond.probe(Split(), nn.CrossEntropyLoss(), given, level="network")
 
 
 # ------------------------------------------------------------------------------------------------- what a device lacks

@@ -76,7 +76,8 @@ class FactoredHessian(KeptHessian):
 
     def damped(self, damping: float) -> FactoredHessian:
         """H + λI from the factor [F; √λ I]."""
-        F, error = self.factor(), torch.as_tensor(self.factor_error())
+        F = self.factor()
+        error = torch.as_tensor(self.factor_error(), device=F.device)
         own = torch.cat([F, damping**0.5 * torch.eye(F.shape[1], dtype=F.dtype, device=F.device)])
         sign = None if self.sign is None else torch.cat([self.sign, torch.ones_like(own[len(F) :, 0]).to(self.sign)])
         error = (error.norm(dim=0) if error.ndim == 2 else error.expand(F.shape[1])).to(F)

@@ -231,7 +231,7 @@ class ConvolutionLayer:
 
 def bordered(images: Tensor, kernel: int, value: Tensor | float = 0.0) -> Tensor:
     """Images (N, c, r, s) with a border of (k − 1)/2 pixels of a value, or of one value (c,) for each channel."""
-    value = torch.as_tensor(value, dtype=images.dtype).reshape(-1, 1, 1)
+    value = torch.as_tensor(value, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
     return pad(images - value, [(kernel - 1) // 2] * 4) + value
 
 

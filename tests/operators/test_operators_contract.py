@@ -142,18 +142,22 @@ CASES = {
         lambda dtype: fractions(EXACTLY_NULL),
     ),
     "scipy-sparse": OperatorCase(
-        lambda dtype, device: as_operator(scipy.sparse.csr_array(A.to(dtype).numpy())), lambda dtype: fractions(A)
+        lambda dtype, device: as_operator(scipy.sparse.csr_array(A.to(dtype).numpy())),
+        lambda dtype: fractions(A),
+        follows=False,
     ),
     "scipy-operator": OperatorCase(
         lambda dtype, device: as_operator(
             ScipyOperator((N, N), matvec=lambda v: A.to(dtype).numpy() @ v, dtype=A.to(dtype).numpy().dtype)
         ),
         lambda dtype: fractions(A),
+        follows=False,
     ),
     "scipy-identity": OperatorCase(
         lambda dtype, device: as_operator(scipy.sparse.linalg.aslinearoperator(scipy.sparse.eye_array(N))),
         lambda dtype: fractions(np.eye(N)),
         dtypes=(torch.float64,),
+        follows=False,
     ),
     "foreign": OperatorCase(
         lambda dtype, device: as_operator(Foreign(A.to(device, dtype))), lambda dtype: fractions(A)
