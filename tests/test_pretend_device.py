@@ -207,6 +207,25 @@ def test_a_study_has_the_same_bits(method, device, tmp_path):
     assert rows[0].equals(rows[1])
 
 
+def test_a_study_whose_memory_ends_goes_on_where_it_was(device, tmp_path):
+    study, data = load_study("fc-digits"), load("digits").to("pretend")
+    changed = {"training": dict(study.training) | {"epochs": 2}, "probe": dict(study.probe) | {"every": 20}}
+    study = StudyConfig.model_validate(dict(study) | changed)
+    plans = [RunPlan(study, "bnp", 0, 0.1, tmp_path / name, torch.device("pretend")) for name in ("whole", "broken")]
+    run(plans[0], data)
+
+    def fill(progress):
+        # after the first epoch
+        device.limit = device.used[0] if progress.iteration > 30 else None
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run(plans[1], data, fill)
+    device.limit = None
+    run(plans[1], data, resume=True)
+    whole, broken = (open_run(plan.folder).table("training").filter(regex="^(?!.*second)") for plan in plans)
+    assert whole.equals(broken)
+
+
 # ------------------------------------------------------------------------------------------------------------- waiting
 
 
