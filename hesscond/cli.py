@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 import hesscond
 from hesscond.commands.exits import BAD_USE, INTERRUPTED
 from hesscond.commands.printing import complain, stderr, write_everywhere
-from hesscond.errors import GONE, HesscondError
+from hesscond.errors import GONE, HesscondError, one_line, out_of_memory
 from hesscond.lazy import optional
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
@@ -160,6 +160,10 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        fail(f"memory ended ({one_line(error)}); what a run has logged is kept: --resume goes on from there")
     sys.exit(code if isinstance(code, int) else 0)
 
 

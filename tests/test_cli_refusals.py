@@ -3,6 +3,7 @@
 import shlex
 
 import pytest
+import torch
 
 import hesscond
 from hesscond import errors
@@ -246,3 +247,14 @@ def test_what_is_gone_names_what_serves_instead(refused, workplace, monkeypatch)
     refused(["study", "fc-digits", "-m", "newton"], "is gone: use kfac")
     with pytest.raises(AttributeError, match="it is gone, use probe"):
         getattr(hesscond, "Newton")  # noqa: B009
+
+
+def test_memory_that_ends_is_one_sentence(call_cli, workplace, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("hesscond.study.runner.Training.step", full)
+    done = call_cli("study", "tiny.toml", "-m", "vanilla")
+    assert done.code == 2
+    assert "memory ended (torch.OutOfMemoryError: CUDA out of memory" in done.err
+    assert "Traceback" not in done.err
