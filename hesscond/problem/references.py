@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +18,7 @@ REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 #: first: a loss may refer to all the data. Types without references to tensors.
 DEPTH, LONG, MOST = 8, 1000, 10_000
 CONTAINERS = (dict, list, tuple)
+HOOKS = (OrderedDict, dict)
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, ModuleType)
 #: Place of a tensor: its name, the tensor, and a function that puts another one there.
 Place = tuple[str, torch.Tensor, Callable[[Any], None]]
@@ -34,7 +35,8 @@ class References:
         self._seen.update(map(id, modules.values()))
         for path, module in modules.items():
             for key, value in list(vars(module).items()):
-                if key not in REGISTERED:
+                # most attributes are flags and empty tables of hooks
+                if not (key in REGISTERED or isinstance(value, PLAIN) or (type(value) in HOOKS and not value)):
                     self._visit(f"{path}/{key}" if path else key, value, partial(module.__dict__.__setitem__, key), 0)
         self._visit("loss", loss, lambda _: None, 0)
         left = MOST
