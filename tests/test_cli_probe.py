@@ -292,6 +292,16 @@ def test_sizes():
             parse_size(bad)
 
 
+def test_a_sign_of_life_every_half_minute_outside_of_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("hesscond.commands.printing.BEAT", 0.05)
+    with sign_of_life("running [/x]") as say:
+        say("layer 1", 0.5, 60)
+        time.sleep(0.2)
+    lines = capsys.readouterr().err.splitlines()
+    assert 1 <= len(lines) <= 4
+    assert lines[0].startswith("layer 1, 1 min 0 s left, ")
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_sign_of_life_only_in_a_terminal(monkeypatch, terminal):
     from rich.console import Console

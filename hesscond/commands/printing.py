@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -27,8 +27,8 @@ from hesscond.sheets import TextTable, duration, plain_text
 stdout = Console(markup=False, highlight=False)
 stderr = Console(stderr=True, markup=False, highlight=False)
 
-#: Seconds before `sign_of_life` shows anything.
-PATIENCE = 1.0
+#: Seconds before `sign_of_life` shows anything in a terminal, and between two of its lines elsewhere.
+PATIENCE, BEAT = 1.0, 30.0
 
 #: Columns of its bar.
 BAR = 12
@@ -136,7 +136,7 @@ class Say(Protocol):
 
 @contextmanager
 def sign_of_life(label: str) -> Iterator[Say]:
-    """A function that says on stderr what is being done; seen only in a terminal, and only if it takes long."""
+    """A function that says on stderr what is being done if it takes long; in a file or a pipe, a line every 30 s."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -145,9 +145,14 @@ def sign_of_life(label: str) -> Iterator[Say]:
     )
     shown = Progress(*columns, console=stderr, transient=True)
     task = shown.add_task(label, total=None, bar="", left="")
-    timer = Timer(PATIENCE, shown.start)
-    if stderr.is_terminal:
-        timer.start()
+    timer, ended = Timer(PATIENCE, shown.start), Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT):
+            (now,) = shown.tasks
+            stderr.print(f"{now.description}{now.fields['left']}, {duration(now.elapsed or 0)} so far", soft_wrap=True)
+
+    (timer if stderr.is_terminal else Thread(target=beat, daemon=True)).start()
 
     def say(text: str, share: float | None = None, left: float | None = None) -> None:
         full = "" if share is None else "━" * round(BAR * share)
@@ -157,6 +162,7 @@ def sign_of_life(label: str) -> Iterator[Say]:
     try:
         yield say
     finally:
+        ended.set()
         timer.cancel()
         if timer.is_alive():
             timer.join()
