@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from hesscond.report.replication import Seeds, judged, verdict_of
+from hesscond.report.replication import Seeds, judged, of_seeds, verdict_of
 from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, StudyFile
 from hesscond.study.replication import replication
 
@@ -53,11 +53,6 @@ def by_seed(frame: pd.DataFrame, name: str, column: str, better: int = 1) -> See
 def number(seeds: Seeds) -> str:
     """Mean ± standard deviation, without the name."""
     return str(seeds).removeprefix(seeds.name).strip()
-
-
-def with_seeds(verdict: str, seeds: int) -> str:
-    """A verdict, which says if it is that of a single run."""
-    return f"{verdict} (one seed)" if seeds == 1 else verdict
 
 
 # Figure 8 of BNP
@@ -223,7 +218,7 @@ def claim_row(study: str, panel: str, claim: Claim) -> list[str]:
     seeds = {name: by_seed(runs_of(study, panel), name, column, better) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
     fewest = min(len(one.values) for one in seeds.values())
-    return [claim.says, f"{words}: {', '.join(map(str, seeds.values()))}", with_seeds(verdict, fewest), str(fewest)]
+    return [claim.says, f"{words}: {', '.join(map(str, seeds.values()))}", of_seeds(verdict, fewest), str(fewest)]
 
 
 def small_claims(*studies: str) -> list[str]:

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,13 +25,12 @@ from hesscond.report.series import loss_of, means_of_stretches, values_of
 from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from hesscond.runs import StoredRun
     from hesscond.study.files import Claim, Comparison, Published
     from hesscond.study.replication import Panel, Replication
 
 REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"
+SMALLER, NOT_COMPARABLE = "smaller run", "not comparable"
 #: Confidence of the intervals that decide.
 CONFIDENCE = 0.95
 #: Panels in a row of the figure, and its width in inches: that of a page.
@@ -71,17 +71,12 @@ def training_loss(run: StoredRun) -> pd.Series:
 
 def seconds_per_epoch(run: StoredRun) -> pd.Series:
     """Seconds per epoch: the time that the run worked divided by its number of epochs."""
-    import pandas as pd
-
     epochs = int(run.table("evaluation")["epoch"].max())
     return pd.Series({epochs: run.seconds / epochs})
 
 
 def seconds(run: StoredRun) -> pd.Series:
     """Seconds worked until the end of each epoch; the log is accurate to a second."""
-    import numpy as np
-    import pandas as pd
-
     worked, each = run.worked, iterations_per_epoch(run)
     epochs = np.arange(int(run.iterations / each) + 1)
     found = np.interp(epochs * each, list(worked), list(worked.values())) if worked else np.full(len(epochs), np.nan)
@@ -92,8 +87,6 @@ def probed(name: str) -> Callable[[StoredRun], pd.Series]:
     """The median over the mini-batch probes of the first probed unit, at the last epoch."""
 
     def values(run: StoredRun) -> pd.Series:
-        import pandas as pd
-
         probe = run.table("probe")
         layer, unit = first_place(run, probe)
         found = values_of(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)], name).dropna()
@@ -237,6 +230,13 @@ def verdict_of(verdicts: Sequence[str]) -> str:
     return UNDECIDED if UNDECIDED in verdicts else REPLICATED
 
 
+def of_seeds(verdict: str, seeds: int) -> str:
+    """The verdict of a number of seeds; that of one says so."""
+    if seeds == 1 and verdict not in (SMALLER, NOT_COMPARABLE):
+        return f"{verdict} (one seed)"
+    return verdict if seeds else "not run"
+
+
 def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
     """Values of a quantity of the runs of one method that finished or diverged, by seed."""
     over = [run for run in runs if run.legend == name and run.status in ("finished", "diverged")]
@@ -248,8 +248,6 @@ AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mea
 
 def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
     """Published numbers and claims of a paper, a row each: panel, what (the quantity), paper, here, seeds, verdict."""
-    import pandas as pd
-
     rows = []
     for panel in found.panels:
         own = runs.get(panel.name, ())
@@ -263,10 +261,10 @@ def number_row(panel: Panel, published: Published, name: str, runs: Sequence[Sto
     """Row of a published number and the result of the runs."""
     seeds = seeds_of(runs, name, published.of, published.at)
     paper = published.values[name]
-    verdict = UNDECIDED
-    if panel.study.scale == "small":
-        verdict = "smaller run"
-    elif seeds.values and not math.isnan(seeds.mean):
+    verdict = SMALLER if panel.study.scale == "small" else UNDECIDED
+    if published.tolerance is None:
+        verdict = NOT_COMPARABLE
+    elif verdict == UNDECIDED and seeds.values and not math.isnan(seeds.mean):
         low, high = interval(list(seeds.values.values()))
         verdict = inside(low, high, paper - published.tolerance, paper + published.tolerance)
     return {
@@ -275,7 +273,7 @@ def number_row(panel: Panel, published: Published, name: str, runs: Sequence[Sto
         "paper": f"{name} {paper:g}",
         "here": str(seeds),
         "seeds": len(seeds.values),
-        "verdict": verdict if seeds.values else "not run",
+        "verdict": of_seeds(verdict, len(seeds.values)),
     }
 
 
@@ -291,7 +289,7 @@ def claim_row(panel: Panel, claim: Claim, runs: Sequence[StoredRun]) -> dict[str
         "paper": claim.says,
         "here": "; ".join(map(str, seeds.values())),
         "seeds": fewest,
-        "verdict": verdict if fewest else "not run",
+        "verdict": of_seeds(verdict, fewest),
     }
 
 

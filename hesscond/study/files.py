@@ -101,7 +101,7 @@ class Published(Section):
     of: str
     at: At = "end"
     values: dict[str, float]
-    tolerance: Annotated[float, Field(gt=0)]
+    tolerance: Annotated[float, Field(gt=0)] | None = None  # None: the published runs are of another experiment
 
 
 class Cost(Section):

@@ -390,6 +390,22 @@ def test_without_runs_nothing_is_decided(figure):
     assert set(frame["verdict"]) == {"not run"}
 
 
+def test_one_seed_says_so_and_another_experiment_has_no_verdict(figure):
+    accuracy = pd.DataFrame({"epoch": [0, 1], "test_accuracy": [0.1, 0.9]})
+    run = {"status": "finished", "table": lambda name: accuracy}
+    runs = [SimpleNamespace(legend=name, seed=0, **run) for name in ("SGD", "wide BNP")]
+    found = replication(f"{figure()}/left")
+    assert list(replication_frame(found, {"left": runs})["verdict"]) == [
+        "replicated (one seed)",
+        "undecided (one seed)",
+    ]
+    other = replication(f"{figure(', tolerance = 5.0', '')}/left")
+    assert next(iter(replication_frame(other, {"left": runs})["verdict"])) == "not comparable"
+    fastaa = [panel for panel in replication("cwo-table-1").panels if "fastaa" in panel.name]
+    assert len(fastaa) == 6
+    assert all(row.tolerance is None for panel in fastaa for row in panel.published)
+
+
 def test_a_quantity_at_its_time():
     accuracy = pd.DataFrame({"epoch": [0, 1, 2, 3], "test_accuracy": [0.1, 0.5, 0.8, 0.7]})
     run = SimpleNamespace(status="finished", table=lambda name: accuracy)
