@@ -109,13 +109,7 @@ class DivergedError(Exception):
 
 
 def bytes_of(memory: object) -> float | None:
-    """Number of bytes of a ``memory=`` argument: a number, or a size such as ``"2 GB"``; None stays None.
-
-    Examples
-    --------
-    >>> bytes_of("2 GB"), bytes_of("1.5 KiB"), bytes_of("1e9"), bytes_of(500)
-    (2000000000.0, 1536.0, 1000000000.0, 500.0)
-    """
+    """Number of bytes of a ``memory=`` argument: a number, or a size such as ``"2 GB"``; None stays None."""
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+\.?\d*(?:E\+?\d+)?)\s*([KMGT]I?)?B?\s*", memory.upper(), re.ASCII)
         size = float(match[1]) * BYTES[match[2] or ""] if match else math.nan
@@ -134,11 +128,6 @@ def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = No
     """Suggestion for a misspelt name; without a close name, ``otherwise``, or the names if that is None.
 
     For a name in `GONE`, what serves instead.
-
-    Examples
-    --------
-    >>> did_you_mean("vanila", ["bnp", "vanilla"]), did_you_mean("x", ["bnp", "vanilla"])
-    ('did you mean vanilla?', 'choose from bnp, vanilla')
     """
     if given in GONE:
         return f"it is gone: {GONE[given]}"

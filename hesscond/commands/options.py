@@ -121,13 +121,7 @@ def parse_rates(option: str, text: str, word: str) -> list[float] | None:
 
 
 def parse_ranges(text: str) -> list[int]:
-    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both.
-
-    Examples
-    --------
-    >>> parse_ranges("0:3,7")
-    [0, 1, 2, 7]
-    """
+    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both."""
     seeds: list[int] = []
     for part in text.split(","):
         first, colon, end = part.partition(":")
@@ -142,13 +136,7 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``2GB``, ``512 MiB`` or a plain number of them.
-
-    Examples
-    --------
-    >>> parse_size("2GB"), parse_size("1.5 KiB")
-    (2000000000, 1536)
-    """
+    """Bytes from ``2GB``, ``512 MiB`` or a plain number of them."""
     try:
         size = int(bytes_of(text) or 0)
     except ConfigError:

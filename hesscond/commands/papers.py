@@ -36,13 +36,7 @@ def papers() -> tuple[Paper, ...]:
 
 @cache
 def citations(source: str) -> tuple[tuple[str, Paper], ...]:
-    """Papers that a source names, each with the words that name it, in their order.
-
-    Examples
-    --------
-    >>> [words for words, _ in citations("BNP, Proposition 2; PREC, Theorem 3")]
-    ['BNP', 'PREC']
-    """
+    """Papers that a source names, each with the words that name it, in their order."""
     known = {words: paper for paper in papers() for words in paper.cited}
     # the longest first: the name of one paper may be part of that of another
     names = "|".join(re.escape(words) for words in sorted(known, key=len, reverse=True))

@@ -28,13 +28,6 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
 
     Of labelled samples, the first ones of each class, equally many of every class or one more of the first classes, as
     long as all classes have enough. Of samples with values, or with several classes, every N/samples-th one.
-
-    Examples
-    --------
-    >>> chosen(torch.tensor([0, 0, 0, 1, 0, 1]), 4)
-    tensor([0, 1, 3, 5])
-    >>> chosen(torch.zeros(6, 2), 3)
-    tensor([0, 2, 4])
     """
     total = len(targets)
     if targets.is_floating_point() or targets.ndim > 1:

@@ -230,13 +230,7 @@ def corners(operation: Callable[[Any, Any], Any], a: Interval, b: Interval) -> I
 
 
 def shown(lower: float, upper: float) -> str:
-    """Text of an interval: its ends rounded outwards to five digits, one number if they agree then.
-
-    Examples
-    --------
-    >>> shown(188.31, 188.31), shown(188.30999, 188.31001), shown(1.5, 2.25), shown(1e9, math.inf), shown(math.nan, 0)
-    ('188.31', '188.31', '[1.5, 2.25]', '≥ 1e+09', 'no value')
-    """
+    """Text of an interval: its ends rounded outwards to five digits, one number if they agree then."""
     if math.isnan(lower) or math.isnan(upper):
         return "no value"
     if lower == upper:

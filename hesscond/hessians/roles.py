@@ -82,13 +82,6 @@ def role_of(name: str) -> Role:
 
     The name is taken within the numbered block if there is one, else as a whole. `hesscond.hessians.role` looks at the
     module too.
-
-    Examples
-    --------
-    >>> tuple(role_of("h.0.attn.c_attn")), tuple(role_of("layers.11.self_attn.q_proj")), tuple(role_of("fc3"))
-    (('query, key, value', 0), ('query', 11), ('fc3', None))
-    >>> tuple(role_of("blocks.2.attention.in_proj_weight[v.1]")), tuple(role_of("norm.weight"))
-    (('value', 2), ('norm', None))
     """
     path, _, part = name.partition("[")
     # parameters behind a weight have the role of the layer

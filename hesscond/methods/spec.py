@@ -170,13 +170,7 @@ class Spec:
 
     @property
     def rate(self) -> float:
-        """The learning rate if none is given: the smallest of all.
-
-        Examples
-        --------
-        >>> parse("vanilla").rate, parse("adam+groupnorm").rate
-        (0.1, 0.001)
-        """
+        """The learning rate if none is given: the smallest of all."""
         return min(method.rate for method, _ in self.parts)
 
     @property
@@ -205,11 +199,6 @@ def parse(text: str) -> Spec:
     ------
     ConfigError
         No such method or option, a value of another kind, a method twice, or two that exclude each other.
-
-    Examples
-    --------
-    >>> parse("bnp:rho=0.9").parts[0][1]
-    {'rho': 0.9}
     """
     parts = []
     for part in text.split("+"):

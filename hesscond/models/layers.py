@@ -184,11 +184,6 @@ def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[s
     ``"batch:eps=0.001,momentum=0.01"``; ``"group:groups=16"``, the number of groups, or ``"group:size=4"``, channels
     per group; ``"layer:eps=0.001"``; ``"none"``. Options that are not given have torch's defaults; the number of groups
     is then that of `number_of_groups`.
-
-    Examples
-    --------
-    >>> normalization_of("group:size=4")
-    ('group', {'size': 4})
     """
     kind, colon, rest = text.partition(":")
     known = NORMALIZATIONS[chosen("norm", kind, kinds)]

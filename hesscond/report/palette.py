@@ -95,11 +95,6 @@ def method_look(method: str) -> MethodLook:
     """Look of a method as ``--method`` names it, fixed by this text alone.
 
     A method with options has a shade of the colour without, methods joined by a plus sign have a mixture of theirs.
-
-    Examples
-    --------
-    >>> method_look("bnp").color, method_look("bnp:rho=0.9").color, method_look("bnp+groupnorm").color
-    ('#0072B2', '#4C9CC9', '#105265')
     """
     from matplotlib.colors import to_hex, to_rgb
 

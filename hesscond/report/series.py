@@ -182,11 +182,6 @@ def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, flo
 
     The two bounds are equal wherever the unresolved values are certainly above or below the quantile. The quantile is
     one of the values (no interpolation), so that it is not computed from two of which one is unknown.
-
-    Examples
-    --------
-    >>> quantile(np.array([10.0, 20.0, 5.0]), np.array([10.0, 20.0, np.inf]), 0.5)
-    (10.0, 20.0)
     """
     lower, upper = lower[~np.isnan(lower)], upper[~np.isnan(upper)]
     if not len(lower):

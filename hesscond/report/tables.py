@@ -26,13 +26,7 @@ DASH = "–"
 
 
 def number(value: float, form: str = ".2e") -> str:
-    """A number by a format specification, as for `format`; a dash if it is NaN.
-
-    Examples
-    --------
-    >>> number(1.2e5), number(0.1234, ".3f"), number(7.0, "d"), number(math.nan), number(math.inf)
-    ('1.20e+05', '0.123', '7', '–', '∞')
-    """
+    """A number by a format specification, as for `format`; a dash if it is NaN."""
     if math.isnan(value):
         return DASH
     if math.isinf(value):
@@ -112,13 +106,7 @@ def shown_cells(row: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
 
 
 def in_powers(text: str) -> str:
-    """Text with powers of ten in place of exponents.
-
-    Examples
-    --------
-    >>> in_powers("≥ 1.20e+05")
-    '≥ 1.20×10⁵'
-    """
+    """Text with powers of ten in place of exponents."""
     return re.sub(r"(?<=\d)e([+-]\d+)", lambda found: f"×10{str(int(found[1])).translate(SUPERSCRIPTS)}", text)
 
 
@@ -180,13 +168,7 @@ PLAIN_LATEX = re.compile(r"[\x20-\x7e\u00a1-\u00ac\u00ae-\u00ff]")
 
 
 def latex_escaped(text: str) -> str:
-    r"""Text that LaTeX sets literally: a line break is a space, a character that needs a package a question mark.
-
-    Examples
-    --------
-    >>> print(latex_escaped("50% of a_1 & κ"), latex_escaped("1.2×10⁻⁵"))
-    50\% of a\_1 \& $\kappa$ 1.2$\times$10$^{-5}$
-    """
+    r"""Text that LaTeX sets literally: a line break is a space, a character that needs a package a question mark."""
     flat = " ".join(text.split())
     escaped = "".join(LATEX.get(c, c if PLAIN_LATEX.match(c) else "?") for c in flat)
     return escaped.replace("}$$^{", "")  # one exponent of several digits

@@ -109,17 +109,6 @@ def intervals(
     where θ_i is at a distance g > 0 from the spectrum on the complement of its group (Li and Li 2005, Linear Algebra
     Appl. 395; ρ²/g is the bound of Kato and Temple), which is known from the other values and ``rest``. Where the rest
     reaches as far out as a value, the interval reaches as far as the rest.
-
-    Examples
-    --------
-    >>> lower, upper = intervals(torch.tensor([3.0, 1.0]).double(), torch.tensor([1e-3, 1e-3]).double(), 0.0)
-    >>> (upper - lower).tolist()
-    [0.00200..., 0.00200...]
-    >>> lower, upper = intervals(
-    ...     torch.tensor([3.0, 1.0]).double(), torch.tensor([1e-3, 1e-3]).double(), 0.0, Interval(-1.0, 0.0)
-    ... )
-    >>> bool((upper - lower < 3e-6).all())
-    True
     """
     theta, norms = values.tolist(), residuals.tolist()
     lower, upper = [], []

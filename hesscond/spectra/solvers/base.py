@@ -248,15 +248,7 @@ def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
 
 
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
-    """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together.
-
-    Examples
-    --------
-    >>> from hesscond.spectra.forms import FactorForm
-    >>> F = np.array([[1.0, 0.0, 0.0], [0.0, 1e-3, 0.0]])
-    >>> [round(kappa.value) for kappa in conditions([FactorForm(F), FactorForm(F, signs=[1.0, -1.0])])]
-    [1000000, 1000000]
-    """
+    """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together."""
     discover()
     found: dict[int, ConditionNumber] = {}
     for solver in STACK_SOLVERS:
