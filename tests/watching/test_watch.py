@@ -274,6 +274,28 @@ def test_a_budget_makes_probes_rarer_and_says_so(monkeypatch, caplog):
     assert "about every 5 steps" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(20.0, ["as long as 20 steps: with every=50 that is 29% of the time"]), (5.0, [])]
+)
+def test_what_every_costs_is_said_at_the_first_probe(seconds, said, monkeypatch, caplog):
+    clock = {"now": 0.0}
+    monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])
+    _, _, own = watched(every=50, layers="2")
+    inside = own._measuring.rows
+
+    def slow():
+        clock["now"] += seconds
+        return inside()
+
+    monkeypatch.setattr(own._measuring, "rows", slow)
+    with caplog.at_level(logging.WARNING, "hesscond"):
+        for _ in range(100):
+            clock["now"] += 1.0
+            own.step()
+    assert [words for words in said if words in caplog.text] == said
+    assert len(caplog.records) == len(said)
+
+
 def test_a_budget_that_allows_for_too_little_leaves_layers_out_by_its_seed(monkeypatch, caplog):
     clock = {"now": 0.0}
     monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])
