@@ -90,9 +90,9 @@ def method_page(method: type[Method]) -> str:
         parts.append(f"## Statements\n\n{listed}\n")
     for title, body in zip(rest[::2], rest[1::2], strict=True):
         if title == "Parameters":
-            parts.append(f"## Options\n\n{parameters(method, body)}")
+            parts.append(f"## Options\n\n{entries(body)}")
         elif title not in FOR_PROGRAMS:
-            parts.append(f"## {title}\n\n{entries(body) if title == 'Attributes' else prose(body)}")
+            parts.append(f"## {title}\n\n{prose(body)}")
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -163,28 +163,10 @@ def fenced(block: re.Match[str]) -> str:
 
 
 def entries(text: str) -> str:
-    """Parameters as a list."""
-    return "".join(f"- **{name}** {meaning}\n" for name, meaning in described(text).items())
-
-
-def parameters(method: type[Method], text: str) -> str:
-    """Options as a list, those that refer to another class with what that one says."""
-    found = {}
-    for names, meaning in described(text).items():
-        other = re.fullmatch(r"See `(\w+)`\.", meaning)
-        there = getattr(inspect.getmodule(method), other[1], None) if other else None
-        sections = SECTION.split(inspect.getdoc(there) or "") if there else []
-        said = described(sections[sections.index("Parameters") + 1]) if "Parameters" in sections else {}
-        wanted = set(names.split(", "))
-        found |= {own: words for own, words in said.items() if wanted & set(own.split(", "))} or {names: meaning}
-    found.pop("model", None)
-    return "".join(f"- **{name}** {meaning}\n" for name, meaning in found.items()) or "None.\n"
-
-
-def described(text: str) -> dict[str, str]:
-    """What a section says of each of its names."""
-    found = ENTRY.findall(text.strip("\n") + "\n")
-    return {name: prose(" ".join(inspect.cleandoc(body).split())).strip() for name, body in found}
+    """Parameters as a list, without the model that every method takes."""
+    found = {name: " ".join(inspect.cleandoc(body).split()) for name, body in ENTRY.findall(text.strip("\n") + "\n")}
+    listed = (f"- **{name}** {prose(meaning).strip()}\n" for name, meaning in found.items() if name != "model")
+    return "".join(listed) or "None.\n"
 
 
 def statement_page(one: Statement, verdict: Verdict) -> str:
