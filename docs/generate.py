@@ -177,7 +177,7 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
     lines.append(f"{one.text}\n")
     lines.append(f"**If** {'; '.join(one.hypotheses) or 'always'}.\n")
     if defined := symbols(one):
-        lines.append(f"**Symbols:** {defined}.\n")
+        lines.append(f"**Symbols:**\n\n{defined}\n")
     if about := [method.name for method in registered() if concerns(one, method)]:
         lines.append(f"**Methods:** {', '.join(f'[{name}](../methods/{name}.md)' for name in about)}\n")
     lines.append(f"`hesscond verify {one.id} --trials {verdict.trials}`:\n")
@@ -201,7 +201,7 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
 def symbols(one: Statement) -> str:
     """The symbols that the text of a statement does not define."""
     keys = NOTATION["statements"].get(one.id, [])
-    return "; ".join(f"{key.partition(' [')[0]}: {NOTATION['symbols'][key]}" for key in keys)
+    return "\n".join(f"- {key.partition(' [')[0]}: {NOTATION['symbols'][key]}" for key in keys)
 
 
 def index(title: str, after: str, rows: list[tuple[str, str, str]]) -> str:
