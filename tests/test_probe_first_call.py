@@ -12,11 +12,9 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.problem.references import References
 from tests.cases import Net
-from tests.support.truth import Truth
+from tests.support.truth import ADVICE, Truth
 
 CE = nn.CrossEntropyLoss()
-#: Layers, and perhaps a level, that a reason for skipping advises.
-ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)')?")
 
 
 def random(*shape):

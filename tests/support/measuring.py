@@ -1,5 +1,6 @@
 """Every kind of model at every level: the number and how far it is from the truth, or the sentence of the refusal."""
 
+import ast
 import functools
 import itertools
 import json
@@ -20,7 +21,7 @@ import hesscond
 from hesscond.errors import HesscondError
 from tests.support import batches, constructions, kinds, libraries
 from tests.support.judging import Construction, text_of
-from tests.support.truth import Truth
+from tests.support.truth import ADVICE, Truth
 
 KINDS = [*kinds.KINDS, *batches.KINDS, *libraries.KINDS, *constructions.KINDS]
 LEVELS = ("unit", "layer", "network")
@@ -98,6 +99,7 @@ def cell(kind, level, model, loss_fn, batch, truth):
         compare(found, result, truth, level)
         if level != "network":
             found.faults += [f"{one} is neither measured nor skipped" for one in forgotten(result, truth)]
+            found.faults += refused_advice(result, model, loss_fn, batch, level)
         if name not in result and level == "layer":
             torch.manual_seed(1)
             result = hesscond.probe(model, loss_fn, batch, layers=[name], level=level)
@@ -110,6 +112,18 @@ def cell(kind, level, model, loss_fn, batch, truth):
             found.faults.append(f"{name} is neither measured nor skipped")
     found.faults += [f"the model's {what} changed" for what, was in before.items() if not same(was, state(model)[what])]
     return found
+
+
+def refused_advice(result, model, loss_fn, batch, level):
+    """What `skipped` advises and is then refused."""
+    refused = []
+    for layers, other in {advice for why in result.skipped.values() for advice in ADVICE.findall(why)}:
+        try:
+            torch.manual_seed(1)
+            hesscond.probe(model, loss_fn, batch, ast.literal_eval(layers), other or level)
+        except HesscondError as error:
+            refused.append(f"layers={layers} is advised and refused: {error}")
+    return refused
 
 
 class watched:

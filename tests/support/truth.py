@@ -5,6 +5,7 @@ the parameter's own tensors as leaves.
 """
 
 import functools
+import re
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +15,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+#: What `skipped` advises: layers, and a level if it is another one.
+ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)')?")
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
