@@ -66,6 +66,7 @@ NOISE = {
     "normal": lambda h: h + torch.normal(0.0, 0.5, h.shape),
     "uniform_": lambda h: h * torch.empty_like(h).uniform_(0.5, 2),
     "bernoulli_": lambda h: h * h.new_empty(len(h), 1).bernoulli_(0.7),
+    "bernoulli_ of probabilities": lambda h: h * torch.empty_like(h).bernoulli_(torch.sigmoid(h.detach())),
     "bernoulli": lambda h: h * torch.bernoulli(torch.sigmoid(h.detach())),
     "dropout": lambda h: F.dropout(h, 0.3),
     "dropout2d in place": lambda h: F.dropout2d((2 * h)[..., None, None], 0.3, True, True)[..., 0, 0],

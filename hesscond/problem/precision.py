@@ -183,7 +183,9 @@ def drawn_in(own: torch.dtype | None, func: Any, args: Any, kwargs: dict[str, An
     if own not in WIDER or not args or not isinstance(x := args[0], torch.Tensor) or x.dtype is not WIDER[own]:
         return None
     if func in DRAWS_INTO:
-        return x.copy_(func(torch.empty_like(x, dtype=own), *args[1:], **kwargs))
+        # probabilities in float64 would be compared with other numbers
+        rest = (y.to(own) if isinstance(y, torch.Tensor) else y for y in args[1:])
+        return x.copy_(func(torch.empty_like(x, dtype=own), *rest, **kwargs))
     if func is torch.bernoulli:
         found: torch.Tensor = func(x.to(own), *args[1:], **kwargs)
         return found.to(x)
