@@ -179,7 +179,10 @@ def conditioning_figure(
         axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
             axes[2].set_ylabel(CURVES["kappa_preconditioned"].label)
+            ends = [ax.get_ylim() for ax in axes[1:3]]
             axes[1].sharey(axes[2])
+            axes[1].set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+            plotting.logarithmic(axes[1])
         axes[-1].set_ylabel(CURVES["kappa_D"].label)
         for letter, ax in zip("abcd", axes, strict=False):
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")

@@ -107,7 +107,8 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[st
     """Name, summary, data URL and size in CSS pixels of every figure that can be drawn from these runs."""
     found = []
     load_installed(GROUP)
-    for kind in FIGURES.values():
+    # the figure that the verdict is about comes first
+    for kind in sorted(FIGURES.values(), key=lambda kind: kind.name != "equal-loss"):
         # matplotlib raises a ValueError for a name in which dollar signs enclose no formula
         with suppress(ConfigError, ValueError), warnings.catch_warnings():
             # characters that the font does not have, and panels that leave no room, are seen without a warning

@@ -45,7 +45,6 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
                     "checked": len(group),
                     "applicable": len(group) - int(counts.get("not-applicable", 0)),
                     "held": int(counts.get("holds", 0)),
-                    "violated": int(counts.get("violated", 0)),
                     **measure_of(group),
                 }
             )
@@ -58,14 +57,24 @@ def measure_of(checks: pd.DataFrame) -> dict[str, Any]:
     violated = checks.loc[checks["status"] == "violated", "iteration"]
     first = float(violated.min()) if len(violated) else math.nan
     unresolved = int((checks["status"] == "unresolved").sum())
-    return {"unresolved": unresolved, "worst": float(checks["used"].max()), "first_violation": first}
+    return {
+        "unresolved": unresolved,
+        "violated": len(violated),
+        "worst": float(checks["used"].max()),
+        "first_violation": first,
+    }
 
 
-CAPTION = (
-    "held: of the applicable ones; worst: largest ratio of measured value to claimed bound; above 1 the claim is "
-    "violated; first: iteration of the first violation; known false: wrong, whether it was published or only looks "
-    "plausible"
-)
+def caption(frame: pd.DataFrame) -> str:
+    """Remark on a table of claims: what its columns are, as far as something is in them."""
+    parts = [
+        "held, of the checks that apply; worst: largest ratio of measured value to claimed bound, violated above 1"
+    ]
+    if (frame["violated"] > 0).any():
+        parts.append("first: iteration of the first violation")
+    if not frame["known"].all():
+        parts.append("known false: wrong, whether it was published or only looks plausible")
+    return "; ".join(parts)
 
 
 def statement_columns(frame: pd.DataFrame) -> list[Column]:
@@ -111,20 +120,13 @@ def claim_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-CLAIMS_CAPTION = (
-    "batch, train: held of the applicable checks, of all runs, layers and units; worst: largest ratio of measured "
-    "value to claimed bound; above 1 the claim is violated; first: iteration of the first violation; known false: "
-    "wrong, whether it was published or only looks plausible; one by one: hesscond table statements RUN…"
-)
-
-
 def statement_table(runs: Sequence[StoredRun]) -> TextTable:
     """`claim_frame` for the terminal: the claims of each statement below its name, in 80 columns."""
     frame = claim_frame(runs)
     rows = frame.to_dict("records")
     undecided = [f"{row['statement']}, {row['claim']}: not decided, {row['reason']}" for row in rows if row["reason"]]
-    caption = "\n".join([*undecided, CLAIMS_CAPTION])
-    table = TextTable(["claim", "known", ">batch", ">train", ">unres.", ">worst", ">first"], caption=caption)
+    below = "\n".join([*undecided, caption(frame)])
+    table = TextTable(["claim", "known", ">batch", ">train", ">unres.", ">worst", ">first"], caption=below)
     for row, above in zip(rows, [None, *rows], strict=False):
         if above is None or row["statement"] != above["statement"]:
             table.add_row(str(row["statement"]), *[""] * 6)
@@ -147,5 +149,5 @@ STATEMENTS_TABLE = TableKind(
     "runs with --statement",
     checked_statements,
     statement_columns,
-    CAPTION,
+    caption,
 )

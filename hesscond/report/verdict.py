@@ -257,16 +257,20 @@ def factor(ratio: float) -> str:
 
     Examples
     --------
-    >>> factor(28.4), factor(0.5), factor(1234.0)
-    ('28 times smaller', '2 times larger', '1,200 times smaller')
+    >>> factor(28.4), factor(0.5), factor(1234.0), factor(1.001), factor(0.96)
+    ('28 times smaller', '2 times larger', '1,200 times smaller', 'less than 1 % smaller', '4 % larger')
     """
-    return f"{times(max(ratio, 1 / ratio))} times {'smaller' if ratio >= 1 else 'larger'}"
+    size, side = max(ratio, 1 / ratio), "smaller" if ratio >= 1 else "larger"
+    percent = 100 * (1 - 1 / ratio if ratio >= 1 else size - 1)
+    if size < 1.1:
+        return f"{f'{percent:.0f}' if percent >= 1 else 'less than 1'} % {side}"
+    return f"{times(size)} times {side}"
 
 
 def times(value: float) -> str:
-    """A factor with two significant digits."""
-    rounded = float(f"{value:.2g}")
-    return f"{rounded:.1e}" if rounded >= 1e6 else f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:.2g}"
+    """A factor with two significant digits, near one with three."""
+    rounded = float(f"{value:.{2 if value >= 1.1 else 3}g}")
+    return f"{rounded:.1e}" if rounded >= 1e6 else f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
 def quartiles(low: float, high: float) -> str:

@@ -170,6 +170,12 @@ def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_ru
     b, c = figure.axes[1:3]
     assert [ax.get_ylabel() for ax in (b, c)] == [r"$\kappa(H)$", r"$\kappa(P^{\top}HP)$"]
     assert b.get_ylim() == c.get_ylim()
+    drawn = [
+        data_of(figure, f"{method}-{name}-batch-median")[1]
+        for method in methods
+        for name in ("kappa", "kappa_preconditioned")
+    ]
+    assert b.get_ylim()[0] < np.nanmin(drawn) < np.nanmax(drawn) < b.get_ylim()[1]
     for ax, quantity in ((b, "kappa"), (c, "kappa_preconditioned")):
         drawn = {line.get_gid() for line in ax.lines}
         assert {f"{method}-{quantity}-batch-median" for method in methods} <= drawn

@@ -91,9 +91,14 @@ def test_runs_of_several_learning_rates_have_a_row_each(tmp_path):
     assert {"0.1", "0.3"} <= set(cells)
 
 
-def test_results_come_first_and_nothing_is_said_of_what_is_not_there(page):
+def test_results_come_first_and_nothing_is_said_of_what_is_not_there(text, page):
+    tags = [tag for tag, _ in page.elements]
+    assert tags.index("img") < tags.index("table")
+    assert text.index("At the same weights") < text.index("<img")
+    # on a phone a cell says which column it is in
+    assert {cell.get("data-title") for cell in page.all("td")} >= {"seed", "loss", "κ(H)"}
     sections = [attributes["id"] for attributes in page.all("section")]
-    assert sections == ["results", "figures", "runs"]
+    assert sections == ["results", "tables", "figures", "runs"]
     assert [f"#{id}" for id in sections] == [a["href"] for a in page.all("a")]
     assert not any(word in page.words for word in ("No table", "No figure", "held:"))
 

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
-from hesscond.report.statements import CAPTION, statement_columns
+from hesscond.report.statements import caption, statement_columns
 from hesscond.report.sweeps import best_frame, best_table, comparison_frame, comparison_table, sweep_frame
 from hesscond.report.tables import Column, in_powers, interval, latex_escaped, number, numbers, text_table, write_table
 from hesscond.study.comparison import Compared
@@ -183,7 +183,8 @@ def test_tables_of_rates_and_statements_fit_80_columns(make_run):
     row = {"run": f"{LONG[1]}-seed0", "data": "train", "layer": "features.denseblock1.conv2"}
     row |= {"unit": 511, "statement": "prec-gradient-regularization", "claim": "centring lowers κ", "known": True}
     row |= {"held": 1150, "applicable": 1150, "unresolved": 12, "violated": 1, "worst": 1.2e3, "first_violation": 1150}
-    assert_nothing_is_broken(text_table(pd.DataFrame([row]), statement_columns(pd.DataFrame([row])), CAPTION))
+    frame = pd.DataFrame([row])
+    assert_nothing_is_broken(text_table(frame, statement_columns(frame), caption(frame)))
 
 
 def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs):
