@@ -6,6 +6,7 @@ Mini-batches are lines, the whole training set markers; colours tell methods apa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,10 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
             handles.append(Line2D([], [], color=plotting.NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
         plotting.add_heading(figure, page, title_of(groups), handles)
         remark = f"train: mini-batches, means of {width} iterations" if width > 1 else "train: mini-batches"
-        most = max(len(group.runs) - group.diverged for group in groups)
-        seeds = [f"lines: mean over up to {most} seeds; bands: lowest to highest"] if most > 1 else []
+        counts = {group.label: len(group.runs) - group.diverged for group in groups}
+        most = max(counts.values())
+        fewer = "".join(f", {count} of {label}" for label, count in counts.items() if count < most)
+        seeds = [f"lines: mean over {most} seeds{fewer}; bands: lowest to highest"] if most > 1 else []
         plotting.label_figure(figure, page, None, "; ".join([remark, *seeds, *plotting.out_of_view(axes[:1])]))
     return figure
 
@@ -102,7 +105,7 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
         plotting.draw_seeds(ax, group, train, looks[group.label], DASHED, f"{group.label}-train-loss")
         plotting.draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
     plotting.fit_logarithmic(ax)
-    ax.set_ylabel("loss")
+    ax.set_ylabel(plotting.loss_name(groups[0].runs))
     plotting.along_iterations(ax)
 
 
@@ -149,8 +152,8 @@ SCALING = ("kappa_D", "kappa_D_running_eps")
 #: Explanation of the dotted lines.
 CLAIM = r"dotted: what BNP expects of $\kappa(P^{\top}HP)$"
 LOSS, ACCURACY = plotting.Look("training loss"), plotting.Look("test accuracy", marker="D")
-#: Largest spread, in points, of the markers of all methods at one iteration; rows of methods in a column of the legend.
-DODGE, ROWS = 12.0, 4
+#: Largest spread, in points, of the markers of all methods at one iteration.
+DODGE = 12.0
 
 
 def conditioning_figure(
@@ -172,10 +175,14 @@ def conditioning_figure(
     window = window_of(max([*last, *(int(p["iteration"].iloc[-1]) for p in selection.probes if len(p))], default=0))
     apart = len(groups) > 2
     shown = [TOGETHER[:1], TOGETHER[1:2], SCALING] if apart else [TOGETHER, SCALING]
+    # as wide as a panel
+    panel = replace(page, width=page.width / (2 if page.wide else 1) - 0.4)
     with page.styled():
         figure, axes = stacked(page, 1 + len(shown))
-        draw_training(axes[0], groups, window)
-        drawn = [draw_quantities(ax, selection, groups, window, s) for ax, s in zip(axes[1:], shown, strict=True)]
+        draw_training(axes[0], groups, window, panel)
+        drawn = [
+            draw_quantities(ax, selection, groups, window, own, panel) for ax, own in zip(axes[1:], shown, strict=True)
+        ]
         axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
             axes[2].set_ylabel(CURVES["kappa_preconditioned"].label)
@@ -218,13 +225,14 @@ def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
 
 
 def remark(groups: Sequence[Group], window: int) -> str:
-    """Remark on lines, faint values and bands."""
-    parts = [f"lines: running median of {window} iterations"] if window > 1 else []
+    """Remark on lines, markers, faint values and bands."""
+    median = f", running median of {window} iterations" if window > 1 else ""
+    parts = [f"lines: mini-batches{median}; markers: training set"]
     sizes = sorted({len(group.runs) for group in groups})
     if sizes[-1] > 1:
         count = "–".join(str(size) for size in dict.fromkeys((sizes[0], sizes[-1])))
         parts.append(f"bands: range of {count} seeds")
-    elif parts:
+    elif median:
         parts.append("faint: single values")
     return "; ".join(parts)
 
@@ -234,21 +242,19 @@ def dodge(place: int, groups: Sequence[Group]) -> float:
     return min(3.0, DODGE / len(groups)) * (place - (len(groups) - 1) / 2)
 
 
-def draw_training(ax: Axes, groups: Sequence[Group], window: int) -> None:
+def draw_training(ax: Axes, groups: Sequence[Group], window: int, page: Page) -> None:
     """Draw training loss, and test accuracy on the right."""
     colors = {label: look.color for label, look in looks_of(groups).items()}
     ax.set_yscale("log", nonpositive="mask")
-    loss = groups[0].runs[0].config["training"].get("loss", "cross_entropy")
-    ax.set_ylabel("squared error" if loss == "mse" else "loss (nats)")
-    names: list[Line2D | None] = [Line2D([], [], color=colors[label], lw=2.4, label=label) for label in colors]
-    kinds: list[Line2D] = []
+    ax.set_ylabel(plotting.loss_name(groups[0].runs))
+    handles = [Line2D([], [], color=color, lw=2.4, label=label) for label, color in colors.items()]
     losses = {group.label: list(map(loss_of, group.runs)) for group in groups}
     drawn = [
         plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()
     ]
     if any(drawn):
         plotting.fit_logarithmic(ax)
-        kinds.append(LOSS.line_handle())
+        handles.append(LOSS.handle())
     else:
         plotting.say_empty(ax, "not trained")
     # there is no accuracy where values are predicted
@@ -260,43 +266,31 @@ def draw_training(ax: Axes, groups: Sequence[Group], window: int) -> None:
             plotting.draw_points(right, accuracies_of(group), ACCURACY, color, name, dodge(place, groups))
         right.margins(x=0.035, y=0.08)
         right.yaxis.set_major_locator(MaxNLocator(5))
-        kinds.append(ACCURACY.marker_handle())
-    columns = [names[start : start + ROWS] for start in range(0, len(names), ROWS)]
-    few = len(columns) < 3
-    plotting.add_legend(ax, [*columns, kinds] if few else columns, [] if few else kinds)
+        handles.append(ACCURACY.handle(["points"]))
+    plotting.add_legend(ax, handles, page)
 
 
 def draw_quantities(
-    ax: Axes, selection: Selection, groups: Sequence[Group], window: int, shown: Sequence[str]
-) -> dict[str, Line2D]:
-    """Draw some of `CURVES` for mini-batches and training set, on a logarithmic axis; return the entries of lines."""
+    ax: Axes, selection: Selection, groups: Sequence[Group], window: int, shown: Sequence[str], page: Page
+) -> set[str]:
+    """Draw some of `CURVES` for mini-batches and training set, on a logarithmic axis; return those that have lines."""
     looks = looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
-    lines: dict[str, Line2D] = {}
-    markers: dict[str, Line2D] = {}
-    triangles: dict[str, Line2D] = {}
+    drawn: dict[str, set[str]] = {quantity: set() for quantity in shown}
     for data, (place, group) in product(("batch", "train"), enumerate(groups)):
         shift = dodge(place, groups) if data == "train" else 0.0
         probes = [selection.probe(run, data) for run in group.runs]
-        for quantity in shown:
-            look, name = CURVES[quantity], f"{group.label}-{quantity}-{data}"
-            drawn = draw_quantity(ax, quantity, data, probes, window, looks[group.label].color, name, shift)
-            if "line" in drawn:
-                lines[quantity] = look.line_handle("" if quantity == SCALING[1] else data)
-            if "points" in drawn:
-                markers[quantity] = look.marker_handle(data)
-            if "unresolved" in drawn:
-                triangles[quantity + data] = look.unresolved_handle(data)
-    # entries of batches and training set side by side, longer ones below
-    below = [lines[SCALING[1]]] if SCALING[1] in lines else []
-    rows = [(lines.get(q), markers.get(q)) for q in shown if q in {*lines, *markers} and q != SCALING[1]]
-    columns = [column for side in (0, 1) if any(column := [row[side] for row in rows])]
-    if rows or below or triangles:
+        for quantity, parts in drawn.items():
+            color, name = looks[group.label].color, f"{group.label}-{quantity}-{data}"
+            parts |= draw_quantity(ax, quantity, data, probes, window, color, name, shift)
+    handles = [CURVES[quantity].handle(parts) for quantity, parts in drawn.items() if parts & {"line", "points"}]
+    handles += [CURVES[quantity].unresolved_handle() for quantity, parts in drawn.items() if "unresolved" in parts]
+    if handles:
         plotting.fit_logarithmic(ax)
-        plotting.add_legend(ax, columns, [*below, *triangles.values()])
+        plotting.add_legend(ax, handles, page)
     else:
         plotting.say_empty(ax, "not probed")
-    return lines
+    return {quantity for quantity, parts in drawn.items() if "line" in parts}
 
 
 def draw_quantity(
@@ -364,7 +358,7 @@ def eigenvalue_figure(
         for ax in axes:
             plotting.along_iterations(ax)
         handles = [plotting.method_handle(label, looks[label]) for label in probes]
-        plotting.add_heading(figure, page, selection.title, [*handles, *(look.line_handle() for look in ENDS.values())])
+        plotting.add_heading(figure, page, selection.title, [*handles, *(look.handle() for look in ENDS.values())])
         parts = ["mini-batches" if data == "batch" else "training set"]
         parts += [f"rank {rank:.0f} throughout" for rank in ranks if len(ranks) == 1]
         parts += [f"running median of {window}"] * (window > 1)

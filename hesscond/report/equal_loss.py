@@ -57,7 +57,7 @@ def equal_loss_figure(
             color = looks[group.label].color
             curves = [loss_of(run) for run in members]
             plotting.draw_curve(left, curves, LOSS, color, window_of(max(map(len, curves))), f"{group.label}-loss")
-        left.set(yscale="log", xlabel="iteration", ylabel="training loss")
+        left.set(yscale="log", xlabel="iteration", ylabel=f"training {plotting.loss_name(runs)}")
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
         plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]

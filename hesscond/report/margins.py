@@ -87,7 +87,7 @@ def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
         edges = edges_of(tallies)
         for ax, tally in zip(axes, tallies, strict=True):
             draw(ax, tally, edges)
-        axes[-1].set_xlabel("used of what the claim allows (violated right of the line)")
+        axes[-1].set_xlabel("measured value / claimed bound (violated above 1)")
         plotting.logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
         size = float(page.style["font.size"])
@@ -132,8 +132,11 @@ def told(tally: Tally) -> str:
     decided = tally.holds + tally.violated
     if not decided:
         return tally.claim.name
-    held = f"holds in {tally.holds} of {decided}" if tally.violated else f"holds in all {decided}"
-    return f"{tally.claim.name}: {held if tally.claim.true else f'false, {held}'}"
+    if tally.claim.true:
+        held = f"{tally.holds} of {decided}" if tally.violated else f"all {decided}"
+        return f"{tally.claim.name}: holds in {held}"
+    against = f"refuted in {tally.violated} of" if tally.violated else "not refuted in"
+    return f"{tally.claim.name} (false): {against} {decided}"
 
 
 #: Colours of published claims in the order of a statement, then of similar claims that are not true.
@@ -261,12 +264,13 @@ def gain_figure(
     with page.styled():
         figure = page.figure(2.84)
         ax = figure.add_subplot()
-        left_out = draw_gain(ax, selection)
-        methods = dict.fromkeys(run.method for run in ordered)
+        left_out, drawn = draw_gain(ax, selection)
+        methods = [method for method in dict.fromkeys(run.method for run in ordered) if method in drawn]
         handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
         handles += [
             Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=plotting.SAMPLES[data])
             for data, (marker, size, _) in POINTS.items()
+            if data in drawn
         ]
         handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
         plotting.add_heading(figure, page, selection.title, handles)
@@ -275,28 +279,29 @@ def gain_figure(
     return figure
 
 
-def draw_gain(ax: Axes, selection: Selection) -> int:
-    """Draw all points and the diagonal; return the number of probes without a gain."""
+def draw_gain(ax: Axes, selection: Selection) -> tuple[int, set[str]]:
+    """Draw all points and the diagonal; return the number of probes without a gain, and what methods and data have."""
     colors = method_colors(run.method for run in selection.runs)
-    left_out, drawn = 0, 0
+    left_out, drawn = 0, set[str]()
     for run in selection.runs:
         for data, (marker, size, alpha) in POINTS.items():
             probe = selection.probe(run, data)
             squared, found = values_of(probe, "kappa_D") ** 2, values_of(probe, "gain")
             there = squared.notna() & found.notna()
-            left_out, drawn = left_out + int((~there).sum()), drawn + int(there.sum())
+            left_out += int((~there).sum())
+            drawn |= {run.method, data} if there.any() else set()
             style: dict[str, Any] = {"ls": "", "marker": marker, "ms": size, "alpha": alpha, "mew": 0}
             ax.plot(squared[there], found[there], color=colors[run.method], **style)
     ax.set_xlabel(r"$\kappa(D)^2$")
     ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
     if not drawn:
         plotting.say_empty(ax, "no probe with a resolved κ")
-        return left_out
+        return left_out, drawn
     ax.set(xscale="log", yscale="log")
     ends = np.array([min(ax.get_xlim()[0], ax.get_ylim()[0]), max(ax.get_xlim()[1], ax.get_ylim()[1])])
     ax.set_autoscale_on(False)
     draw_diagonal(ax, ends)
-    return left_out
+    return left_out, drawn
 
 
 def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
@@ -74,6 +72,12 @@ def along_iterations(ax: Axes, ticks: int = 5) -> None:
     ax.margins(x=0.03)
     ax.set_axisbelow(True)
     ax.grid(axis="y", color="0.92", lw=0.4)
+
+
+def loss_name(runs: Sequence[StoredRun]) -> str:
+    """Name of the loss of runs, with its unit."""
+    mse = runs[0].config["training"].get("loss") == "mse"
+    return "squared error" if mse else "loss (nats)"
 
 
 def say_empty(ax: Axes, sentence: str) -> None:
@@ -197,31 +201,10 @@ def shortened(name: str, longest: int = LONGEST) -> str:
     return name if len(name) <= longest else f"{name[:head]}…{name[head + 1 - longest :]}"
 
 
-def add_legend(ax: Axes, columns: Sequence[Sequence[Line2D | None]], below: Sequence[Line2D]) -> None:
-    """Add a legend above the axes: entries column by column (None leaves a place empty), longer ones in rows below."""
-    common: dict[str, Any] = {
-        "loc": "lower left",
-        "frameon": False,
-        "borderpad": 0.15,
-        "borderaxespad": 0.15,
-        "handlelength": 2.2,
-        "handletextpad": 0.5,
-        "columnspacing": 1.2,
-        "labelspacing": 0.25,
-    }
-    place: dict[str, Any] = {"bbox_to_anchor": (0.0, 1.0), "bbox_transform": ax.transAxes}
-    if below:
-        lower = ax.legend(handles=below, **common, **place)
-        if not columns:
-            return
-        ax.add_artist(lower)
-        size = FontProperties(size=matplotlib.rcParams["legend.fontsize"]).get_size_in_points()
-        height = (len(below) * 1.45 + 0.1) * size / 72
-        place["bbox_transform"] = ax.transAxes + ScaledTranslation(0.0, height, ax.figure.dpi_scale_trans)
-    rows = max(map(len, columns))
-    blank = Line2D([], [], ls="none", label=" ")
-    handles = [entry or blank for column in columns for entry in [*column, *[None] * (rows - len(column))]]
-    ax.legend(handles=handles, ncols=len(columns), **common, **place)
+def add_legend(ax: Axes, handles: Sequence[Any], page: Page) -> None:
+    """Add a legend above the axes, in as many columns as fit a page of their width."""
+    place = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "frameon": False}
+    ax.legend(handles=handles, **place, **columns_of(handles, page))
 
 
 def method_handle(label: str, look: MethodLook, *, line: bool = True) -> Line2D:
@@ -255,7 +238,7 @@ def columns_of(handles: Sequence[Any], page: Page) -> dict[str, Any]:
     """Options of a legend across the page."""
     ncols = column_count([str(handle.get_label()) for handle in handles], page)
     common = {"handlelength": 1.8, "handletextpad": 0.4, "columnspacing": 1.0, "labelspacing": 0.25}
-    return common | {"ncols": ncols, "borderaxespad": 0.2, "borderpad": 0.1}
+    return common | {"ncols": ncols, "borderaxespad": 0.4, "borderpad": 0.1}
 
 
 def column_count(labels: Sequence[str], page: Page) -> int:
@@ -319,22 +302,16 @@ class Look:
     raw: bool = True
     barred: bool = False
 
-    def line_handle(self, data: str = "") -> Line2D:
-        """Legend entry of the line."""
-        return Line2D([], [], color=NEUTRAL, ls=self.dash, lw=self.width, label=self.named(data))
+    def handle(self, drawn: Collection[str] = ("line",)) -> Line2D:
+        """Legend entry of the line, of the markers, or of both."""
+        markers = marker_style(self) if "points" in drawn else {}
+        dash = self.dash if "line" in drawn else "none"
+        return Line2D([], [], color=NEUTRAL, ls=dash, lw=self.width, label=self.label, **markers)
 
-    def marker_handle(self, data: str = "") -> Line2D:
-        """Legend entry of the markers."""
-        return Line2D([], [], color=NEUTRAL, ls="none", label=self.named(data), **marker_style(self))
-
-    def unresolved_handle(self, data: str) -> Line2D:
+    def unresolved_handle(self) -> Line2D:
         """Legend entry of the quantity's unresolved values."""
-        label = f"{self.label} unresolved (lower bound), {SAMPLES[data]}"
-        return Line2D([], [], color=NEUTRAL, ls="none", label=label, **unresolved_style(self, data))
-
-    def named(self, data: str) -> str:
-        """The label, with the samples if there are several kinds."""
-        return f"{self.label}, {SAMPLES[data]}" if data else self.label
+        label = f"{self.label} unresolved (lower bound)"
+        return Line2D([], [], color=NEUTRAL, ls="none", label=label, **unresolved_style(self, "train"))
 
 
 def marker_style(look: Look) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def test_a_study_without_accuracy_has_one_panel(make_run):
     with sqlite3.connect(run.folder / "run.sqlite") as connection:
         connection.execute("UPDATE evaluation SET test_accuracy = NULL")
     figure = training_figure([run])
-    assert [ax.get_ylabel() for ax in figure.axes] == ["loss"]
+    assert [ax.get_ylabel() for ax in figure.axes] == ["loss (nats)"]
     assert "bnp-test-loss-mean" in artists(figure)
 
 
