@@ -171,6 +171,7 @@ def steps(setup: Setup, text: str, seed: int, rate: float) -> Iterator[Step]:
         chosen = permutation[position * size : (position + 1) * size]
         optimizer.zero_grad(set_to_none=True)
         loss = loss_fn(model(inputs[chosen]), targets[chosen])
+        method.observe(loss)
         penalty = method.penalty(loss)
         (loss if penalty is None else loss + penalty).backward()
         method.transform_gradients()

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 
 from hesscond.report.replication import Seeds, judged, of_seeds, verdict_of
-from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, StudyFile
+from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, Published, StudyFile
 from hesscond.study.replication import replication
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -168,11 +171,15 @@ def title_of(panel: PanelTable) -> str:
     return str((panel.model_extra or {})["title"])
 
 
+@cache
+def published(study: str) -> dict[str, Sequence[Published]]:
+    """The paper's numbers by panel."""
+    return {one.name: one.published for one in replication(study).panels}
+
+
 def paper_of(study: str, panel: str, method: str) -> str:
     """The paper's number for a method of a panel; – if there is none."""
-    panels = {one.name: one for one in replication(study).panels}
-    published = panels[panel].published if panel in panels else ()
-    for row in published:
+    for row in published(study).get(panel, ()):
         if method in row.values and row.of in ("test_error", "test_accuracy"):
             return f"{row.values[method]:g}"
     return "–"
@@ -244,6 +251,44 @@ def iteration_times() -> list[str]:
     return markdown(["network", "BN, ms", "the others, BN = 1"], rows)
 
 
+#: Predictors of the gain, with their words and the sign that the argument for them gives the correlation.
+PREDICTORS = {
+    "kappa": ("κ", -1),
+    "sharpness": ("λ_max · rate", -1),
+    "effective_rank": ("effective rank, Σ abs(λ)/λ_max", 1),
+    "first_order": ("first order, η‖g‖²/L", 1),
+    "best_step": ("‖g‖²/(2 λ_max L)", 1),
+    "forecast": ("the quadratic model's forecast", 1),
+    "stable": ("the forecast without overshooting and negative curvature", 1),
+}
+AHEAD, DRAWS = (1, 10, 100), 1000
+
+
+def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Spearman's correlations along the last dimension."""
+    x, y = (own - own.mean(-1, keepdims=True) for own in (rankdata(x, axis=-1), rankdata(y, axis=-1)))
+    return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
+
+
+def forecast() -> list[str]:
+    """Rank correlation of each predictor with the gain over the methods: the mean over the points of the runs."""
+    frame, rows = read("forecast"), []
+    methods = sorted(set(frame["method"]))
+    groups = [own.set_index("method").reindex(methods) for _, own in frame.groupby(["seed", "iteration"])]
+    for name, (words, sign) in PREDICTORS.items():
+        row = [words]
+        for s in AHEAD:
+            column = f"{name}_{s}" if name in ("forecast", "stable") else name
+            pairs = [(sign * own[column].to_numpy(), own[f"gain_{s}"].to_numpy()) for own in groups]
+            drawn = np.random.default_rng(0).integers(len(methods), size=(DRAWS, len(methods)))
+            means = np.mean([rank_correlations(x[drawn], y[drawn]) for x, y in pairs], axis=0)
+            low, high = np.quantile(means, (0.025, 0.975))
+            found = np.mean([rank_correlations(x, y) for x, y in pairs])
+            row.append(f"{found:+.2f} ({low:+.2f} … {high:+.2f})")
+        rows.append(row)
+    return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
+
+
 def machines() -> list[str]:
     """Machine of each file."""
     rows = [[f"`{name}.csv`", *map(str, own)] for name, *own in read("machines").itertuples(index=False)]
@@ -260,6 +305,7 @@ table("wc-table-2", lambda: small_numbers("wc-table-2", "accuracy", {"cifar10": 
 table("wc-figure-1", lambda: small_numbers("wc-figure-1", "accuracy", {name: name for name in WC_NETWORKS}))
 table("wc-claims", lambda: small_claims("wc-table-1", "wc-table-2", "wc-figure-1"))
 table("iteration-times", iteration_times)
+table("forecast", forecast)
 table("machines", machines)
 
 

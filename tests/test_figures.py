@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import spearmanr
 
 FOLDER = Path(__file__).parents[1] / "figures"
 
@@ -23,6 +25,7 @@ def script(name):
 
 
 preconditioners, results, gain = map(script, ("preconditioners", "results", "gain"))
+kappa_and_speed, forecast = script("kappa_and_speed"), script("forecast")
 
 
 def cell(method, seed, level, kappa, top, own=None):
@@ -101,13 +104,13 @@ def test_every_table_of_a_page_is_that_of_its_file():
     assert files == {"machines", *results.read("machines")["file"]}
 
 
-def test_a_number_of_a_file_changes_the_page(monkeypatch):
-    page = (results.DOCS / "replication.md").read_text(encoding="utf-8")
-    read = results.read
-    frames = {name: read(name) for name in ("small-comparisons", "bnp-figure-8")}
-    frames["small-comparisons"]["accuracy"] += 1
-    monkeypatch.setattr(results, "read", lambda name: frames.get(name, read(name)))
-    assert results.filled(page) != page
+@pytest.mark.parametrize(("name", "file"), [("wc-table-1", "small-comparisons"), ("figure-8", "bnp-figure-8")])
+def test_another_number_in_a_file_is_another_table(name, file, monkeypatch):
+    before, frame = results.TABLES[name](), results.read(file)
+    frame["accuracy"] += 1
+    frame["mean_accuracy"] += 1
+    monkeypatch.setattr(results, "read", lambda name: frame)
+    assert results.TABLES[name]() != before
 
 
 @pytest.mark.parametrize("study", sorted(path.stem for path in results.SMALL.glob("*.toml")))
@@ -156,3 +159,24 @@ def test_the_gain_of_a_run_is_counted_by_hand():
     assert (row["mean_accuracy"], row["accuracy"]) == (40.0, 50.0)
     # a tenth of an epoch are two iterations
     assert (row["loss"], row["loss_at_equal_time"]) == (38.5, 18.5)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_the_forecast_is_what_gradient_descent_does_on_a_quadratic(steps):
+    rate, values, g = 0.9, np.array([3.0, 0.5, 1e-3, -0.2]), np.array([0.3, -1.0, 0.7, 2.0])
+    before = after = g / values
+    for _ in range(steps):
+        after = after - rate * values * after
+    drop = float(values @ (before**2 - after**2)) / 2
+    assert forecast.decrease(values, g**2, rate, steps) == pytest.approx(drop, rel=1e-9)
+    # of a linear function, and without overshooting and negative curvature
+    assert forecast.decrease(np.zeros(1), np.ones(1), rate, steps) == pytest.approx(rate * steps)
+    stable = [forecast.decrease(values[k : k + 1], np.ones(1), rate, steps, stable=True) for k in (0, 3)]
+    assert stable == pytest.approx([0.0, rate * steps])
+
+
+def test_rank_correlations_are_scipys():
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(4, size=(2, 5, 9))
+    truth = [spearmanr(a, b).statistic for a, b in zip(x, y, strict=True)]
+    assert results.rank_correlations(x, y) == pytest.approx(truth)
