@@ -67,7 +67,8 @@ if os.environ.get("PAGE"):
     # one page is built with what is there of the others
     exclude_patterns += ["methods", "statements"]
     html_extra_path.clear()
-    suppress_warnings += ["toc.not_readable", "toc.excluded", "myst.xref_missing"]
+    suppress_warnings += ["toc.not_readable", "toc.excluded", "myst.xref_missing", "image.not_readable"]
+    nb_execution_mode = "force" if os.environ["PAGE"].startswith("examples/") else "off"
 elif os.environ.get("TRIALS"):
     generate.write(HERE, int(os.environ["TRIALS"]))
     # the next build writes them with all trials
