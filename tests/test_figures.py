@@ -94,6 +94,7 @@ def test_the_picture_has_a_panel_for_each_network_and_quantity(compared, tmp_pat
     assert "ρ = 1.00 (1.00 … 1.00)" in above.get_xlabel()
 
 
+@pytest.mark.slow
 def test_every_table_of_a_page_is_that_of_its_file():
     pages = {path: path.read_text(encoding="utf-8") for path in results.DOCS.rglob("*.md")}
     marks = [mark[2] for page in pages.values() for mark in results.MARK.finditer(page)]
