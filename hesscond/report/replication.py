@@ -11,7 +11,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,6 +24,8 @@ from hesscond.report.series import loss_of, means_of_stretches, values_of
 from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hesscond.runs import StoredRun
     from hesscond.study.files import Claim, Comparison, Published
     from hesscond.study.replication import Panel, Replication
@@ -71,12 +72,16 @@ def training_loss(run: StoredRun) -> pd.Series:
 
 def seconds_per_epoch(run: StoredRun) -> pd.Series:
     """Seconds per epoch: the time that the run worked divided by its number of epochs."""
+    import pandas as pd
+
     epochs = int(run.table("evaluation")["epoch"].max())
     return pd.Series({epochs: run.seconds / epochs})
 
 
 def seconds(run: StoredRun) -> pd.Series:
     """Seconds worked until the end of each epoch; the log is accurate to a second."""
+    import pandas as pd
+
     worked, each = run.worked, iterations_per_epoch(run)
     epochs = np.arange(int(run.iterations / each) + 1)
     found = np.interp(epochs * each, list(worked), list(worked.values())) if worked else np.full(len(epochs), np.nan)
@@ -87,6 +92,8 @@ def probed(name: str) -> Callable[[StoredRun], pd.Series]:
     """The median over the mini-batch probes of the first probed unit, at the last epoch."""
 
     def values(run: StoredRun) -> pd.Series:
+        import pandas as pd
+
         probe = run.table("probe")
         layer, unit = first_place(run, probe)
         found = values_of(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)], name).dropna()
@@ -248,6 +255,8 @@ AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mea
 
 def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
     """Published numbers and claims of a paper, a row each: panel, what (the quantity), paper, here, seeds, verdict."""
+    import pandas as pd
+
     rows = []
     for panel in found.panels:
         own = runs.get(panel.name, ())

@@ -100,7 +100,8 @@ class Measuring:
             torch.default_generator.manual_seed(self.seed)
             for device in self.devices:
                 seed_device(device, self.seed)
-            stack.enter_context(torch.inference_mode(False))
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             for kind in {"cpu", *(p.device.type for p in self.model.parameters())}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
