@@ -172,11 +172,10 @@ class BNP(InputMethod[BNPState]):
     """Batch normalization preconditioning: G ← P Pᵀ G for every layer, P = (1/q) U D from statistics of its inputs.
 
     Works with any optimizer: call `transform_gradients` between ``loss.backward()`` and ``optimizer.step()``,
-    or `attach` it to the optimizer once. The network itself is not changed. Only inputs that a backward pass
-    came back from count, so evaluating or probing the model does not touch the statistics; over several backward
-    passes before one step (gradient accumulation) their samples count together. Further leading dimensions of a dense
-    layer's input count as samples.
-
+    or `attach` it to the optimizer once. The network itself is not changed. The statistics are those of
+    forward passes that a backward pass followed: evaluating or probing the model does not change them, and the samples
+    of several backward passes before one step (gradient accumulation) are taken together. Further leading dimensions of
+    a dense layer's input are samples, too.
 
     Notes
     -----
