@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hesscond.problem.reentry import ran_again
 
@@ -193,7 +193,9 @@ def drawn_in(own: torch.dtype | None, func: Any, args: Any, kwargs: dict[str, An
     if func not in DROPOUTS or not given.get("training", given.get("train", True)):
         return None
     p = given.get("p", 0.5)
-    kept = func(torch.ones_like(x, dtype=own), p, True) != 0
+    # the type of the mask is no precision of the model
+    with _disable_current_modes():
+        kept = func(torch.ones_like(x, dtype=own), p, True) != 0
     scale = kept.to(x) * (1 / (1 - p) if p < 1 else 0.0)
     return x.mul_(scale) if given.get("inplace") else x * scale
 

@@ -120,7 +120,8 @@ class TwinTruth(Truth):
     """
 
     def __init__(self, twin, loss_fn, batch, *, zero=(), scales=None):
-        super().__init__(twin, loss_fn, batch)
+        # noise is that of the float32 model's own run
+        super().__init__(twin, loss_fn, batch, draws=torch.float32)
         self.zero, self.scales = set(zero), scales
         for name in self.zero:
             where = self.index[name].flatten()
