@@ -1,6 +1,8 @@
 """The callbacks in real trainings of the libraries; each test needs its library."""
 
+import importlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import ConfigError
+from tests.pretend_device import pretend_device
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])
@@ -135,3 +138,45 @@ def test_trainer_on_a_small_gpt2(tmp_path):
     assert rows[-1]["hesscond/transformer.h.0.mlp.c_fc/lambda_max"] == pytest.approx(
         found["transformer.h.0.mlp.c_fc"].kappa.lambda_max, rel=1e-6
     )
+
+
+def called_back(name, where):
+    """Rows of a callback in the order of calls of its library, whose trainers know real devices only."""
+    Callback = importlib.import_module(f"hesscond.integrations.{name}").Watch
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(where)
+    model.device = torch.device(where)
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    own = SimpleNamespace(loggers=[], optimizers=[optimizer], global_step=0, log_history=[])
+    # the probe batch is on the host
+    callback = Callback(loss_fn=nn.CrossEntropyLoss(), probe_batch=(x, y), every=2)
+    if name == "lightning":
+        callback.on_train_start(own, model)
+    else:
+        callback.on_train_begin(None, own, None, model=model, optimizer=optimizer)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x.to(where)), y.to(where))
+        loss.backward()
+        optimizer.step()
+        own.global_step += 1
+        if name == "lightning":
+            callback.on_train_batch_end(own, model, {"loss": loss}, None, 0)
+        else:
+            callback.on_step_end(None, own, None)
+    frame = callback.watch.to_frame()
+    return frame[[column for column in frame.select_dtypes("number") if "second" not in column]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_callbacks_have_the_same_bits_on_a_device(name):
+    try:
+        importlib.import_module(f"hesscond.integrations.{name}")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with pretend_device():
+        here, there = (called_back(name, where) for where in ("cpu", "pretend"))
+    assert len(here)
+    assert here.equals(there)
