@@ -13,6 +13,7 @@ import torch
 from hesscond.data import load
 from hesscond.data.files import DownloadError
 from hesscond.errors import HesscondError
+from hesscond.methods.optimizers import reading
 from tests import cli_targets
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,6 +65,15 @@ def cifar10():
         return load("cifar10", folder, download=False)
     except HesscondError as error:
         pytest.skip(f"no CIFAR-10: {error}")
+
+
+@pytest.fixture(autouse=True)
+def readers_of_optimizers():
+    """A reader that a test registers is gone after it: pages print the list of all."""
+    before = dict(reading._READERS)
+    yield
+    reading._READERS.clear()
+    reading._READERS.update(before)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
