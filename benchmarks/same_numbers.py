@@ -91,7 +91,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 SOURCES = ("batch", "stream")
 METHODS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
-    "tanh": (("unit", "layer"), ("bnp", "whitening", "optimal-diagonal", "weightnorm", "sphere", Jacobi())),
+    "tanh": (("unit", "layer"), ("bnp", "whitening", "weightnorm", "sphere", Jacobi())),
     "relu": (("unit", "network"), ("bnp", "batchnorm", "equilibration")),
     "convolutions": (("unit",), ("bnp", "whitening")),
     "silu": (("layer",), ("bnp", "whitening")),

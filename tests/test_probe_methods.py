@@ -33,7 +33,7 @@ SPECS = [
     "adam+l2",
     "bnp+l2",
     "sphere+bnp",
-    "ekfac:targets=model+layernorm",
+    "ekfac+layernorm",
 ]
 #: What is refused, and the words that say what to give instead.
 REFUSED = {
@@ -73,7 +73,7 @@ def refused(spec, level):
     if spec == "four-things-batchnorm" and level != "network":
         return None
     # a P of layers has no room for what belongs to none
-    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm", "ekfac:targets=model+layernorm")
+    without = ("bnp+groupnorm:groups=2", "bnp:layers=3+layernorm", "ekfac+layernorm")
     if level == "network" and spec in without:
         return "name the layers to measure with layers="
     return REFUSED.get(spec)

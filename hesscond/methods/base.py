@@ -60,8 +60,6 @@ class Method:
     source: ClassVar[str]
     #: Learning rate if none is given. At it, the study ``fc-digits`` reaches at least 80 % whatever the seed.
     rate: ClassVar[float] = 0.1
-    #: Whether a network can be trained with it; if not, its coordinates are only measured in.
-    trained: ClassVar[bool] = True
     #: Whether the step goes along P Pᵀ∇L for a P that is not the identity; two such methods cannot be combined.
     preconditions: ClassVar[bool] = False
     #: Whether that is done by the optimizer's step, and not by `transform_gradients`: adaptive methods.

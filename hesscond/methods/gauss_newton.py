@@ -283,7 +283,7 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
 
     def observe(self, loss: torch.Tensor) -> None:
         """Carry the roots b_k of the curvature S_j back to the layers."""
-        z, S = self.output.curvature(loss, whole=True)
+        z, S = self.output.curvature(loss)
         B = root(S, self.name)
         # of the first sample alone: nothing may come back to the others
         alone = torch.zeros_like(B[:1])

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from hesscond.capture import Layer
 from hesscond.hessians import LinearCoordinates, ParameterMap
 from hesscond.hessians.coordinates.parameter_maps import LayerMap
-from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.optimizers.reading import power
 from hesscond.methods.options import option
-from hesscond.methods.output_curvature import Likelihood, OutputWatch, drawn, likelihood
 from hesscond.methods.registry import register
-
-#: Whose gradients are taken: of the targets of the data, or of targets drawn from the model.
-Targets = Literal["data", "model"]
 
 
 @dataclass
@@ -38,8 +31,6 @@ class FisherState(WholeState):
     """
 
     wanted: int = 1
-    # whether the gradients are those of targets drawn from the model, which have the covariance of the mean loss
-    drawn: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,11 +42,10 @@ class FisherState(WholeState):
 
     def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Extended inputs Ĥ (N, T, n̂) and gradients δ (N, T, m) of each sample's loss for each call, float64."""
-        total = sum(len(own[0]) for own in self.gradients)
         # the loss is the mean over the samples
-        scale = total**0.5 if self.drawn else total
+        total = sum(len(own[0]) for own in self.gradients)
         return [
-            (self.extended(call, len(first)), scale * self.by_position(first))
+            (self.extended(call, len(first)), total * self.by_position(first))
             for call, (first, *_) in zip(self.inputs, self.gradients, strict=True)
         ]
 
@@ -91,14 +81,12 @@ class KFAC(LayerMethod[FisherState]):
     """K-FAC: M = (G + √γ/π I)⁻¹ ⊗ (A + π√γ I)⁻¹ for [b, W] of every layer, π = √((tr A/n̂)/(tr G/m)).
 
     A is the running second moment of a layer's extended inputs, G that of the gradients of the samples' losses in its
-    outputs. With ``targets=data`` these are for the targets of the data: the *empirical* Fisher matrix, which every
-    loss has. With ``targets=model`` they are for one target a sample drawn from the model, as in the paper: the
-    true Fisher matrix, which on average is the Gauss–Newton matrix. It is defined for softmax cross-entropy and squared
-    errors, and takes a second backward pass; a custom training loop calls ``method.observe(loss)`` before the first
-    one. Targets are drawn from a separate generator with seed 0. Over several positions, as in convolutions, A is
-    summed and G averaged; the loss is assumed to be the mean over samples. At the unit level, where M mixes units, the
-    block of M of a unit's own parameters counts. In the coordinates of the data, ``probe(method="kfac")``, M is that of
-    a first step on them. Parameters outside of dense and ungrouped convolutional layers step along their gradients.
+    outputs, for the targets of the data: the *empirical* Fisher matrix, which every loss has; the paper draws targets
+    from the model (`GaussNewton` has the matrix that is then the mean, exactly). Over several positions, as in
+    convolutions, A is summed and G averaged; the loss is assumed to be the mean over samples. At the unit level, where
+    M mixes units, the block of M of a unit's own parameters counts. In the coordinates of the data,
+    ``probe(method="kfac")``, M is that of a first step on them. Parameters outside of dense and ungrouped convolutional
+    layers step along their gradients.
 
     Source: Martens, Grosse, ICML 2015, sections 4.2, 5 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
 
@@ -114,37 +102,15 @@ class KFAC(LayerMethod[FisherState]):
     rho: float = option(0.95, "Decay of the averages.", least=0, below=1)
     damping: float = option(1e-2, "γ.", above=0)
     update_every: int = option(10, "Steps after which factors are decomposed again.", least=1)
-    targets: Targets = option("data", '``"data"`` or ``"model"``: whose gradients are taken.')
-
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        self.generator = torch.Generator().manual_seed(0)
-        # of the first loss: a saturated one does not show it
-        self._likelihood: Likelihood | None = None
-        super().__init__(model, **options)
-        if self.targets == "model":
-            self.output = OutputWatch(self.name, model)
-            self._handles.append(self.output.handle)
 
     def state_of(self, layer: Layer) -> FisherState:
-        drawn = self.targets == "model"
-        return FisherState(layer, wanted=int(not drawn), drawn=drawn)
-
-    def observe(self, loss: torch.Tensor) -> None:
-        """Draw targets from the model, and carry their gradients back, where ``targets`` says so."""
-        if self.targets == "data":
-            return
-        z, S = self.output.curvature(loss, whole=False)
-        if self._likelihood is None:
-            self._likelihood = likelihood(z, S, self.name)
-        self.output.back(z, drawn(z, S, self._likelihood, self.generator)[None], self.layers.values())
+        return FisherState(layer)
 
     def update(self, states: list[FisherState]) -> None:
         for state in states:
             assert state.module.weight.grad is not None
             if not bool(torch.isfinite(state.module.weight.grad).all()):
                 continue  # a run that diverges says so by its loss
-            if not all(state.gradients):
-                raise not_shown(self.name)
             if not state.take(self.rho):
                 continue
             if self.steps % self.update_every == 0:
@@ -162,13 +128,6 @@ class KFAC(LayerMethod[FisherState]):
 
     def finish(self, state: FisherState) -> None:
         """Compute what changes at every step; here nothing does."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.generator.set_state(state["generator"].cpu())
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         state = self.find(layer)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.methods.inputs import LayerState
-
-#: Which losses have targets that can be drawn from the model.
-Likelihood = Literal["softmax", "gaussian"]
 
 #: Units of round-off in the curvature of a saturated softmax.
 SATURATED = 64
@@ -32,8 +29,8 @@ class OutputWatch:
         if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
             self._output = output
 
-    def curvature(self, loss: torch.Tensor, *, whole: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output z, and ∂²loss/∂z² as a block (C, C) for each of B parts of z, in its precision."""
+    def curvature(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output z, and ∂²loss/∂z² as a block (C, C) for each of its B samples, in its precision."""
         z, self._output = self._output, None
         if not isinstance(z, torch.Tensor):
             what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
@@ -41,7 +38,7 @@ class OutputWatch:
         first = torch.autograd.grad(loss, z, create_graph=True, allow_unused=True)[0] if z.requires_grad else None
         if first is None:
             raise ConfigError(f"{self.method}: the loss does not depend on the output of the model's latest pass")
-        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1) if whole else first.flatten(0, -2)
+        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1)
         if not g.requires_grad:
             return z, z.new_zeros(*g.shape, g.shape[1])
 
@@ -88,46 +85,3 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
     # what is below is the rounding of zero
     kept = max(int((values > 16 * S.shape[1] * eps * values[:, -1:]).sum(1).max()), 1)
     return (Q * values.clamp_min(0).sqrt()[:, None])[..., S.shape[1] - kept :].permute(2, 0, 1)
-
-
-def likelihood(z: torch.Tensor, S: torch.Tensor, method: str) -> Likelihood:
-    """Likelihood whose negative logarithm is the loss of output z, by its S (B, C, C): w (diag p − ppᵀ), or wI."""
-    S, noise = S.to(torch.float64), torch.finfo(S.dtype).eps ** 0.5
-    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
-    shapes: dict[Likelihood, torch.Tensor] = {
-        "softmax": p.diag_embed() - p[:, :, None] * p[:, None, :],
-        "gaussian": torch.eye(S.shape[1], device="cpu").to(S).expand_as(S),
-    }
-    for kind, shape in shapes.items():
-        if (S - weights(S, shape)[:, None, None] * shape).norm() <= noise * S.norm():
-            return kind
-    raise ConfigError(
-        f"{method}: targets=model draws targets for softmax cross-entropy and squared errors, and this loss is "
-        "neither: take targets=data"
-    )
-
-
-def weights(S: torch.Tensor, shape: torch.Tensor) -> torch.Tensor:
-    """Weights w (B,) ≥ 0 such that tr S = w tr A for the blocks A of ``shape``."""
-    own, total = (A.diagonal(dim1=1, dim2=2).sum(1) for A in (S, shape))
-    return (own / total.where(total > 0, 1.0)).clamp_min(0)
-
-
-def drawn(z: torch.Tensor, S: torch.Tensor, kind: Likelihood, generator: torch.Generator) -> torch.Tensor:
-    """Gradients (B, C) in the output z of random targets that the model itself gives, with the covariance S.
-
-    For softmax cross-entropy these are √w (p − e_y) with y ~ p, for a squared error √w ε with Gaussian ε.
-    """
-    S = S.to(torch.float64)
-    p = z.detach().reshape(S.shape[:2]).to(torch.float64).softmax(1)
-    if not bool(torch.isfinite(S).all() and torch.isfinite(p).all()):
-        return torch.zeros_like(p)  # a run that diverges says so by its loss
-    if kind == "gaussian":
-        shape = torch.eye(S.shape[1], device="cpu").to(S).expand_as(S)
-        found = torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p)
-    else:
-        shape = p.diag_embed() - p[:, :, None] * p[:, None, :]
-        # not on the device: the draws are the same everywhere
-        y = torch.multinomial(p.cpu(), 1, generator=generator).to(p.device)
-        found = p.scatter_add(1, y, -torch.ones_like(p[:, :1]))
-    return weights(S, shape).sqrt()[:, None] * found

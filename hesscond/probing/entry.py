@@ -108,7 +108,7 @@ def probe(
         whose P one batch defines (``"kfac"``, ``"ekfac"``, ``"gauss-newton"``) that of a first
         step on it; methods whose coordinates many steps define (``"adam"``) are refused. A method at work on the model,
         ``BNP(model)``: the coordinates of its last step. An optimizer that has taken a step, of torch,
-        pytorch-optimizer or heavyball, or several that train the model together: P with M = P Pᵀ of its step −η M g,
+        pytorch-optimizer, or several that train the model together: P with M = P Pᵀ of its step −η M g,
         read from its state (see `hesscond.methods.optimizers`), of the parameters that they move: the others are in
         ``skipped``. Of any other, M as a function of a parameter. Or a `Preconditioner`, or a chart such as
         `hesscond.hessians.Jacobi`. The result says in words which it was (``result.coordinates``).

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import hessian, jacrev
+from torch.func import hessian
 
-from hesscond.spectra import condition_number
 from hesscond.theorems.base import (
     ALLOWED,
     Claim,
@@ -27,7 +25,6 @@ from hesscond.theorems.base import (
     register,
 )
 from hesscond.theorems.matrices import kappa, random_size
-from hesscond.theorems.matrix_preconditioners import interval
 from hesscond.theorems.networks import ROUND_OFF, cross_entropy
 from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 
@@ -180,131 +177,6 @@ class AdamBlocks(Statement):
         if losses[0] == 0 or losses[1] < np.finfo(float).tiny:
             return not_applicable("the loss is zero")
         return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
-
-
-@dataclass(frozen=True)
-class LinearLayers:
-    """W_L … W_1 x with the mean square loss, identities already added where layers are skipped."""
-
-    weights: tuple[np.ndarray, ...]  # (n_l, n_(l−1)) each
-    inputs: np.ndarray  # (N, n_0)
-
-    def products(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """W_L … W_(l+1) and W_(l−1) … W_1 for every layer."""
-        found = []
-        for layer in range(len(self.weights)):
-            above, below = np.eye(len(self.weights[-1])), np.eye(self.inputs.shape[1])
-            for W in self.weights[layer + 1 :][::-1]:
-                above = above @ W
-            for W in self.weights[:layer]:
-                below = W @ below
-            found.append((above, below))
-        return found
-
-    def jacobian(self) -> np.ndarray:
-        """J/√N (outputs N, parameters) by automatic differentiation."""
-        x = torch.from_numpy(self.inputs)
-
-        def output(*weights: Tensor) -> Tensor:
-            h = x
-            for W in weights:
-                h = h @ W.T
-            return h.T.flatten()
-
-        weights = tuple(torch.from_numpy(W) for W in self.weights)
-        parts = jacrev(output, argnums=tuple(range(len(weights))))(*weights)
-        return np.hstack([part.flatten(1).numpy() for part in parts]) / len(x) ** 0.5
-
-
-def smallest(A: np.ndarray) -> float:
-    """The smallest of as many singular values as A has rows."""
-    sigma = np.linalg.svd(A, compute_uv=False)
-    return float(sigma[len(A) - 1]) if len(sigma) >= len(A) else 0.0
-
-
-@register
-class GaussNewtonLinear(Statement):
-    """κ of the Gauss–Newton matrix of a deep linear network is bounded by κ of the data and of products of weights."""
-
-    id = "gauss-newton-linear"
-    title = "κ of the Gauss–Newton matrix of deep linear and residual networks"
-    source = "Zhao, Singh, Lucchi, NeurIPS 2024, abstract, as we read it"
-    text = (
-        "The paper bounds κ of the Gauss–Newton matrix of deep linear networks, with and without skip connections, by "
-        "κ(Σ), Σ = E[xxᵀ], and by the singular values of products of weights, a convex combination of their κ; its "
-        "abstract and a summary were at hand, so what follows is our reading, with our proof. Its nonzero eigenvalues "
-        "are those of (I ⊗ Σ^½) Γ (I ⊗ Σ^½), Γ = Σ_l A_lA_lᵀ ⊗ B_lᵀB_l, A_l = W_L … W_(l+1), B_l = W_(l−1) … W_1: it "
-        "is JᵀJ/N with J_l = A_l ⊗ (B_l x)ᵀ. With Weyl's inequalities κ ≤ κ(Σ) Σ σ²_max(A_l) σ²_max(B_l) / Σ "
-        "σ²_min(A_l) σ²_min(B_l), which is Σ γ_l κ²(A_l) κ²(B_l) with γ_l the shares of the denominator, and at most "
-        "the largest of these terms. With skip connections the same for W_l + βI. With one hidden layer and Σ = I "
-        "both sides are equal. All true."
-    )
-    hypotheses = (
-        "Σ and Γ are positive definite",
-        "one hidden layer, Σ = I (second claim)",
-    )
-    claims = (
-        Claim("bound", "κ ≤ κ(Σ) Σ σ²_max(A_l) σ²_max(B_l) / Σ σ²_min(A_l) σ²_min(B_l)", True),
-        Claim("attained", "equality for one hidden layer, Σ = I", True),
-    )
-    trials = 100
-    elsewhere = "speaks of linear networks"
-
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        """Up to four layers, some with skip connections; one hidden layer on white data."""
-        sizes = rng.integers(1, 6, int(rng.integers(2, 6))).tolist()
-        network = self.drawn(rng, sizes, float(rng.choice([0.0, 1.0, 10.0 ** rng.uniform(-1, 1)])))
-        white = self.drawn(rng, rng.integers(1, 6, 3).tolist(), 0.0, white=True)
-        outcomes = []
-        for own, claim in ((network, self.bounded), (white, self.attained)):
-            most, least = self.ends(own)
-            certain = least > 1e-8 * most
-            singular = not_applicable("Γ is not certainly positive definite")
-            outcomes.append(claim(own, most, least) if certain else singular)
-        return outcomes
-
-    def drawn(
-        self, rng: np.random.Generator, sizes: Sequence[int], beta: float, *, white: bool = False
-    ) -> LinearLayers:
-        """Weights of one scale or graded, skip connections around square layers; inputs of full rank, graded too."""
-        spread = rng.choice([0.0, 1.0])
-        weights = [
-            rng.standard_normal((m, n)) * 10.0 ** rng.uniform(-spread, spread, n) / n**0.5 for n, m in pairwise(sizes)
-        ]
-        N = sizes[0] + int(rng.integers(0, 10))
-        X = rng.standard_normal((N, sizes[0])) * 10.0 ** rng.uniform(-1, 1, sizes[0])
-        if white:
-            X = N**0.5 * np.linalg.qr(X)[0]
-        return LinearLayers(tuple(W + beta * np.eye(len(W)) if W.shape[0] == W.shape[1] else W for W in weights), X)
-
-    def kappa(self, network: LinearLayers) -> tuple[float, float]:
-        """Bounds of κ⁺ from J, whose rank is at most that of Γ."""
-        J = network.jacobian()
-        rank = len(network.weights[-1]) * network.inputs.shape[1]
-        return interval(condition_number(factor=J, rank_bound=rank, error=ROUND_OFF * float(np.linalg.norm(J))))
-
-    def ends(self, network: LinearLayers) -> tuple[float, float]:
-        """Σ σ²_max σ²_max and Σ σ²_min σ²_min."""
-        most = [np.linalg.norm(above, 2) * np.linalg.norm(below, 2) for above, below in network.products()]
-        least = [smallest(above) * smallest(below.T) for above, below in network.products()]
-        return float(np.square(most).sum()), float(np.square(least).sum())
-
-    def bounded(self, network: LinearLayers, most: float, least: float) -> Outcome:
-        """κ over the bound."""
-        return decided(*self.kappa(network), kappa(network.inputs).lower ** 2 * most / least * SLACK)
-
-    def attained(self, network: LinearLayers, most: float, least: float) -> Outcome:
-        """κ against the bound."""
-        expected = np.array([most / least] * 2)
-        return equal(np.array(self.kappa(network)), expected, allowed=10 * ALLOWED * most / least)
-
-
-#: What hidden units compute of their pre-activation.
-UNITS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "softplus": torch.nn.functional.softplus,
-    "linear": torch.clone,
-}
 
 
 @register

@@ -20,8 +20,7 @@ class TestVariants(MethodContract):
         "muon:momentum=0",
         "psgd:momentum=0",
         "kfac:update_every=1",
-        "kfac:targets=model",
-        "ekfac:update_every=3,targets=model",
+        "ekfac:update_every=3",
         "sophia:beta_1=0,update_every=1",
         "adahessian:epsilon=0.01,update_every=2",
     )

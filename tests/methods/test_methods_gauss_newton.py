@@ -209,10 +209,9 @@ def test_what_has_no_such_rows(model, loss, words):
         method.observe(loss(model(torch.randn(4, 3))))
 
 
-@pytest.mark.parametrize("spec", ["gauss-newton", "kfac:targets=model"])
-def test_a_loss_that_was_not_shown_is_missed(spec):
+def test_a_loss_that_was_not_shown_is_missed():
     model = nn.Linear(3, 2)
-    method = parse(spec).create(model)
+    method = parse("gauss-newton").create(model)
     model(torch.ones(4, 3)).square().mean().backward()
     with pytest.raises(ConfigError, match=r"call method\.observe\(loss\) before"):
         method.transform_gradients()
@@ -252,83 +251,11 @@ def test_a_loaded_state_has_no_coordinates_before_its_next_step():
         other.probed(name)
 
 
-# -- K-FAC with targets of the model -----------------------------------------------------------------------------------
-
-
-def fisher(spec, model, x, loss):
-    """G of the last step."""
-    method = parse(spec).create(model)
-    value = loss(model(x))
-    method.observe(value)
-    value.backward()
-    method.transform_gradients()
-    method.detach()
-    return method, method.layers["2"].G.numpy() / float(method.layers["2"].mass)
-
-
-def test_kfac_draws_the_targets_of_cross_entropy_from_the_model():
-    model, x, _ = made("dense", 50)
-    y = torch.zeros(50, dtype=torch.int64)
-    method, G = fisher("kfac:targets=model", model, x, lambda z: nn.functional.cross_entropy(z, y))
-    p = model(x).detach().softmax(1)
-    own = torch.multinomial(p, 1, generator=torch.Generator().manual_seed(0))[:, 0]
-    delta = (p - nn.functional.one_hot(own, 3)).numpy()
-    assert np.allclose(G, delta.T @ delta / 50, rtol=1e-10)
-    assert own.bincount(minlength=3).min() > 0
-    # of the data all targets are the first class
-    given = (p - nn.functional.one_hot(y, 3)).numpy()
-    assert np.allclose(fisher("kfac", model, x, lambda z: nn.functional.cross_entropy(z, y))[1], given.T @ given / 50)
-    assert not np.allclose(G, given.T @ given / 50, rtol=0.1)
-    # A is that of the inputs, whatever the targets
-    h = torch.relu(model[0](x)).detach()
-    H = torch.cat([torch.ones_like(h[:, :1]), h], 1).numpy()
-    state = method.layers["2"]
-    assert np.allclose(state.A.numpy() / float(state.mass), H.T @ H / 50)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("loss", ["cross-entropy", "squared error"])
-def test_on_average_that_is_the_curvature_of_the_loss(loss, dtype):
-    """Of many draws, G of the last layer is the mean of ∂²ℓ/∂z²: to the digits that 4,000 samples give."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).to(dtype)
-    x, (function, targets) = torch.randn(4000, 4, dtype=dtype), LOSSES[loss]
-    z = model(x).detach()
-    y = targets(z)
-    G = fisher("ekfac:targets=model", model, x, lambda z: function(z, y))[1]
-    S = np.zeros((3, 3))
-    for row, target in zip(z[:300].double(), y[:300], strict=True):
-        target = target if target.ndim == 0 else target.double()
-        S += torch.autograd.functional.hessian(lambda v, t=target: function(v[None], t[None]), row).numpy() / 300
-    assert np.allclose(G, S, atol=0.1 * np.abs(S).max())
-
-
-def test_draws_are_reproduced_and_go_on_from_a_state():
-    x = made("dense", 20)[1]
-
-    def step(method):
-        method.model.zero_grad()
-        loss = nn.functional.cross_entropy(method.model(x), torch.arange(20) % 3)
-        method.observe(loss)
-        loss.backward()
-        method.transform_gradients()
-        return method.layers["2"].G.clone()
-
-    first, second, third = (parse("kfac:targets=model").create(made("dense")[0]) for _ in range(3))
-    torch.manual_seed(5)
-    random = torch.get_rng_state()
-    assert torch.equal(step(first), step(second))
-    assert torch.equal(torch.get_rng_state(), random)
-    third.load_state_dict(first.state_dict())
-    assert torch.equal(step(first), step(third))
-
-
-@pytest.mark.parametrize("spec", ["kfac:targets=model", "gauss-newton"])
-def test_a_saturated_softmax_is_none_of_these(spec):
+def test_a_saturated_softmax_is_none_of_these():
     """In float32 its curvature is rounding: a run that has learnt everything goes on."""
     torch.manual_seed(0)
     model, x = nn.Linear(3, 3), torch.randn(20, 3)
-    method = parse(spec).create(model)
+    method = parse("gauss-newton").create(model)
     for scale in (1.0, 200.0, 1e38):
         model.zero_grad()
         with torch.no_grad():
@@ -338,12 +265,6 @@ def test_a_saturated_softmax_is_none_of_these(spec):
         loss.backward()
         method.transform_gradients()
         assert torch.isfinite(model.weight.grad).all()
-
-
-def test_other_losses_have_no_targets_to_draw():
-    model, x, _ = made("dense")
-    with pytest.raises(ConfigError, match="this loss is neither: take targets=data"):
-        fisher("kfac:targets=model", model, x, lambda z: z.pow(4).mean())
 
 
 # -- by name in a probe ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""M = P Pᵀ that is read from the states of pytorch-optimizer and heavyball, against their own steps."""
+"""M = P Pᵀ that is read from the states of pytorch-optimizer, against their own steps."""
 
 import pytest
 import torch
@@ -42,12 +42,6 @@ def pytorch_optimizer():
     return pytest.importorskip("pytorch_optimizer", reason="pytorch-optimizer is not installed (the extra optimizers)")
 
 
-def heavyball():
-    found = pytest.importorskip("heavyball", reason="heavyball is not installed (the extra optimizers)")
-    found.utils.compile_mode = None
-    return found
-
-
 def curvature(optimizer, kind):
     """Diagonals of Hessians for those that take them."""
     if kind not in ("SophiaH", "AdaHessian"):
@@ -86,42 +80,6 @@ def test_muon_of_pytorch_optimizer():
         if g.ndim == 1:
             rate = AtWork(model, [optimizer]).rate
             assert torch.allclose(moved[name], -rate * explained[name], rtol=1e-10)
-
-
-HEAVYBALL = {
-    "AdamW": (WITHOUT, 1e-5),
-    "Muon": (WITHOUT, 1e-5),
-    "SOAP": ({"betas": (0.0, 0.9), "weight_decay": 0.0, "precondition_frequency": 50, "merge_dims": False}, 1e-4),
-    "PSGDKron": ({"betas": (0.0, 0.9), "update_clipping": None}, 1e-5),
-}
-
-
-@pytest.mark.parametrize("name", HEAVYBALL)
-def test_a_step_of_heavyball_is_M_times_the_gradient(name):
-    """In its float32, but for Muon, which it orthogonalizes in float64 if the parameters are."""
-    options, tolerance = HEAVYBALL[name]
-    model = network(torch.float64 if name == "Muon" else torch.float32)
-    optimizer = getattr(heavyball(), name)(model.parameters(), lr=0.01, **options)
-    assert largest_difference(model, optimizer, *stepped(model, optimizer, 5)) < tolerance
-
-
-@pytest.mark.parametrize("name", ["AdamW", "PSGDKron"])
-def test_the_warm_up_of_heavyball_belongs_to_M(name):
-    """To the rounding of weights of order 1 in float32, beside which the first steps are small."""
-    options, _ = HEAVYBALL[name]
-    model = network(torch.float32)
-    optimizer = getattr(heavyball(), name)(model.parameters(), lr=0.01, warmup_steps=20, **options)
-    for steps in (1, 4, 30):
-        assert largest_difference(model, optimizer, *stepped(model, optimizer, steps)) < 1e-4
-
-
-@pytest.mark.parametrize("name", HEAVYBALL)
-def test_cautious_steps_of_heavyball_are_refused(name):
-    model = network(torch.float32)
-    optimizer = getattr(heavyball(), name)(model.parameters(), lr=0.01, caution=True, **HEAVYBALL[name][0])
-    stepped(model, optimizer, 2)
-    with pytest.raises(ConfigError, match=f"{name} with caution=True leaves out entries"):
-        probe(model, nn.CrossEntropyLoss(), data(torch.float32), level="layer", method=optimizer)
 
 
 def small():
@@ -309,4 +267,4 @@ def test_all_that_are_known_are_tested():
     libraries = {name for name in known_optimizers() if not name.startswith("torch.")}
     tested = {f"pytorch_optimizer.{kind}" for kind, _ in EXACT.values()} | {"pytorch_optimizer.Muon"}
     tested.add("schedulefree.AdamWScheduleFree")
-    assert libraries == tested | {f"heavyball.{kind}" for kind in HEAVYBALL}
+    assert libraries == tested

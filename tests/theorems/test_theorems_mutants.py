@@ -31,7 +31,7 @@ from hesscond.theorems.constrained_weights import (
     StandardizedGradient,
     projected_step,
 )
-from hesscond.theorems.curvature_structure import AdamBlocks, AdamDiagonal, GaussNewtonLinear, SoftmaxRowBlocks
+from hesscond.theorems.curvature_structure import AdamBlocks, AdamDiagonal, SoftmaxRowBlocks
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
 from hesscond.theorems.matrices import kappa
 from hesscond.theorems.matrix_preconditioners import (
@@ -85,14 +85,6 @@ def shifted_merge(weight, gamma, beta):
 def raw_gradient(self, gradient, mu, sigma):
     right = BNPProposition7.step(self, gradient, mu, sigma)
     return torch.cat([gradient[:, :1] - (gradient[:, 1:] @ mu)[:, None], right[:, 1:]], 1)
-
-
-def two_ends(self, network):
-    """Of the layers, the first and the last only."""
-    products = network.products()
-    first, last = products[0][0], products[-1][1]
-    least = min(np.linalg.svd(first, compute_uv=False)[-1], np.linalg.svd(last, compute_uv=False)[-1]) ** 2
-    return float(np.linalg.norm(first, 2) ** 2), float(least)
 
 
 def scaled_only(H):
@@ -282,7 +274,6 @@ SLOW = [
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
     (AdamDiagonal, "preconditioner", lambda s, g: np.ones_like(g), ["start"], 40),
     (AdamBlocks, "constant", lambda s, least, most: float(np.mean(most) / np.mean(least)), ["Adam"], 100),
-    (GaussNewtonLinear, "ends", two_ends, ["attained"], 60),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
     (PreconditionedRate, "curvature", lambda s, H, P: H, ["attained"], 10),
     (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),

@@ -20,7 +20,6 @@ KNOWN = {
     "bnp-proposition-6": {"trials": 40, "seldom": ("comparison, sums shared",)},
     "adam-diagonal": {"trials": 60},
     "adam-blocks": {"trials": 100},
-    "gauss-newton-linear": {"trials": 40, "least": 0.4},
     "softmax-row-blocks": {"trials": 40},
     "soap-adafactor": {"trials": 60},
     "kfac-linear": {"trials": 20},
