@@ -111,10 +111,7 @@ class Differentiator:
             self.failed[request.name] = error
 
     def planned(self, requests: Sequence[Request]) -> tuple[SecondDerivatives, dict[str, CurvaturePlan]]:
-        """Second derivatives and a plan for every layer, or for a sample of its units where all would take too long.
-
-        The cost is reported if progress is followed.
-        """
+        """Second derivatives and a plan for every layer, or for a sample of its units where all would take too long."""
         progress, plans = self.progress, {}
         twice = SecondDerivatives(self.loss, requests, self.samples, self.budget, self.proved_apart, progress)
         for request in requests:

@@ -271,11 +271,7 @@ class SecondDerivatives:
             self.progress.advance(request.name, len(range(count)[rows]))
 
     def sizes(self, request: Request, found: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
-        """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer.
-
-        ``found`` are the largest entries of S. For units where these are round-off compared with the terms of all
-        units together, only the terms of the unit count.
-        """
+        """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer."""
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
         lost = positions * (geometry.units if request.whole else 1) * self.cancellation_error[request.name]
         sizes = self.by_unit(

@@ -191,10 +191,7 @@ def may_cancel(found: Iterable[Any]) -> bool:
 
 
 def softmax_saturates(node: Any) -> torch.Tensor:
-    """Boolean mask of the probabilities that are 0 or 1 by rounding.
-
-    Probabilities that a mask hides, and a single visible one, are exact, and so are their derivatives, zero.
-    """
+    """Boolean mask of the probabilities that are 0 or 1 by rounding."""
     p = saved(node, "result")
     seen = ~hidden(node).expand_as(p)
     alone = seen.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1

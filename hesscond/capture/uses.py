@@ -198,10 +198,7 @@ class Trail:
 
 
 class Uses:
-    """Uses of the parameters of a loss, ``leaves`` of its graph by name.
-
-    ``others`` are all parameters of the model: a constant that is a view of one of these is no activation.
-    """
+    """Uses of the parameters of a loss, ``leaves`` of its graph by name."""
 
     def __init__(self, loss: torch.Tensor, leaves: Mapping[str, torch.Tensor], others: Sequence[torch.Tensor]) -> None:
         self._loss, self._leaves = loss, dict(leaves)

@@ -83,10 +83,7 @@ def reference_for(question: Question, layers: Mapping[str, Layer]) -> ReferenceP
 
 @dataclass
 class LayerCapturing:
-    """Captured layers, each compared with the derivatives of the model itself on every batch.
-
-    A layer that disagrees on the first batch is captured again, by double backward in the parameters themselves.
-    """
+    """Captured layers, each compared with the derivatives of the model itself on every batch."""
 
     measurement: Measurement
     layers: Mapping[str, Layer]
@@ -197,10 +194,7 @@ class LayerCapturing:
         return found
 
     def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
-        """Capture a batch and return its weight too; layers seen for the first time are compared with the model.
-
-        Layers that do not agree are captured again, in their parameters.
-        """
+        """Capture a batch and return its weight too; layers seen for the first time are compared with the model."""
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
         if self.reference is None or captures.mass == 0:

@@ -261,10 +261,7 @@ class ReferenceProducts:
     def _compare(
         self, batch: Batch, random: RandomState, chosen: Sequence[int], first: dict[int, torch.Tensor] | None
     ) -> None:
-        """Compare the second derivatives of a batch with central differences of its gradient.
-
-        This is done in float64 where the model runs in it, whatever ``dtype`` is: wider steps cross many kinks.
-        """
+        """Compare the second derivatives of a batch with central differences of its gradient."""
         narrowest = None if self.precision is None else self.precision.narrowest
         snapshot = self._snapshot
         if first is None or self.leaf_dtype != torch.float64:
@@ -400,11 +397,7 @@ class ReferenceProducts:
         return self._snapshot.leaves[0].dtype if self._snapshot.leaves else torch.float64
 
     def rounding(self, direction: CheckDirection) -> tuple[float, float]:
-        """Two estimates of the rounding in the model's product on the first batch, in the direction's units.
-
-        The first perturbs the last digits of the parameters, and counts the product's terms; the second is eps times
-        the product without cancellation in the curvature of the loss (in a saturated softmax it is 1 − 1).
-        """
+        """Two estimates of the rounding in the model's product on the first batch, in the direction's units."""
         leaves, eps = self._snapshot.leaves, float(torch.finfo(self.leaf_dtype).eps)
         evaluation = self._first_again()
         natural = eps * uncancelled(evaluation, leaves, self._indices(direction.layout), direction)
@@ -446,10 +439,7 @@ class ReferenceProducts:
         return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[CheckDirection], draws: int = 1) -> list[torch.Tensor]:
-        """Sensitivity of the entries of each H v to perturbations of the size of rounding: the largest of some draws.
-
-        With several draws, the terms of the product count too, since rounding may be the same in every draw.
-        """
+        """Sensitivity of the entries of each H v to perturbations of the size of rounding: the largest of some draws."""
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         before = [self._products[id(direction)] for direction in directions]
         found = [torch.zeros_like(own) for own in before]

@@ -137,10 +137,7 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, Lay
 
 
 def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, str]:
-    """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle.
-
-    For a measured layer that has further parameters outside its Hessian, these parameters are named.
-    """
+    """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle."""
     reference = reached(m.question) if m.reference is None else m.reference
     catalogue = Catalogue(m.question.model)
     measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}

@@ -147,10 +147,7 @@ class Measurement:
 
     @contextmanager
     def skipping(self, name: str, *kinds: type[HesscondError]) -> Iterator[None]:
-        """Context in which an error of these kinds skips a block, unless it was asked for by its name.
-
-        What has no second derivatives is noted for differences of gradients instead.
-        """
+        """Context in which an error of these kinds skips a block, unless it was asked for by its name."""
         try:
             yield
         except kinds as error:

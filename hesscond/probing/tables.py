@@ -91,10 +91,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """Table of the condition numbers of every layer's units: least, median and largest, with ranks and nullities.
-
-    ``frame``: ``ProbeResult.to_frame()`` at level ``"unit"``; ``kinds``: classes of layers by name, as "Linear".
-    """
+    """Table of the condition numbers of every layer's units: least, median and largest, with ranks and nullities."""
     titles = (
         "layer",
         "kind",
@@ -130,10 +127,7 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
 
 
 def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """Table of the condition number of every whole layer, with its interval.
-
-    ``frame``: ``ProbeResult.to_frame()`` at level ``"layer"``; ``kinds``: classes of layers by name, as "Linear".
-    """
+    """Table of the condition number of every whole layer, with its interval."""
     titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
     what = "κ and an interval that contains it, rounded outwards"
     table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))
@@ -154,11 +148,7 @@ def count(number: Any, missing: str = "–") -> str:
 
 
 def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
-    """Table of every layer and the whole network, with each layer's share in the network's extreme eigenvectors.
-
-    ``frame``: ``ProbeResult.to_frame()`` of layers and of the network, with share_top and share_bottom of each layer;
-    ``kinds``: classes of layers by name, as "Linear".
-    """
+    """Table of every layer and the whole network, with each layer's share in the network's extreme eigenvectors."""
     titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
     what = "top, bottom: share of a layer in the network's eigenvectors of largest and smallest λ"
     table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))

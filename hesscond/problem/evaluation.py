@@ -100,10 +100,7 @@ def evaluate(
     watch: WeightWatch,
     counted: Operations | None = None,
 ) -> Evaluation:
-    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects.
-
-    ``copies`` are those of the parameters by the ids of the originals.
-    """
+    """Run the model and the loss with its tensors replaced by those of ``state``, without side effects."""
     inputs, target = batch
     args, kwargs = call_of(model, converted(inputs, dtype, copy=True))
     target = converted(target, dtype, copy=True)
@@ -267,11 +264,7 @@ def scalar(loss: object) -> torch.Tensor:
 
 
 class WeightWatch(TorchFunctionMode):
-    """Mode that notes uses of a layer's weight or bias outside the layer's forward pass, and lifts casts on request.
-
-    It also calls `FORMULAS` in place of functions without (right) second derivatives, and notes the scores that masks
-    hide. A single mode does all this, since every mode slows down every function call.
-    """
+    """Mode that notes uses of a layer's weight or bias outside the layer's forward pass, and lifts casts on request."""
 
     #: Attributes that return the values in another form; other attributes only describe the tensor.
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})

@@ -292,11 +292,7 @@ KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
 
 
 def keeps_rows(start: Iterable[Any], samples: int, within: Set[Any] | None = None) -> bool:
-    """Whether the graph proves that sample j of the results of ``start`` depends only on sample j of the leaves.
-
-    Every node must have equally many consecutive rows for each sample, and be known to keep rows apart. False does not
-    prove the contrary. ``within`` is as in `is_piecewise_linear`.
-    """
+    """Whether the graph proves that sample j of the results of ``start`` depends only on sample j of the leaves."""
     for node in nodes(start):
         if within is not None and node not in within:
             continue

@@ -79,11 +79,7 @@ class Observer(TorchDispatchMode):
 
 
 class Perturbed(Observer):
-    """Dispatch mode in which every number that an operation reads is perturbed at random by about a unit of round-off.
-
-    The change in a result is the effect of rounding, also where a difference has rounded to zero, as 1 − tanh² may.
-    A solver that a backward pass runs is left alone: it compares its own numbers.
-    """
+    """Dispatch mode in which every number that an operation reads is perturbed at random by about a unit of round-off."""
 
     #: Operations that only copy numbers, or would find equal numbers unequal.
     LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}

@@ -76,10 +76,7 @@ class Snapshot:
     def evaluate(
         self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None, hooks: Hooks | None = None
     ) -> Evaluation:
-        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state.
-
-        ``hooks`` are attached to the model meanwhile.
-        """
+        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state."""
         inputs, target = checked_batch(batch)
         # lengths and constants may be elsewhere
         tensor = next((tensor for tensor in tensors_of(inputs) if tensor.ndim), None)

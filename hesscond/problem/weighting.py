@@ -363,11 +363,7 @@ class Weights:
     def _left(
         self, rules: list[Rule], split: Split, loss: Callable[[Part], float], *, needed: bool = False
     ) -> list[Rule]:
-        """Rules by which the loss of all samples of a split follows from the losses of its parts.
-
-        If these losses cannot be evaluated, as for targets that the loss rejects, no rule is excluded, or all rules
-        are if the split is ``needed``.
-        """
+        """Rules by which the loss of all samples of a split follows from the losses of its parts."""
         whole, parts = split
         try:
             expected, losses = loss(whole), [loss(part) for part in parts]
