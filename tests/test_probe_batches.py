@@ -13,21 +13,9 @@ import hesscond
 from hesscond.errors import ConfigError
 from tests.support.batches import CE, KINDS, Pair, Slots, Two, scaled
 from tests.support.truth import Truth
+from tests.truth import double_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS")
-
-
-def double_backward(loss, parameters):
-    """Dense Hessian, parameters one after another."""
-    first = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
-    rows = torch.cat([g.flatten() for g in first])
-    second = [
-        torch.autograd.grad(row, parameters, retain_graph=True, materialize_grads=True)
-        if row.requires_grad
-        else map(torch.zeros_like, parameters)
-        for row in rows
-    ]
-    return torch.stack([torch.cat([h.flatten() for h in own]) for own in second])
 
 
 def holdings(value, seen):

@@ -325,7 +325,6 @@ def test_a_large_vocabulary_takes_products_for_the_tokens_that_occur_only():
 
 
 @pytest.mark.share(2)
-@pytest.mark.share(2)
 @pytest.mark.parametrize("name", ["embedding-padded", "batchnorm-eval", "lstm", "attention-packed"])
 def test_a_stream_has_the_hessian_of_the_whole(name):
     model, loss_fn, batch = made(name)

@@ -1,6 +1,5 @@
 """What a probe returns at each level: blocks, tables, choices of layers and units."""
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import ConfigError
 from tests.cases import case, eligible_layers
-from tests.truth import block, layer_truth, unit_truth
+from tests.truth import layer_truth, unit_truth
 
 COLUMNS = [
     "layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min",
@@ -126,47 +125,3 @@ def test_structured_inputs_may_be_lists_of_two():
     for layer, found in as_list.items():
         truth = layer_truth(model, loss_fn, (inputs, y), layer)
         assert (found.hessian() - truth).norm() <= 1e-10 * truth.norm()
-
-
-KINDS = [
-    "relu-ce", "tanh-ce", "relu-nonconvex", "repeated-tanh", "train-batchnorm", "attention-sdpa", "tokens-mean",
-    "conv2d-groups", "conv2d-tanh-mse", "transposed2d-groups", "no-bias",
-]  # fmt: skip
-
-
-@pytest.mark.share(3)
-@pytest.mark.parametrize("name", KINDS)
-def test_diagonal_blocks_of_the_layer_are_the_units(name):
-    arguments = case(name).make()
-    units, layers = hesscond.probe(*arguments), hesscond.probe(*arguments, level="layer")
-    for layer in units:
-        whole, size = layers[layer].hessian(), units[layer].n_params
-        assert layers[layer].n_params == size * len(units[layer].units)
-        for unit in units[layer].units:
-            own = units[layer].hessian(unit=unit)
-            assert (block(whole, size, unit) - own).norm() <= 1e-13 * whole.norm()
-
-
-@pytest.mark.share(3)
-@pytest.mark.parametrize("name", KINDS)
-def test_units_interlace_with_their_layer(name):
-    """Cauchy: the eigenvalues of a diagonal block lie within those of the whole."""
-    arguments = case(name).make(seed=5)
-    units, layers = hesscond.probe(*arguments), hesscond.probe(*arguments, level="layer")
-    for layer, found in units.items():
-        for kappa in found.kappa:
-            assert kappa.lambda_max <= layers[layer].kappa.lambda_max * (1 + 1e-12)
-            assert kappa.rank <= layers[layer].kappa.rank or not layers[layer].kappa.resolved
-        traces = sum(found.hessian(unit=unit).trace() for unit in found.units)
-        assert traces == pytest.approx(
-            float(layers[layer].eigenvalues().sum()), rel=1e-9, abs=1e-11 * layers[layer].kappa.lambda_max
-        )
-
-
-def test_layers_that_the_loss_does_not_see_have_a_zero_hessian():
-    for level in ("unit", "layer"):
-        frame = hesscond.probe(*case("auxiliary-output").make(), level=level).to_frame()
-        flat = frame[frame["layer"] == "value"]
-        assert (flat["rank"] == 0).all()
-        assert not flat["resolved"].any()
-        assert np.isinf(flat["kappa"]).all()

@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import hesscond
@@ -162,16 +160,6 @@ def test_shares_of_the_extreme_eigenvectors():
         rows = [where for name, where in operator.parts.items() if name.rpartition(".")[0] == layer]
         expected = sum(vectors[where].sum(0) for where in rows)
         np.testing.assert_allclose(frame.loc[layer, ["share_top", "share_bottom"]], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_eigenpairs_and_frame():
-    model, loss_fn, batch = mlp(4, 3, 2), nn.CrossEntropyLoss(), classes(12, 4, 2)
-    found = hesscond.probe(model, loss_fn, batch, level="network")
-    result = found[NETWORK]
-    values, vectors = result.eigenvalues(), result.eigenvectors()
-    torch.testing.assert_close(result.hessian() @ vectors, vectors * values, rtol=1e-9, atol=1e-12)
-    row = found.to_frame().iloc[0]
-    assert (row["layer"], row["n_params"], row["rank"]) == (NETWORK, len(result.hessian()), len(values))
 
 
 def convex(samples=300, features=11):
@@ -338,30 +326,6 @@ def test_data_that_can_be_read_once_are_enough():
     )
     assert once.kappa == plain.kappa
     assert [str(own) for own in once.null_directions] == [str(own) for own in plain.null_directions]
-
-
-@pytest.mark.slow
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10**6), st.integers(3, 12), st.integers(2, 9), st.integers(1, 30))
-def test_dead_and_doubled_features_and_dead_units_are_taken_out(seed, features, hidden, samples):
-    model = mlp(features, hidden, hidden, 3, seed=seed)
-    inputs, targets = classes(samples, features, 3, seed)
-    inputs[:, 0] = 0
-    inputs[:, -1] = inputs[:, 1]
-    with torch.no_grad():
-        model[0].bias[0] = -100.0
-    H = HessianOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
-    found = network_null_directions(H)
-    Z, left = remaining(found, H.order, dtype=H.dtype, device=H.device)
-    dense, truth = Z.to_dense(), H.to_dense()
-    torch.testing.assert_close(dense.T @ dense, torch.eye(Z.shape[1], dtype=H.dtype), rtol=0, atol=1e-12)
-    assert (dense @ (dense.T @ truth) - truth).norm() <= 1e-9 * truth.norm()
-    # a dead feature, one of two equal ones, the parameters of a dead unit and what it feeds, and the shifts of softmax
-    assert H.order - Z.shape[1] >= 2 * (hidden - 1) + features + 1 + hidden + hidden + 1
-    if left is not None:
-        v = torch.randn(Z.shape[1], 2, dtype=H.dtype)
-        once = left.project(v)
-        torch.testing.assert_close(left.project(once), once, rtol=0, atol=1e-10)
 
 
 def test_a_stream_is_the_whole_batch():

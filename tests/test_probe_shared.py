@@ -3,11 +3,11 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 import hesscond
-from tests.truth import packed, unpacked
+from tests.support.truth import Truth
+from tests.truth import packed
 
 
 class Borrowed(nn.Module):
@@ -81,23 +81,6 @@ SHARED = {
 }
 
 
-def shared_truth(model, inputs, layer):
-    """The layer's Hessian by double backward, wherever its parameters appear."""
-    module = model.get_submodule(layer)
-    everywhere = dict(model.named_parameters(remove_duplicate=False))
-    start = packed(module).detach()
-
-    def loss(theta):
-        own = unpacked(module, theta.reshape(start.shape))
-        state = dict(everywhere)
-        for part, value in own.items():
-            original = getattr(module, part)
-            state |= {name: value for name, parameter in everywhere.items() if parameter is original}
-        return F.cross_entropy(functional_call(model, state, (inputs,), tie_weights=False), Y)
-
-    return torch.autograd.functional.hessian(loss, start.flatten()), start.shape[1]
-
-
 @pytest.mark.parametrize("name", SHARED)
 def test_shared_parameters_have_their_exact_hessian(name):
     build, inputs, layers = SHARED[name]
@@ -105,8 +88,11 @@ def test_shared_parameters_have_their_exact_hessian(name):
     model = build().double()
     result = hesscond.probe(model, nn.CrossEntropyLoss(), (inputs, Y), level="layer")
     by_unit = hesscond.probe(model, nn.CrossEntropyLoss(), (inputs, Y))
+    everything = Truth(model, nn.CrossEntropyLoss(), (inputs, Y))
     for layer in layers:
-        truth, n = shared_truth(model, inputs, layer)
+        # double backward, wherever the parameters appear
+        truth = everything.at(everything.units(layer, by_unit[layer].parameters).flatten())
+        n = by_unit[layer].n_params
         assert (result[layer].hessian() - truth).norm() <= 1e-12 * truth.norm()
         for unit in by_unit[layer].units:
             own = slice(unit * n, (unit + 1) * n)

@@ -17,7 +17,6 @@ from tests.truth import (
     packed,
     reverse_over_reverse,
     unit_truth,
-    unpacked,
 )  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -39,14 +38,6 @@ def test_two_ways_to_the_truth_agree(name):
     the_ways_agree(case(name), 0)
 
 
-@pytest.mark.share(8)
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("example", EVERY)
-def test_two_ways_to_the_truth_agree_everywhere(example, seed):
-    the_ways_agree(example, seed)
-
-
 def the_ways_agree(example, seed):
     model, loss_fn, batch = example.make(seed)
     random_state = torch.get_rng_state()
@@ -60,22 +51,6 @@ def the_ways_agree(example, seed):
         assert (block(whole, size, unit) - unit_truth(model, loss_fn, batch, name, unit)).norm() <= 1e-13 * norm
         assert (norm == 0) == (name in example.flat)
     assert torch.equal(torch.get_rng_state(), random_state)
-
-
-@pytest.mark.parametrize(("C_in", "C_out", "groups"), [(3, 2, 1), (4, 6, 2), (3, 6, 3)])
-def test_parameters_of_an_output_channel(C_in, C_out, groups):
-    for module in (nn.Conv2d(C_in, C_out, (2, 3), groups=groups), nn.ConvTranspose2d(C_in, C_out, 2, groups=groups)):
-        theta = packed(module)
-        for i in range(C_out):
-            if isinstance(module, nn.Conv2d):
-                row = module.weight[i]
-            else:
-                group, per_group = i // (C_out // groups), C_in // groups
-                row = module.weight[group * per_group : (group + 1) * per_group, i - group * (C_out // groups)]
-            assert torch.equal(theta[i], torch.cat([module.bias[i : i + 1], row.flatten()]))
-        back = unpacked(module, theta)
-        assert torch.equal(back["weight"], module.weight)
-        assert torch.equal(back["bias"], module.bias)
 
 
 # ---------------------------------------------------------------------------------------------------------- engine

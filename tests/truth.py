@@ -73,8 +73,13 @@ def reverse_over_reverse(function, start):
 def double_backward(loss, tensors):
     """(n, n) Hessian of a scalar in these tensors, flattened one after another, row by row."""
     tensors = list(tensors)
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors, create_graph=True)])
-    rows = [torch.autograd.grad(g, tensors, retain_graph=True, materialize_grads=True) for g in gradient]
+    slopes = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+    rows = [
+        torch.autograd.grad(g, tensors, retain_graph=True, materialize_grads=True)
+        if g.requires_grad
+        else [torch.zeros_like(tensor) for tensor in tensors]
+        for g in torch.cat([slope.flatten() for slope in slopes])
+    ]
     return torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
 
 

@@ -58,7 +58,7 @@ def run_forward(
     in_parameters: Set[str] = frozenset(),
     keep_inputs: bool = False,
 ) -> ForwardPass:
-    """Run the model on copies of its parameters and buffers, adding a zero perturbation to every output of ``layers``."""
+    """Run the model on copies of its tensors, adding a zero perturbation to every output of ``layers``."""
     hooks = Perturbations(layers, in_parameters, keep_inputs)
     own = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
     snapshot = Snapshot(model, [p for parts in own.values() for p in parts], dtype)

@@ -439,7 +439,7 @@ class ReferenceProducts:
         return norm((product - before) / direction.scales)
 
     def noise(self, directions: Sequence[CheckDirection], draws: int = 1) -> list[torch.Tensor]:
-        """Sensitivity of the entries of each H v to perturbations of the size of rounding: the largest of some draws."""
+        """Largest changes of the entries of each H v in some draws of perturbations of the size of rounding."""
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         before = [self._products[id(direction)] for direction in directions]
         found = [torch.zeros_like(own) for own in before]

@@ -79,7 +79,7 @@ class Observer(TorchDispatchMode):
 
 
 class Perturbed(Observer):
-    """Dispatch mode in which every number that an operation reads is perturbed at random by about a unit of round-off."""
+    """Dispatch mode that perturbs every number that an operation reads at random by about a unit of round-off."""
 
     #: Operations that only copy numbers, or would find equal numbers unequal.
     LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, HesscondError, NotFiniteError
+from tests.truth import layer_truth
 
 SAMPLES, ZEROS = 6, 2
 LOSS = nn.MSELoss()
@@ -71,23 +72,6 @@ def made(operation):
     return Model(operation)
 
 
-def true_hessian(model, name, batch):
-    """∇²L in [b_i, w_i], unit by unit, of a layer of a float64 copy of the model, by torch.func."""
-    wide = {key: value.double() for key, value in model.state_dict().items()}
-    layer = model.get_submodule(name)
-    units = layer.weight.shape[0]
-    rows = [wide[f"{name}.weight"]] if layer.bias is None else [wide[f"{name}.bias"][:, None], wide[f"{name}.weight"]]
-
-    def loss(theta):
-        own = theta.view(units, -1)
-        weights = {f"{name}.weight": own[:, int(layer.bias is not None) :]}
-        weights |= {} if layer.bias is None else {f"{name}.bias": own[:, 0]}
-        x, y = (part.double() for part in batch)
-        return F.mse_loss(torch.func.functional_call(model, wide | weights, (x,)), y)
-
-    return torch.func.hessian(loss)(torch.cat(rows, 1).flatten())
-
-
 @pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -96,7 +80,7 @@ def test_the_layer_behind_is_measured_and_the_operation_in_front_is_named(name, 
     model, batch = made(operation), batch_of()
     result = hesscond.probe(model, LOSS, batch, level=level)
     assert list(result) == ["behind"]
-    truth = true_hessian(model, "behind", batch)
+    truth = layer_truth(model, LOSS, batch, "behind")
     found = result["behind"].hessian(*([1] if level == "unit" else []))
     own = truth[5 + 1 :, 5 + 1 :] if level == "unit" else truth
     assert (found - own).norm() <= 1e-12 * own.norm()
@@ -113,7 +97,7 @@ def test_leaving_the_sample_out_is_a_way_out(name):
     model, batch = made(OPERATIONS[name][0]), batch_of(good=True)
     result = hesscond.probe(model, LOSS, batch, level="layer")
     assert not result.skipped
-    truth = true_hessian(model, "before", batch)
+    truth = layer_truth(model, LOSS, batch, "before")
     assert (result["before"].hessian() - truth).norm() <= 1e-10 * truth.norm()
 
 
@@ -123,7 +107,7 @@ def test_the_ways_out_of_roots_and_quotients():
     for operation in (eps, in_front):
         model, batch = made(operation), batch_of()
         result = hesscond.probe(model, LOSS, batch, level="layer")
-        truth = true_hessian(model, "before", batch)
+        truth = layer_truth(model, LOSS, batch, "before")
         assert not result.skipped
         assert (result["before"].hessian() - truth).norm() <= 1e-10 * truth.norm()
 
@@ -263,7 +247,7 @@ def test_a_stream_with_one_bad_batch(level, place):
     result = hesscond.probe(model, LOSS, stream, level=level)
     assert list(result) == ["behind"]
     assert "torch.sinc" in result.skipped["before"]
-    truth = true_hessian(model, "behind", (x, y))
+    truth = layer_truth(model, LOSS, (x, y), "behind")
     found = result["behind"].hessian(*([1] if level == "unit" else []))
     own = truth[6:, 6:] if level == "unit" else truth
     assert (found - own).norm() <= 1e-12 * own.norm()
@@ -276,7 +260,7 @@ def test_a_stream_with_one_bad_batch(level, place):
 def test_the_size_of_the_loss_does_not_matter(factor):
     model, batch = made(OPERATIONS["norm"][0]), batch_of()
     result = hesscond.probe(model, lambda o, t: factor * F.mse_loss(o, t), batch, level="layer")
-    truth = factor * true_hessian(model, "behind", batch)
+    truth = factor * layer_truth(model, LOSS, batch, "behind")
     assert (result["behind"].hessian() - truth).norm() <= 1e-12 * truth.norm()
     assert "torch.linalg.vector_norm" in result.skipped["before"]
 

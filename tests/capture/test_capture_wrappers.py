@@ -8,8 +8,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
-from hesscond.problem.wrappers import unwrapped
-from tests.truth import layer_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
@@ -76,12 +74,6 @@ def test_activation_checkpointing_is_switched_off(held, level):
     assert vars(torch.utils.checkpoint) == before
 
 
-def test_a_checkpointed_layer_has_the_hessian_of_automatic_differentiation():
-    model = network(functools.partial(checkpoint, use_reentrant=True))
-    found = hesscond.probe(model, LOSS, (X, Y), level="layer")["2.first"].hessian()
-    torch.testing.assert_close(found, layer_truth(network(), LOSS, (X, Y), "2.first"), rtol=1e-10, atol=1e-13)
-
-
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_a_checkpointed_sequence(level):
     assert_same(hessians(network(in_sequence), level), hessians(network(plain_sequence), level))
@@ -132,31 +124,6 @@ def test_wrapped_parts(wrap, level):
 def test_a_compiled_function_in_the_forward_pass_runs_as_it_was_written():
     run = torch.compile(lambda function, x: function(x), backend="eager")
     assert_same(hessians(network(run), "layer"), hessians(network(), "layer"))
-
-
-def test_unwrapping_goes_to_the_bottom():
-    model = network()
-    assert unwrapped(nn.DataParallel(torch.compile(nn.DataParallel(model)))) is model
-    assert unwrapped(model) is model
-
-
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
-def test_gradients_of_an_embedding_are_those_of_the_loss(option, level):
-    """Options that only change what an optimizer is given, and with it what double backward finds."""
-    tokens = torch.randint(0, 6, (12,), generator=GENERATOR), Y
-
-    def probed(**options):
-        torch.manual_seed(1)
-        model = nn.Sequential(nn.Embedding(6, 4, **options), nn.Tanh(), nn.Linear(4, 3))
-        result = hesscond.probe(model, LOSS, tokens, "*" if level != "network" else None, level)
-        assert all(getattr(model[0], name) for name in options)
-        if level == "network":
-            return {"network": result["network"].operator.to_dense()}
-        units = {name: found.units if level == "unit" else [None] for name, found in result.items()}
-        return {name: torch.stack([result[name].hessian(u) for u in own]) for name, own in units.items()}
-
-    assert_same(probed(**{option: True}), probed())
 
 
 class Functional(nn.Module):
