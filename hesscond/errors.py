@@ -64,6 +64,7 @@ GONE: dict[str, str] = {
     "density_figure": "draw hesscond.density(…).curve(): plt.semilogy(curve.x, curve.density)",
     **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
     **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
+    "--dask": "start the same hesscond sweep on several machines with one --out: they share out the runs",
     "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
     **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
     **dict.fromkeys(("layerwise-gauss-newton", "width-copies"), "it was a claim of ours, which no paper makes"),

@@ -30,7 +30,6 @@ OPTIONAL = {
     "mlflow": ("mlflow", "watch"),
     "lightning": ("lightning", "lightning"),
     "transformers": ("transformers accelerate", "transformers"),
-    "distributed": ("distributed", "dask"),
 }
 
 

@@ -71,8 +71,6 @@ BAD = {
     "sweep tiny.toml -m vanilla --set training.momentun=0": ["unknown key 'momentun'"],
     "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
     "sweep tiny.toml -m vanilla --threads 0": ["threads: "],
-    "sweep tiny.toml -m vanilla --dask a:1 --jobs 2": ["the number of Dask's workers"],
-    "sweep tiny.toml -m vanilla --dask a:1 --device cuda:1": ["the cluster says which GPU"],
     "sweep .": ["is not the folder of a sweep"],
     "sweep . -m vanilla": ["leave the other options out"],
     # compare

@@ -151,13 +151,6 @@ def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
     assert states("o")["vanilla-b60-lr1e+30-seed0"]["starts"] == 1
 
 
-def test_a_missing_extra_is_said_with_the_command_that_brings_it(folder, call_cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    done = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--dask", "a:1")
-    assert done.code == 2
-    assert done.err.splitlines()[-1].endswith("pip install distributed (extra 'dask')")
-
-
 def test_ranges_of_seeds():
     assert parse_ranges("3") == [3]
     assert parse_ranges("0:3,7, 9:11") == [0, 1, 2, 7, 9, 10]

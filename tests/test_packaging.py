@@ -71,7 +71,7 @@ def pythons():
 
 def test_all_has_what_a_user_may_want():
     names, others = requirements("all")
-    assert {"tensorboard", "mlflow", "parquet", "images", "lightning", "transformers", "dask"} <= others
+    assert {"tensorboard", "mlflow", "parquet", "images", "lightning", "transformers"} <= others
     assert not others & WORK
     assert "torchvision" not in names
     assert all(text.startswith("hesscond[") for text in EXTRAS["all"])

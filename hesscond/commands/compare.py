@@ -87,7 +87,7 @@ def compare_methods(
     def performed(plans: Sequence[RunPlan]) -> dict[Path, Outcome]:
         own = {data_key(plan): data for plan in plans}
         prepared, again = prepare(plans, own, where), f"the same command with --out {where}"
-        outcomes = perform(plans, prepared, own, place, place.threads(where), data_dir, again)
+        outcomes = perform(plans, prepared, own, place, place.threads(where), again)
         return {plan.folder: outcomes[plan.folder.name] for plan in plans}
 
     here = data.to(place.devices[0])

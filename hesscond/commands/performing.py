@@ -26,7 +26,6 @@ from hesscond.study.sweep import (
     Outcome,
     Prepared,
     WorkerProcesses,
-    dask_workers,
     data_key,
     shared_files,
     sigterm_interrupts,
@@ -65,25 +64,17 @@ def interruptible(where: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Place:
-    """Place of computation: devices of this machine with ``jobs`` runs at a time, or a Dask cluster."""
+    """Place of computation: devices of this machine with ``jobs`` runs at a time."""
 
     jobs: int
     devices: tuple[torch.device, ...]
-    dask: str | None = None
 
     @classmethod
-    def of(cls, jobs: int | None, device: str, dask: str | None = None) -> Place:
+    def of(cls, jobs: int | None, device: str) -> Place:
         """Place of computation that the options mean."""
         if jobs is not None and jobs < 1:
             raise ConfigError(f"--jobs must be at least 1, got {jobs}")
         names = [part.strip() for part in device.split(",")]
-        if dask is not None:
-            if jobs is not None:
-                raise ConfigError("--jobs: the number of Dask's workers says how many runs go at a time, leave it out")
-            if names not in (["auto"], ["cpu"], ["cuda"]):
-                raise ConfigError(f"--device {device}: on a cluster it is cpu or cuda, the cluster says which GPU")
-            kind = resolve_device("auto").type if names == ["auto"] else names[0]
-            return cls(0, (torch.device(kind),), dask)
         devices = [resolve_device(part) for part in names]
         if names == ["auto"] and devices[0].type == "cuda":
             devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -95,30 +86,19 @@ class Place:
         """Threads of the sweep in this folder, so that it resumes to the same digits; else a share of the cores."""
         if (where / FILE).exists():
             return read_sweep(where).threads
-        return 1 if self.dask is not None else max(1, torch.get_num_threads() // self.jobs)
+        return max(1, torch.get_num_threads() // self.jobs)
 
     def described(self, threads: int, runs: int) -> str:
         """Words for the place of computation."""
         if not runs:
             return "nothing to do"
         each = f"{threads} thread{'s' if threads > 1 else ''} each"
-        if self.dask is not None:
-            return f"Dask at {self.dask}, on {self.devices[0].type}, {each}"
         return f"{min(self.jobs, runs)} at a time on {', '.join(map(str, self.devices))}, {each}"
 
-    @contextmanager
-    def workers(
-        self, data: Mapping[DataKey, Dataset], runs: int
-    ) -> Iterator[tuple[Executor, Mapping[DataKey, Path] | None]]:
-        """The executor for a number of runs, and files with their data; a cluster has none."""
-        if self.dask is not None:
-            with dask_workers(self.dask) as executor:
-                yield executor, None
-            return
-        with shared_files(data) as (folder, files):
-            del data
-            jobs = min(self.jobs, runs)
-            yield WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder), files
+    def workers(self, runs: int, folder: Path) -> Executor:
+        """The executor for a number of runs."""
+        jobs = min(self.jobs, runs)
+        return WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder)
 
 
 def cores() -> int:
@@ -159,7 +139,6 @@ def perform(
     data: dict[DataKey, Dataset],
     place: Place,
     threads: int,
-    data_dir: Path | None,
     again: str,
 ) -> dict[str, Outcome]:
     """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
@@ -169,16 +148,11 @@ def perform(
     stderr.print(f"{runs}; {place.described(threads, len(left))}", soft_wrap=True)
     outcomes = dict(prepared.done)
     if left:
-        # a path that means the same to every process
-        folder = None if data_dir is None else data_dir.expanduser().resolve()
         try:
-            with (
-                sigterm_interrupts(Terminated),
-                place.workers(data, len(left)) as (executor, files),
-            ):
-                shown = SweepView(stderr, [plan.folder for plan in left], len(plans))
+            with sigterm_interrupts(Terminated), shared_files(data) as (folder, files):
                 data.clear()
-                outcomes |= sweep(left, executor, shown, threads=threads, files=files, data_dir=folder)
+                shown = SweepView(stderr, [plan.folder for plan in left], len(plans))
+                outcomes |= sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
             stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None

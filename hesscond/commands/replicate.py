@@ -74,7 +74,7 @@ def replicate(
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
-    outcomes = perform(plans, prepared, data, place, own_threads, data_dir, again)
+    outcomes = perform(plans, prepared, data, place, own_threads, again)
     show(found, plans, where)
     complain_of(outcomes)
 

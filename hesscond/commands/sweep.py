@@ -46,9 +46,6 @@ def sweep(
     jobs: options.Jobs = None,
     threads: options.Threads = None,
     device: options.Devices = "auto",
-    dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Use the workers of a running Dask scheduler.")
-    ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. Default: runs/sweep-NAME.")] = None,
 ) -> None:
@@ -59,7 +56,7 @@ def sweep(
     The same command, or the sweep's folder, resumes an interrupted sweep, and repeats no finished run. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
-    place = Place.of(jobs, device, dask)
+    place = Place.of(jobs, device)
     grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
     if Path(name).is_dir():
         if any(option is not None for option in grid_options) or out is not None:
@@ -90,7 +87,7 @@ def sweep(
         tell_default_rates(plans)
     data = data_of(plans, data_dir)
     prepared = prepare_sweep(config, plans, data, where)
-    outcomes = perform(plans, prepared, data, place, config.threads, data_dir, f"hesscond sweep {where}")
+    outcomes = perform(plans, prepared, data, place, config.threads, f"hesscond sweep {where}")
     finish(config, where, plans, outcomes)
 
 

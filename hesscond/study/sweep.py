@@ -1,7 +1,4 @@
-"""Many runs at once: an executor performs or resumes those that are left to do, each exactly once.
-
-Executors are processes on this machine, or the workers of a Dask cluster.
-"""
+"""Many runs at once: processes of this machine perform or resume those that are left to do, each exactly once."""
 
 from __future__ import annotations
 
@@ -30,12 +27,9 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
-from hesscond.lazy import optional
 from hesscond.runs import BusyError, open_run
-from hesscond.study.datasets import load_data
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
 from hesscond.study.runner import RunPlan, check_plan, run, standing
-from hesscond.study.sections import DataConfig
 
 #: Seconds that calls have to end by themselves after SIGTERM.
 GRACE = 20.0
@@ -130,25 +124,6 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def dask_workers(address: str) -> Iterator[Executor]:
-    """Executor of the workers of a Dask scheduler, with an address as ``tcp://host:8786``."""
-    with optional("--dask"):
-        from distributed import Client
-    try:
-        client = Client(address, timeout="10s", set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"no Dask scheduler answers at {address}: {str(error).partition(chr(10))[0]}") from None
-    with client:
-        threads = [worker["nthreads"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
-        if any(number > 1 for number in threads):
-            raise ConfigError(
-                f"the Dask workers at {address} have up to {max(threads)} threads, but runs in one process share "
-                "torch's random state: start them with dask worker --nthreads 1"
-            )
-        yield client.get_executor(pure=False)
-
-
 #: Seconds between two ticks of the watcher.
 INTERVAL = 0.25
 #: Number of attempts at a run whose worker breaks down.
@@ -200,7 +175,7 @@ class Prepared:
 
 def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
     """Check the runs, given their data on the CPU, and their folders; ``out``, the folder of all, is made."""
-    # seeds and rates make no difference to what can be checked; a cluster's GPU need not be in this machine
+    # seeds and rates make no difference to what can be checked
     for plan in {(id(plan.study), plan.method): plan for plan in reversed(plans)}.values():
         check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
     done, left = {}, []
@@ -232,24 +207,24 @@ def sweep(
     watcher: Watcher,
     *,
     threads: int,
-    files: Mapping[DataKey, Path] | None = None,
-    data_dir: Path | None = None,
+    files: Mapping[DataKey, Path],
 ) -> dict[str, Outcome]:
-    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names."""
+    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names.
+
+    ``files`` are those of `shared_files`.
+    """
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
     flying: dict[Future[Outcome], RunPlan] = {}
 
     def submit(plan: RunPlan) -> None:
-        # a worker of a cluster has another working directory
-        there = replace(plan, folder=plan.folder.absolute())
-        flying[executor.submit(work, there, (files or {}).get(data_key(plan)), data_dir, threads)] = plan
+        flying[executor.submit(work, plan, files[data_key(plan)], threads)] = plan
 
     def take(plan: RunPlan, future: Future[Outcome]) -> None:
         name = plan.folder.name
         try:
             outcome = future.result()
-        # whatever it is: a process that was killed, a cluster that gave up
+        # whatever it is, as a process that was killed
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             breakdowns[name] += 1
@@ -288,7 +263,7 @@ def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[D
         yield Path(folder), files
 
 
-def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) -> Outcome:
+def work(plan: RunPlan, file: Path, threads: int) -> Outcome:
     """Perform or resume a run in a worker; returns its outcome, also where it fails."""
     name = plan.folder.name
     # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
@@ -296,7 +271,7 @@ def work(plan: RunPlan, file: Path | None, data_dir: Path | None, threads: int) 
         torch.set_num_threads(threads)
         try:
             with sigterm_interrupts():
-                data = dataset(file, plan.study.data.model_dump_json(), data_dir, plan.device)
+                data = dataset(file, plan.device)
                 try:
                     run(plan, data, resume=True)
                 except BusyError:
@@ -329,9 +304,7 @@ def ended(plan: RunPlan) -> Outcome:
 
 
 @lru_cache(maxsize=4)
-def dataset(file: Path | None, config: str, data_dir: Path | None, device: torch.device) -> Dataset:
-    """The data on the device, read once in a process; data mapped from a file are in memory once for all."""
-    if file is None:
-        return load_data(DataConfig.model_validate_json(config), data_dir).to(device)
+def dataset(file: Path, device: torch.device) -> Dataset:
+    """The data of a file on the device, read once in a process; mapped, so that they are in memory once for all."""
     data: Dataset = torch.load(file, mmap=True, weights_only=False)
     return data.to(device)

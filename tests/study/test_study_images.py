@@ -128,7 +128,7 @@ def test_workers_get_the_path_and_not_the_pixels(tmp_path, pictures):
     study = load_study(study_file(tmp_path, folder, data={"standardize": True}))
     file = tmp_path / "data.pt"
     torch.save(load_data(study.data), file)
-    data = dataset(file, study.data.model_dump_json(), None, CPU)
+    data = dataset(file, CPU)
     assert torch.equal(data.train_inputs[:], in_memory(study, written).train_inputs)
 
 

@@ -50,6 +50,12 @@ def prepared(config, out, data):
     return prepare_sweep(config, plan_sweep(config, out, CPU), {("digits", ()): data}, out)
 
 
+@pytest.fixture(scope="module")
+def files(digits):
+    with shared_files({("digits", ()): digits}) as (_, files):
+        yield files
+
+
 class Watcher:
     def __init__(self):
         self.ended_outcomes, self.reasons = [], []
@@ -260,9 +266,9 @@ def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_
     assert (again.left, set(again.done)) == ([], set(outcomes))
 
 
-def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits):
+def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits, files):
     config = config_of(methods=["vanilla"], seeds=[0], rates=[0.1, 1e30])
-    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), Watcher(), threads=1)
+    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), Watcher(), threads=1, files=files)
     assert outcomes["vanilla-b60-lr1e+30-seed0"].status == "diverged"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "finished"
     ready = prepared(config, tmp_path, digits)
@@ -270,33 +276,33 @@ def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits):
     assert ready.done["vanilla-b60-lr1e+30-seed0"] == outcomes["vanilla-b60-lr1e+30-seed0"]
 
 
-def test_what_goes_wrong_in_one_run_does_not_stop_the_others(tmp_path, digits):
+def test_what_goes_wrong_in_one_run_does_not_stop_the_others(tmp_path, digits, files):
     config = config_of(methods=["vanilla"], seeds=[0, 1, 2])
     ready = prepared(config, tmp_path, digits)
     (tmp_path / "vanilla-b60-lr0.1-seed1").mkdir()
     (tmp_path / "vanilla-b60-lr0.1-seed1" / "thesis.tex").write_text("in the way")
     with pytest.raises(ConfigError, match=r"vanilla-b60-lr0\.1-seed1 is not empty and holds no run"):
         prepared(config, tmp_path, digits)
-    outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
+    outcomes = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
     assert {name: o.status for name, o in outcomes.items() if o.status != "finished"} == {
         "vanilla-b60-lr0.1-seed1": "failed"
     }
     assert "is not empty" in outcomes["vanilla-b60-lr0.1-seed1"].message
 
 
-def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatch):
+def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatch, files):
     def broken(*_, **__):
         raise ZeroDivisionError("so it goes\nand on")
 
     monkeypatch.setattr("hesscond.study.sweep.run", broken)
     ready = prepared(config_of(methods=["vanilla"], seeds=[0], rates=[0.1]), tmp_path, digits)
-    (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1).values()
+    (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1, files=files).values()
     trace = tmp_path / f"{outcome.name}.traceback"
     assert (outcome.status, outcome.message) == ("failed", f"ZeroDivisionError: so it goes (see {trace})")
     assert "def broken" in trace.read_text() or "in broken" in trace.read_text()
 
 
-def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, digits):
+def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, digits, files):
     config = config_of(methods=["vanilla"], seeds=[0, 1], rates=[0.1])
     ready = prepared(config, tmp_path, digits)
     calls = []
@@ -309,7 +315,7 @@ def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, dig
         return Outcome(name, "finished")
 
     executor, watcher = Here(unlucky), Watcher()
-    outcomes = sweep(ready.left, executor, watcher, threads=1)
+    outcomes = sweep(ready.left, executor, watcher, threads=1, files=files)
     assert outcomes["vanilla-b60-lr0.1-seed1"].status == "finished"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "failed"
     assert f"broke down {ATTEMPTS} times" in outcomes["vanilla-b60-lr0.1-seed0"].message
@@ -318,25 +324,25 @@ def test_a_worker_that_breaks_down_is_tried_again_but_not_for_ever(tmp_path, dig
     assert executor.closed
 
 
-def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits):
+def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits, files):
     config = config_of(methods=["vanilla"], seeds=[0, 1], rates=[0.1])
     ready = prepared(config, tmp_path, digits)
     name = "vanilla-b60-lr0.1-seed0"
     with Checkpoints(tmp_path / name):
         assert [p.folder.name for p in prepared(config, tmp_path, digits).left] == [p.folder.name for p in ready.left]
-        outcomes = sweep(ready.left, Here(), Watcher(), threads=1)
+        outcomes = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
     assert {n: o.status for n, o in outcomes.items()} == {name: "busy", "vanilla-b60-lr0.1-seed1": "finished"}
     assert not (tmp_path / name / "run.sqlite").exists()
 
 
-def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread):
+def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread, files):
     """Both are handed all runs at the same time; threads of this process stand for processes."""
     config = config_of(methods=["vanilla"], seeds=[0, 1, 2, 3], rates=[0.1])
     ready = prepared(config, tmp_path, digits)
     found = {}
 
     def one(number):
-        found[number] = sweep(ready.left, Here(), Watcher(), threads=1)
+        found[number] = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
 
     both = [threading.Thread(target=one, args=(number,)) for number in range(2)]
     for thread in both:
@@ -349,7 +355,7 @@ def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread)
         assert "finished" in {found[number][plan.folder.name].status for number in found}
 
 
-def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thread, monkeypatch):
+def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thread, monkeypatch, files):
     study = tiny(60, **{"training.checkpoint_seconds": 0.0})
     config = config_of(study, methods=["bnp"], seeds=[0], rates=[0.1])
     (plan,) = prepared(config, tmp_path / "sweep", digits).left
@@ -361,7 +367,7 @@ def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thr
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Checkpoints, "save", told)
-    task = (plan, None, None, 1)
+    task = (plan, files["digits", ()], 1)
     assert work(*task).status == "interrupted"
     monkeypatch.undo()
     assert open_run(plan.folder).status == "interrupted"
