@@ -37,6 +37,8 @@ GONE: dict[str, str] = {
         name: f"hesscond.probing.tables.{name}"
         for name in ("layer_frame", "layer_table", "network_table", "notes", "unit_table")
     },
+    "statement_table": 'hesscond.report.TABLES["statements"].print(runs)',
+    **dict.fromkeys(("margins", "stored_margin_figure"), "table statements has the checks along runs, claim by claim"),
     "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
@@ -64,6 +66,7 @@ GONE: dict[str, str] = {
     "density_figure": "draw hesscond.density(…).curve(): plt.semilogy(curve.x, curve.density)",
     **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
     **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
+    "--estimate": "replicate --list has hours, and a line every 30 s says how far the runs are",
     "--dask": "start the same hesscond sweep on several machines with one --out: they share out the runs",
     "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
     **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),

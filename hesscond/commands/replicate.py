@@ -10,16 +10,15 @@ import typer
 
 from hesscond.commands import options
 from hesscond.commands.performing import Place, complain_of, data_of, perform
-from hesscond.commands.printing import AsJson, listing, print_table, sign_of_life, stderr, stdout
-from hesscond.data import Dataset, locate
+from hesscond.commands.printing import AsJson, listing, print_table, stderr, stdout
+from hesscond.data import locate
 from hesscond.errors import ConfigError
 from hesscond.report.replication import write_replication
 from hesscond.runs import StoredRun, open_run
-from hesscond.sheets import TextTable
 from hesscond.study import RunPlan
 from hesscond.study.grid import Overrides
-from hesscond.study.replication import Replication, estimate, plan_replication, replication, replications
-from hesscond.study.sweep import data_key, prepare
+from hesscond.study.replication import Replication, plan_replication, replication, replications
+from hesscond.study.sweep import prepare
 
 
 def replicate(
@@ -43,9 +42,6 @@ def replicate(
     list_: Annotated[
         bool, typer.Option("--list", help="List the figures and tables, and what their runs take.")
     ] = False,
-    estimate_: Annotated[
-        bool, typer.Option("--estimate", help="Only time the first iterations of each method.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run all of a figure or table of a paper, several runs at once, and show paper and result side by side.
@@ -68,9 +64,6 @@ def replicate(
     place = Place.of(jobs, device)
     plans = plan_replication(found, seeds, where, place.devices[0], overrides)
     data = data_of(plans, data_dir)
-    if estimate_:
-        print_estimates(found, [(plan, data[data_key(plan)]) for plan in plans if plan.seed == 0], seeds)
-        return
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
@@ -93,22 +86,6 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
         stdout.print(f"figure: {path}.png (and .pdf)", soft_wrap=True)
 
 
-def print_estimates(found: Replication, runs: list[tuple[RunPlan, Dataset]], seeds: int) -> None:
-    """Time the first iterations of each method, and print how long all its runs take."""
-    table = TextTable(
-        ["panel", "method", "ms/iteration", "hours/run"], title=f"{found.name}, one run at a time on this machine"
-    )
-    total = 0.0
-    with sign_of_life("starting") as say:
-        for plan, data in runs:
-            say(f"{plan.study.panel} {plan.label}")
-            each, seconds = estimate(plan, data.to(plan.device))
-            total += seconds
-            table.add_row(plan.study.panel, plan.label, f"{1000 * each:.3g}", f"{seconds / 3600:.2g}")
-    table.caption = f"all with {seeds} seeds: {total * seeds / 3600:.2g} hours; from at most 100 iterations of each"
-    print_table(table)
-
-
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
     """List the figures and tables with what they need."""
     rows = []
@@ -129,6 +106,6 @@ def list_replications(data_dir: Path | None, as_json: bool) -> None:
     if not as_json:
         stderr.print(
             "runs: of one seed; core hours: of all with five seeds, on one core of a machine with two, measured or "
-            "extrapolated from the first 100 iterations of each method: hesscond replicate NAME --estimate tells yours",
+            "extrapolated from the first 100 iterations of each method",
             soft_wrap=True,
         )

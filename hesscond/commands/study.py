@@ -15,7 +15,7 @@ from hesscond.commands.exits import DIVERGED
 from hesscond.commands.performing import loaded, one_by_one, tell_default_rates
 from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.expectations import Expectation
-from hesscond.report import rounding_note, statement_table, summary_table, verdict_sentences
+from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
 from hesscond.runs import StoredRun, open_run
 from hesscond.study import check_plan, load_study, resolve_device
@@ -96,7 +96,7 @@ def finish(where: Path, runs: list[StoredRun]) -> None:
     """Print the summary and draw the figure next to the runs."""
     stdout.print(summary_table(runs))
     if any(run.config.get("statements") for run in runs):
-        print_table(statement_table(runs))
+        print_table(TABLES["statements"].print(runs))
     if note := rounding_note(runs):
         stdout.print(f"note:   {note}", soft_wrap=True)
     stdout.print()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         margin_figure,
         rate_figure,
         rate_trials,
-        stored_margin_figure,
     )
     from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
     from hesscond.report.palette import method_colors, method_looks
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from hesscond.report.probed import probe_figure
     from hesscond.report.registry import FIGURES, TABLES, FigureKind, TableKind
     from hesscond.report.series import rounding_note
-    from hesscond.report.statements import statement_frame, statement_table
+    from hesscond.report.statements import statement_frame
     from hesscond.report.summary import summary_frame, summary_table
     from hesscond.report.verdict import verdict_frame, verdict_sentences
 else:
@@ -69,8 +68,6 @@ __all__ = [
     "rounding_note",
     "save_figure",
     "statement_frame",
-    "statement_table",
-    "stored_margin_figure",
     "summary_frame",
     "summary_table",
     "training_figure",

@@ -29,8 +29,8 @@ from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, QUANTITIES, FigureKind, TableKind
 from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
-from hesscond.report.series import finite, intervals, located, quantile, quantiles
-from hesscond.report.tables import Column, between, interval, number, words
+from hesscond.report.series import finite, intervals, located, quantile
+from hesscond.report.tables import Column, between, number, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -617,42 +617,6 @@ def block_columns(frame: pd.DataFrame) -> list[Column]:
     ]
 
 
-LAYERS_CAPTION = (
-    "κ in the method's own coordinates over all probed units, seeds and iterations; 10 %, median, 90 %: quantiles that "
-    "take unresolved κ into account, ≥: a lower bound of it; unres.: how many of them are"
-)
-
-
-def layer_kappa_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Quantiles of the condition numbers of each layer, a row per group of runs and layer."""
-    import pandas as pd
-
-    lines = []
-    for label, probe in block_probes(runs, "layer", "kappa_own")[0].items():
-        for layer, rows in probe.groupby("layer", sort=False):
-            lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
-            line: dict[str, Any] = {"method": label, "layer": layer, "data": rows["data"].iloc[0]}
-            # a block that was measured as a whole counts as one
-            line["units"] = max(1, rows["unit"].nunique())
-            line |= {"measured": int(np.sum(~np.isnan(lower))), "unresolved": int(np.isinf(upper).sum())}
-            lines.append(line | quantiles("kappa", (lower, upper)))
-    return pd.DataFrame(lines)
-
-
-def layer_kappa_columns(frame: pd.DataFrame) -> list[Column]:
-    """Columns of `layer_kappa_frame` as they are shown."""
-    return [
-        words("method", "method"),
-        words("layer", "layer"),
-        words("data", "data"),
-        Column("units", lambda row: str(row["units"])),
-        interval("κ 10 %", "kappa_q10"),
-        interval("median", "kappa_median"),
-        interval("90 %", "kappa_q90"),
-        Column("unres.", lambda row: f"{row['unresolved']} / {row['measured']}"),
-    ]
-
-
 SEVERAL = f"{PROBED} at several layers"
 
 HEATMAP_FIGURE = FigureKind(
@@ -703,14 +667,4 @@ BLOCKS_TABLE = TableKind(
     block_frame,
     block_columns,
     CAPTION,
-)
-
-LAYERS_TABLE = TableKind(
-    "layers",
-    40,
-    "a row for each method and layer: quantiles of κ in the method's coordinates",
-    PROBED,
-    layer_kappa_frame,
-    layer_kappa_columns,
-    LAYERS_CAPTION,
 )

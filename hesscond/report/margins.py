@@ -50,37 +50,7 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
         ones in orange, with the number of trials that were decided and of those that violated it. A share below 1e-6
         or above 1e6 is drawn at the end of the axis; a claim without any says so.
     """
-    return tally_figure(verdict.tallies, f"{verdict.id}, {verdict.trials} trials", page)
-
-
-def stored_margin_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
-    """`margin_figure` of checks along runs: a histogram for every claim, over runs, layers and iterations."""
-    tallies = stored_tallies(runs)
-    checks = sum(len(run.table("statements")) for run in runs)
-    names = ", ".join(sorted({run.config["name"] for run in runs}))
-    return tally_figure(tallies, f"{names}: {checks} checks along {len(runs)} runs", page)
-
-
-def stored_tallies(runs: Sequence[StoredRun]) -> tuple[Tally, ...]:
-    """Results of the checks along runs, tallied by claim."""
-    if not runs:
-        raise ConfigError("no runs given: name at least one run folder")
-    from hesscond.theorems.base import Claim, Outcome, Tally
-
-    found: dict[tuple[str, str], Tally] = {}
-    for run in runs:
-        for number, row in enumerate(run.table("statements").to_dict("records")):
-            key = row["statement"], row["claim"]
-            if key not in found:
-                found[key] = Tally(Claim(f"{row['statement']}, {row['claim']}", "", bool(row["known"])))
-            found[key].add(Outcome(row["status"], float(row["used"])), number)
-    if not found:
-        raise ConfigError("no statement was checked along the runs: train with --statement ID (hesscond statements)")
-    return tuple(found.values())
-
-
-def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
-    """Figure with a row for each tally."""
+    tallies = verdict.tallies
     with page.styled():
         figure = page.figure(0.55 + 0.55 * len(tallies), h_pad=0.02, hspace=0.04)
         axes = figure.subplots(len(tallies), 1, sharex=True, squeeze=False)[:, 0]
@@ -91,7 +61,8 @@ def tally_figure(tallies: tuple[Tally, ...], title: str, page: Page) -> Figure:
         plotting.logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
         size = float(page.style["font.size"])
-        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
+        title = page.wrapped(f"{verdict.id}, {verdict.trials} trials", size)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=size)
     return figure
 
 
@@ -309,15 +280,6 @@ def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, 
     draw_gain(ax, select(runs, layer, unit))
     return ax
 
-
-MARGINS_FIGURE = FigureKind(
-    "margins",
-    100,
-    "how much of what each claim of the checked statements allows was used along the runs",
-    "runs with --statement",
-    stored_margin_figure,
-    stored_tallies,
-)
 
 GAIN_FIGURE = FigureKind(
     "gain",

@@ -74,7 +74,7 @@ class TableKind:
 
     ``order``: place in lists and reports, the lowest first.
     ``frame(runs, **options)`` returns the data for programs, or raises a ConfigError with one sentence;
-    ``columns(frame)`` says what is shown of it; ``terminal(runs, **options)`` is a separate layout for the terminal.
+    ``columns(frame)`` says what is shown of it. ``frame.attrs["title"]`` is a title for the terminal.
     """
 
     name: str
@@ -85,7 +85,6 @@ class TableKind:
     columns: Callable[[pd.DataFrame], Sequence[Column]]
     caption: str | Callable[[pd.DataFrame], str]
     options: tuple[str, ...] = ()
-    terminal: Callable[..., TextTable] | None = None
 
     def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
         """The table as Markdown, LaTeX or CSV."""
@@ -94,10 +93,8 @@ class TableKind:
 
     def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
         """The table for the terminal."""
-        if self.terminal is not None:
-            return self.terminal(runs, **options)
         frame = self.frame(runs, **options)
-        return text_table(frame, self.columns(frame), self.explained(frame))
+        return text_table(frame, self.columns(frame), self.explained(frame), frame.attrs.get("title", ""))
 
     def explained(self, frame: pd.DataFrame) -> str:
         """The caption of a frame."""

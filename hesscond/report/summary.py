@@ -11,7 +11,6 @@ import numpy as np
 from hesscond.report.registry import STUDY, UNIT, TableKind
 from hesscond.report.selection import groups_of, in_order, select
 from hesscond.report.series import (
-    QUANTILES,
     RESOLVED,
     finite,
     gain,
@@ -24,7 +23,7 @@ from hesscond.report.series import (
     quantiles,
     resolved_values,
 )
-from hesscond.report.tables import DASH, Column, TextTable, bounded, interval, number, numbers, text_table, words
+from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,43 +31,50 @@ if TYPE_CHECKING:
     from hesscond.runs import StoredRun
 
 
+def probed_data(frame: pd.DataFrame) -> str:
+    """Data whose probes are shown: mini-batches, or the training set where no mini-batch was probed."""
+    return "batch" if frame["batch_probes"].any() else "train"
+
+
+def has_unresolved(frame: pd.DataFrame) -> bool:
+    """Whether some κ of `probed_data` is unresolved."""
+    return any(frame[f"{probed_data(frame)}_{name}_unresolved"].any() for name in ("kappa", "kappa_own"))
+
+
 def summary_caption(frame: pd.DataFrame) -> str:
     """Caption that explains the columns of `summary_columns`."""
-    parts = ["loss: training, mean of the last 100 iterations, or of the last tenth of a shorter run"]
-    if frame["batch_probes"].any():
-        parts += [
-            "κ(H), κ(PᵀHP) with P from the raw statistics of the samples: medians of the resolved ones over the probed "
-            "mini-batches",
-            "κ own: 10 %, 50 % and 90 % quantiles in the method's own coordinates, ≥: a lower bound",
-        ]
-    if frame["statements_applicable"].any():
-        parts.append("held: checks of statements that are known to be true, of those that apply")
-    return "; ".join(parts)
+    data = probed_data(frame)
+    probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
+    probed = probed if frame[f"{data}_probes"].any() else "nothing was probed"
+    few = "; unres.: how many κ own are unresolved" * has_unresolved(frame)
+    return f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}{few}"
 
 
 def summary_columns(frame: pd.DataFrame) -> list[Column]:
-    """Columns of `summary_frame` as they are written; columns that no run has are left out."""
-    columns = [
-        words("method", "method"),
-        numbers("seed", "seed", "d"),
-        words("status", "status"),
-        numbers("loss", "training_loss_tail_mean", ".3f"),
-    ]
-    if frame["test_accuracy"].notna().any():
-        columns.append(numbers("acc. %", "test_accuracy", ".1f", 100))
-    if frame["test_psnr"].notna().any():
-        columns.append(numbers("PSNR (dB)", "test_psnr", ".2f"))
-    if frame["test_bits_per_character"].notna().any():
-        columns.append(numbers("test loss", "test_loss", ".3f"))
-        columns.append(numbers("bits/char.", "test_bits_per_character", ".3f"))
-    if frame["batch_probes"].any():
-        columns.append(bounded("κ(H)", "batch_kappa"))
-        columns.append(bounded("κ(PᵀHP)", "batch_kappa_preconditioned"))
-        columns += [interval(f"κ own {100 * q:.0f} %", f"batch_kappa_own_{name}") for name, q in QUANTILES.items()]
-    columns.append(numbers("time (s)", "seconds", ".3g"))
-    if frame["statements_applicable"].any():
-        columns.append(Column("held", lambda row: f"{row['statements_held']} / {row['statements_applicable']}"))
+    """Columns of `summary_frame` as they are shown, in 80 columns; those that no run has are left out."""
+    data, several = probed_data(frame), frame["seed"].nunique() > 1
+
+    def name(row: Mapping[str, Any]) -> str:
+        status = "collapsed" if row["collapsed"] else row["status"]
+        label = f"{row['method']} seed {row['seed']}" if several else row["method"]
+        return label if status == "finished" else f"{label} ({status})"
+
+    columns = [Column("method", name, left=True), numbers("loss", "training_loss_tail_mean", ".3f")]
+    for title, key, form, factor in METRICS:
+        if frame[key].notna().any():
+            columns.append(numbers(title, key, form, factor))
+    columns += [bounded("κ(H)", f"{data}_kappa"), bounded("κ own", f"{data}_kappa_own")]
+    if has_unresolved(frame):
+        columns.append(Column("unres.", lambda row: f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"))
     return columns
+
+
+#: Columns of the metrics that a study may have.
+METRICS = (
+    ("acc. %", "test_accuracy", ".1f", 100),
+    ("PSNR (dB)", "test_psnr", ".2f", 1),
+    ("bits/char.", "test_bits_per_character", ".3f", 1),
+)
 
 
 def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
@@ -84,7 +90,8 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     Returns
     -------
     pandas.DataFrame
-        One row per run, in the order given. method, seed, status, learning_rate, batch_size, iterations;
+        One row per run, in the order given. method, seed, status, collapsed (to constant outputs), learning_rate,
+        batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
         test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked;
         statements_applicable and statements_held: numbers of checks of claims known to be true that applied, and held.
@@ -112,7 +119,9 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):
             row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
         rows.append(row)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    frame.attrs["title"] = selection.title
+    return frame
 
 
 def training_summary(run: StoredRun) -> dict[str, Any]:
@@ -125,6 +134,7 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         "method": run.method,
         "seed": run.seed,
         "status": run.status,
+        "collapsed": is_collapsed(run),
         "learning_rate": float(run.config["run"]["learning_rate"]),
         "batch_size": int(run.config["training"]["batch_size"]),
         "iterations": len(training),
@@ -167,26 +177,7 @@ def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     The probes are those of mini-batches, or of the training set where no mini-batch was probed. A κ that was never
     resolved is shown by its lower bound, as "≥ 1.20e+09".
     """
-    frame = summary_frame(runs, layer=layer, unit=unit)
-    several = frame["seed"].nunique() > 1
-    collapsed = {run.folder for run in runs if is_collapsed(run)}
-    names = []
-    for row, run in zip(frame.to_dict("records"), in_order(runs), strict=True):
-        status = "collapsed" if run.folder in collapsed else row["status"]
-        name = row["method"] + f" seed {row['seed']}" * several
-        names.append(name if status == "finished" else f"{name} ({status})")
-    data = "batch" if frame["batch_probes"].any() else "train"
-    columns = [words("method", "name"), numbers("loss", "training_loss_tail_mean", ".3f")]
-    if frame["test_accuracy"].notna().any():
-        columns.append(numbers("acc. %", "test_accuracy", ".1f", 100))
-    columns += [bounded("κ(H)", f"{data}_kappa"), bounded("κ own", f"{data}_kappa_own")]
-    probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
-    probed = probed if frame[f"{data}_probes"].any() else "nothing was probed"
-    caption = f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}"
-    if any(frame[f"{data}_{name}_unresolved"].any() for name in ("kappa", "kappa_own")):
-        caption += "; unres.: how many κ own are unresolved"
-        columns.append(Column("unres.", lambda row: f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"))
-    return text_table(frame.assign(name=names), columns, caption, select(runs, layer, unit).title)
+    return SUMMARY_TABLE.print(runs, layer=layer, unit=unit)
 
 
 SEEDS_CAPTION = (
@@ -244,13 +235,12 @@ def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lo
 SUMMARY_TABLE = TableKind(
     "summary",
     10,
-    "a row for each run: loss, accuracy, κ, time, statements held",
+    "a row for each run: loss, accuracy, κ",
     STUDY,
     summary_frame,
     summary_columns,
     summary_caption,
     UNIT,
-    terminal=summary_table,
 )
 
 SEEDS_TABLE = TableKind(

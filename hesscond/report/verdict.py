@@ -12,7 +12,7 @@ import numpy as np
 from hesscond.report.registry import PROBED, UNIT, TableKind
 from hesscond.report.selection import Selection, probed_groups, select
 from hesscond.report.series import SHOWN, intervals, is_collapsed, loss_of, quantile, running_median, window_of
-from hesscond.report.tables import DASH, Column, TextTable, number, numbers, text_table, words
+from hesscond.report.tables import DASH, Column, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -308,12 +308,6 @@ def ratio_cell(row: Mapping[str, Any], name: str) -> str:
     return DASH if DASH in (median, first, last) else f"{median} ({first} … {last})"
 
 
-def verdict_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
-    """`verdict_frame` for the terminal, with the sentences below it."""
-    frame = verdict_frame(runs, layer=layer, unit=unit)
-    return text_table(frame, verdict_columns(frame), " ".join(sentences_of(frame)))
-
-
 VERDICT_TABLE = TableKind(
     "verdict",
     20,
@@ -321,9 +315,6 @@ VERDICT_TABLE = TableKind(
     PROBED,
     verdict_frame,
     verdict_columns,
-    "training loss: the range that both reach; probes: its own in it; κ smaller than baseline's: "
-    "κ own of the baseline over that of the method at equal training loss; κ(H) / κ: at the same weights; medians "
-    "(quartiles)",
+    lambda frame: " ".join(sentences_of(frame)),
     UNIT,
-    terminal=verdict_table,
 )

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from hesscond.data import Dataset, part
 from hesscond.errors import ConfigError
 from hesscond.study.config import StudyConfig
 from hesscond.study.files import Claim, Cost, Published, StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
 from hesscond.study.listing import contents
-from hesscond.study.runner import RunPlan, rehearsal
-
-#: The time of a run is estimated from this number of iterations, or those done in this number of seconds, and from an
-#: evaluation of this number of test samples.
-ITERATIONS, SECONDS, SAMPLES = 100, 20.0, 1000
+from hesscond.study.runner import RunPlan
 
 
 @dataclass(frozen=True)
@@ -104,33 +98,6 @@ def plan_replication(
         for seed in range(seeds)
         for study, variant, rate, name in runs
     ]
-
-
-def estimate(plan: RunPlan, data: Dataset) -> tuple[float, float]:
-    """Estimated seconds for an iteration of a run, and for the whole run with its evaluations."""
-    tests = len(data.test_targets)
-    few = min(tests, SAMPLES)
-    with rehearsal(plan, part(data, test=few)) as training:
-        started = time.perf_counter()
-        training.evaluate()
-        evaluation = (time.perf_counter() - started) * tests / few
-        order = training.shuffled()
-
-        def step(iteration: int) -> None:
-            at = iteration % max(1, training.per_epoch) * training.batch_size
-            batch = order[at : at + training.batch_size]
-            loss, probes = training.step(iteration, training.augment(training.inputs[batch]), training.targets[batch])
-            training.record(iteration, 0, loss, probes, plan.learning_rate)
-
-        step(0)  # the first one is slow
-        started, done = time.perf_counter(), 0
-        while done < min(ITERATIONS, training.iterations) and time.perf_counter() - started < SECONDS:
-            step(done + 1)
-            done += 1
-        training.settle()
-        each = (time.perf_counter() - started) / done
-    epochs = training.iterations // max(1, training.per_epoch) + 1
-    return each, each * training.iterations + evaluation * epochs
 
 
 def replications() -> Iterator[Replication]:

@@ -22,7 +22,7 @@ def runs(four_runs):
 def two_figures():
     """Every figure has its own tests; these two stand for all, and save time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html_report, "FIGURES", {name: html_report.FIGURES[name] for name in ("conditioning", "margins")})
+        patch.setattr(html_report, "FIGURES", {name: html_report.FIGURES[name] for name in ("conditioning", "gain")})
         yield
 
 

@@ -36,7 +36,7 @@ from hesscond.report.series import quantile
 from hesscond.report.tables import numbers, words
 from tests.report_page import artists
 
-DRAWN = [name for name in FIGURES if name not in ("margins", "spectra")]
+DRAWN = [name for name in FIGURES if name != "spectra"]
 
 
 def unit_rows(run, data="batch"):

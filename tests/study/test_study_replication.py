@@ -35,7 +35,7 @@ from hesscond.study import StudyConfig, load_study, open_run
 from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, Comparison, StudyFile
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.listing import studies_folder
-from hesscond.study.replication import estimate, plan_replication, replication, replications
+from hesscond.study.replication import plan_replication, replication, replications
 
 CPU = torch.device("cpu")
 
@@ -276,15 +276,6 @@ def test_the_runs_of_a_figure(figure, tmp_path):
     assert right.name == "right"
 
 
-def test_an_estimate_times_iterations_and_an_evaluation(figure, tmp_path, digits):
-    plan = plan_replication(replication(f"{figure()}/left"), 1, tmp_path, CPU, Overrides(epochs=40))[0]
-    each, seconds = estimate(plan, digits)
-    assert 0 < each < 0.5
-    iterations = 40 * (len(digits.train_targets) // 60)
-    assert seconds > each * iterations
-    assert not plan.folder.exists()
-
-
 @pytest.mark.slow
 def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
     out = tmp_path / "out"
@@ -307,8 +298,6 @@ def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
     assert (out / "mine.png").stat().st_size > 10_000
     again = call_cli(*command)
     assert "8 of them over before; nothing to do" in again.err
-    estimated = call_cli(*command[:-2], "--out", tmp_path / "none", "--estimate")
-    assert (estimated.code, "hours" in estimated.out, (tmp_path / "none").exists()) == (0, True, False)
 
 
 def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
