@@ -11,7 +11,7 @@ import typer
 
 from hesscond.commands import options
 from hesscond.commands.performing import Place, loaded, perform
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands.printing import complain, print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.methods import parse, registered
 from hesscond.report.sweeps import cells_frame, comparison_frame, comparison_table
@@ -88,6 +88,9 @@ def compare_methods(
         own = {data_key(plan): data for plan in plans}
         prepared, again = prepare(plans, own, where), f"the same command with --out {where}"
         outcomes = perform(plans, prepared, own, place, place.threads(where), again)
+        for outcome in outcomes.values():
+            if outcome.status == "failed":
+                complain(f"{outcome.name} failed: {outcome.message}")
         return {plan.folder: outcomes[plan.folder.name] for plan in plans}
 
     here = data.to(place.devices[0])
@@ -102,8 +105,8 @@ def compare_methods(
     )
     print_table(comparison_table(frame, title))
     for one in found:
-        if said := one.refusal or one.lost:
-            stdout.print(f"{one.method}: {said}", soft_wrap=True)
+        if one.refusal:
+            stdout.print(f"{one.method}: {one.refusal}", soft_wrap=True)
     where.mkdir(parents=True, exist_ok=True)
     frame.to_csv(where / "comparison.csv", index=False, lineterminator="\n")
     cells_frame(found).to_csv(where / "cells.csv", index=False, lineterminator="\n")

@@ -18,7 +18,7 @@ from hesscond.errors import ConfigError, DivergedError
 from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.problem.devices import accelerators_of, runtime
-from hesscond.runs import StoredRun, open_run
+from hesscond.runs import OVER, StoredRun, open_run
 from hesscond.study.config import StudyConfig
 from hesscond.study.runner import RunPlan, Training, check_plan, rehearsal
 from hesscond.study.sweep import Outcome
@@ -39,8 +39,7 @@ class Compared:
 
     ``rate`` has the smallest training loss at the end, and is NaN if the method diverged at all rates; ``edge``:
     whether it is the smallest or largest of the grid, so that a better one may lie outside. ``cost`` is the time of an
-    iteration without probing over that of the vanilla method. ``refusal`` says why the method does not work here, and
-    ``failed`` why probed runs did not end.
+    iteration without probing over that of the vanilla method. ``refusal`` says why the method does not work here.
     """
 
     method: str
@@ -49,18 +48,6 @@ class Compared:
     runs: tuple[StoredRun, ...] = ()
     cost: float = math.nan
     refusal: str = ""
-    failed: tuple[str, ...] = ()
-
-    @property
-    def lost(self) -> str:
-        """Seeds that loss and accuracy leave out, in words; empty if they cover all seeds."""
-        diverged = sum(run.status != "finished" for run in self.runs)
-        counts = {"diverged": diverged, "failed": 0 if self.refusal else len(self.failed)}
-        if not any(counts.values()):
-            return ""
-        several = " and ".join(f"{count} {word}" for word, count in counts.items() if count)
-        reason = f" ({self.failed[0]})" if counts["failed"] else ""
-        return f"of {len(self.runs) + len(self.failed)} seeds {several}{reason}; loss and accuracy are of the others"
 
 
 @dataclass
@@ -100,31 +87,19 @@ class Comparison:
         best = {method: rate for method in able if (rate := self.best(method)) is not None}
         self.do([self.probed(method, rate, seed) for seed in self.seeds for method, rate in best.items()])
         for method in methods:
-            if method in best:
-                yield self.compared(method, best[method])
-            else:
-                failed = [] if method in refusals else self.failures([self.tried(method, r) for r in self.grid(method)])
-                yield Compared(method, refusal=refusals.get(method) or (*failed, "diverged at every learning rate")[0])
+            if method not in best:
+                yield Compared(method, refusal=refusals.get(method, "diverged or failed at every learning rate"))
+                continue
+            rate, grid = best[method], self.grid(method)
+            folders = [self.probed(method, rate, seed).folder for seed in self.seeds]
+            runs = tuple(open_run(folder) for folder in folders if self.outcomes[folder].status in OVER)
+            edge = len(grid) > 1 and rate in (grid[0], grid[-1])
+            yield Compared(method, rate, edge, runs, self.cost(method, rate), "" if runs else "no probed run has ended")
 
     def do(self, plans: Sequence[RunPlan]) -> None:
         """Perform those of the runs that were not performed yet."""
         if due := [plan for plan in plans if plan.folder not in self.outcomes]:
             self.outcomes |= self.perform(due)
-
-    def failures(self, plans: Sequence[RunPlan]) -> list[str]:
-        """Why runs have no result."""
-        outcomes = [self.outcomes[plan.folder] for plan in plans]
-        return [one.message or one.status for one in outcomes if one.status not in ("finished", "diverged")]
-
-    def compared(self, method: str, rate: float) -> Compared:
-        """Result of a method at its best rate."""
-        grid = self.grid(method)
-        plans = [self.probed(method, rate, seed) for seed in self.seeds]
-        failed = self.failures(plans)
-        runs = tuple(open_run(plan.folder) for plan in plans if not self.failures([plan]))
-        edge = len(grid) > 1 and rate in (grid[0], grid[-1])
-        cost, refusal = self.cost(method, rate), "" if runs else failed[0]
-        return Compared(method, rate, edge, runs, cost, refusal, tuple(failed))
 
     def grid(self, method: str) -> list[float]:
         """The rates to try, ascending."""
