@@ -178,20 +178,6 @@ def test_lists(call_cli, stored):
         assert all(word in result.out for word in words)
 
 
-def test_no_runs_is_an_empty_list(call_cli, workplace):
-    assert json.loads(call_cli("runs", ".", "--json").out) == []
-    assert call_cli("runs", ".").code == 0
-
-
-def test_table_and_figure_of_a_stored_run(call_cli, stored, workplace):
-    result = call_cli("table", "summary", ".")
-    assert (result.code, result.err) == (0, "")
-    assert "bnp" in result.out
-    result = call_cli("figure", "conditioning", "done", "-o", "picture.svg")
-    assert (result.code, result.out, result.err) == (0, "picture.svg\n", "")
-    assert "<svg" in (workplace / "picture.svg").read_text()
-
-
 @pytest.mark.parametrize("name", ["training", "evaluation", "probe"])
 def test_csv_and_json_are_the_log_to_the_last_bit(call_cli, stored, workplace, name):
     printed = call_cli("export", "done", "--table", name)
@@ -218,11 +204,3 @@ def test_overrides_leave_the_rest_alone():
     assert (changed.probe.every, changed.probe.train_every_epochs) == (0, 0)
     assert Overrides(epochs=2).apply(changed).training.iterations is None
     assert Overrides(probe_every=3).apply(study).probe.train_every_epochs == study.probe.train_every_epochs
-
-
-def test_summary_table_as_csv(call_cli, stored):
-    rows = list(csv.DictReader(io.StringIO(call_cli("table", "summary", ".", "--format", "csv").out)))
-    assert [row["method"] for row in rows] == [stored.method]
-    batch = stored.table("probe").query("data == 'batch'")
-    assert float(rows[0]["batch_kappa"]) == pytest.approx(batch["kappa"].median(), rel=1e-12)
-    assert call_cli("table", "summary", ".", "--format", "docx").code == 2

@@ -70,13 +70,6 @@ def test_rows_of_whole_layers(call_cli, write):
     assert "as at iteration 2, batch, layer fc3:" in result.out.replace("\n", " ")
 
 
-def test_what_decides_is_shown(call_cli, write):
-    result = call_cli("check", write(), "--expect", OPEN)
-    assert "undecided in 1 of 3 rows (holds in 2), as at iteration 2, batch, layer fc3, unit 3" in result.out
-    assert "kappa_preconditioned = ≥ 11" in result.out
-    assert "1 unresolved" in result.out
-
-
 def test_json(call_cli, write):
     result = call_cli("check", write(), "--expect", MET, "--expect", OPEN, "--json", "--github")
     assert result.code == 1

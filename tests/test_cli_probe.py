@@ -226,16 +226,6 @@ def test_batches(run_cli, engine):
     assert "20 samples" in result.out
 
 
-def test_only_skipped_layers(run_cli, monkeypatch):
-    class Nothing(dict):
-        skipped = {"0": "it is frozen", "1": "it is odd"}  # noqa: RUF012
-
-    monkeypatch.setattr(hesscond, "probe", lambda *args, **options: Nothing())
-    result = run_cli("probe", "net.py:make")
-    assert result.code == 2
-    assert result.err == "error: no layer of net.py:make could be probed: 0: it is frozen; 1: it is odd\n"
-
-
 def test_a_fault_of_ours_is_not_blamed_on_the_file(run_cli, monkeypatch):
     def broken(self, columns):
         raise TypeError("ours")
@@ -250,17 +240,6 @@ def test_a_fault_of_ours_is_not_blamed_on_the_file(run_cli, monkeypatch):
     assert fault.code == 2
     assert "by a fault of hesscond (hesscond/__init__.py:2; --traceback shows all): TypeError: ours" in fault.err
     assert "Traceback" in run_cli("probe", "net.py:make", "--traceback").err
-
-
-def test_out_of_memory(run_cli, monkeypatch):
-    def full(*args, **options):
-        raise torch.OutOfMemoryError("tried to allocate 5 GB")
-
-    monkeypatch.setattr(hesscond, "probe", full)
-    result = run_cli("probe", "net.py:make")
-    assert result.code == 2
-    assert "out of memory" in result.err
-    assert "--memory" in result.err
 
 
 @pytest.mark.parametrize("name", ["fail", "bad_forward", "bad_shape"])

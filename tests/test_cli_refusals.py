@@ -219,7 +219,7 @@ def test_data_that_are_not_the_published_ones(refused, workplace):
     refused(cifar, "data_batch_1", "md5", "hesscond data fetch cifar10")
 
 
-@pytest.mark.parametrize("command", ["export done", "runs .", "table summary done", "runs . --json"])
+@pytest.mark.parametrize("command", ["runs .", "table summary done"])
 @pytest.mark.parametrize(
     ("file", "damage", "words"),
     [

@@ -120,15 +120,6 @@ def test_links_lead_to_pages_that_are_there_or_generated():
             assert drawn or there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
 
 
-def test_a_statement_page_is_made_of_its_verdict(generate):
-    verdict = verify("wc-proposition-1", trials=5)
-    page = generate.statement_page(next(s for s in statements() if s.id == "wc-proposition-1"), verdict)
-    assert verdict.counterexamples
-    for example in verdict.counterexamples:
-        assert str(example.matrix) in page
-    assert "| improves | κ(EW) ≤ κ(W) | false | violated |" in page
-
-
 def test_the_reference_of_commands_has_every_option(reference_pages):
     page = reference_pages.commands()
     for name, command in reference_pages.leaves(

@@ -3,7 +3,6 @@
 Pages without commands are fast; those that start processes are slow.
 """
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -80,15 +79,6 @@ def test_every_study_on_the_pages_is_one(tmp_path, monkeypatch):
                 assert file.study(panel, None).name, name(page)
                 count += 1
     assert count > 2
-
-
-def test_make_targets_on_the_pages_exist():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for page in PAGES:
-        for block in documented.blocks(page.read_text(encoding="utf-8")):
-            if block.language == "sh":
-                for target in re.findall(r"^make ([a-z -]+?)(?:\s{2,}|\s*#|$)", block.text, re.MULTILINE):
-                    assert all(re.search(rf"^{one}:", makefile, re.MULTILINE) for one in target.split()), target
 
 
 def test_every_page_is_in_a_table_of_contents():

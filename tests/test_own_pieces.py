@@ -94,12 +94,11 @@ def test_a_study_of_own_data_network_and_method_is_drawn_by_an_own_figure(mine, 
     assert json.loads(verified.out)[0]["claims"][0]["holds"] == 5
 
 
-def test_a_run_is_resumed_and_its_sweep_grows_from_any_folder(mine, call_cli, monkeypatch):
+def test_a_run_is_resumed_from_any_folder(mine, call_cli, monkeypatch):
     (mine / "t.csv").write_text("a,t\n" + "".join(f"{k},{k % 2}\n" for k in range(30)))
     (mine / "csv.toml").write_text(STUDY.replace('"mine.py:blobs"\nspread = 2.0', '"csv"\nfile = "t.csv"'))
-    grid = ["sweep", "own.toml", "-m", "mine.py:Halved", "--lr", "0.1", "--out", "grid", "--jobs", 1]
     own = ["study", "own.toml", "-m", "mine.py:Halved", "--out", "out"]
-    for arguments in (own, ["study", "csv.toml", "-m", "bnp", "--out", "rows"], grid):
+    for arguments in (own, ["study", "csv.toml", "-m", "bnp", "--out", "rows"]):
         done = call_cli(*arguments)
         assert done.code == 0, done.err
     (mine / "elsewhere").mkdir()
@@ -111,9 +110,8 @@ def test_a_run_is_resumed_and_its_sweep_grows_from_any_folder(mine, call_cli, mo
         assert done.code == 0, done.err
         assert open_run(mine / folder).iterations == 6
     again = ["study", "../own.toml", "-m", "../mine.py:Halved", "--iterations", 6, "--resume", "--out", "../out"]
-    for arguments in (again, ["sweep", "../grid"]):
-        done = call_cli(*arguments)
-        assert done.code == 0, done.err
+    done = call_cli(*again)
+    assert done.code == 0, done.err
     assert open_run(mine / "out").method == "mine.py:Halved"
 
 

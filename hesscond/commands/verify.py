@@ -142,46 +142,22 @@ def known(claim: Claim) -> str:
 
 def described(one: Statement) -> dict[str, Any]:
     """JSON object of a statement."""
-    return {
-        "id": one.id,
-        "aliases": dict(one.aliases),
-        "title": one.title,
-        "source": one.source,
-        "text": one.text,
-        "hypotheses": list(one.hypotheses),
-        "claims": [claim_dict(claim) for claim in one.claims],
-    }
+    found = {name: getattr(one, name) for name in ("id", "title", "source", "text")}
+    found |= {"aliases": dict(one.aliases), "hypotheses": list(one.hypotheses)}
+    return found | {"claims": [claim_dict(claim) for claim in one.claims]}
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:
-    """JSON object of a verdict."""
-    return {
-        "id": verdict.id,
-        "aliases": list(verdict.aliases),
-        "status": verdict.status,
-        "expected": verdict.expected,
-        "ok": verdict.ok,
-        "trials": verdict.trials,
-        "seed": verdict.seed,
-        "violations": verdict.violations,
-        "worst": number(verdict.worst),
-        "seconds": verdict.seconds,
-        "claims": [
-            claim_dict(tally.claim)
-            | {
-                "status": verdict.status_of(tally),
-                "holds": tally.holds,
-                "violated": tally.violated,
-                "not_applicable": tally.not_applicable,
-                "unresolved": tally.unresolved,
-                "worst": None if tally.worst == -math.inf else tally.worst,
-                "first_violation": tally.first_violation,
-                "reasons": tally.reasons,
-            }
-            for tally in verdict.tallies
-        ],
-        "counterexamples": [asdict(one) for one in verdict.counterexamples],
-    }
+    """JSON object of a verdict; JSON has no NaN and no infinity."""
+    names = ("id", "aliases", "status", "expected", "ok", "trials", "seed", "violations", "seconds")
+    found = {name: getattr(verdict, name) for name in names} | {"worst": finite(verdict.worst)}
+    counts = ("holds", "violated", "not_applicable", "unresolved", "first_violation", "reasons")
+    claims = [
+        {**claim_dict(tally.claim), "status": verdict.status_of(tally), "worst": finite(tally.worst)}
+        | {name: getattr(tally, name) for name in counts}
+        for tally in verdict.tallies
+    ]
+    return found | {"claims": claims, "counterexamples": [asdict(one) for one in verdict.counterexamples]}
 
 
 def claim_dict(claim: Claim) -> dict[str, Any]:
@@ -189,6 +165,6 @@ def claim_dict(claim: Claim) -> dict[str, Any]:
     return {"name": claim.name, "text": claim.text, "known_to_hold": claim.true, "published": claim.published}
 
 
-def number(value: float) -> float | None:
-    """Number for JSON, which has no NaN: None in its place."""
-    return None if math.isnan(value) else value
+def finite(value: float) -> float | None:
+    """The number if it is finite, else None."""
+    return value if math.isfinite(value) else None

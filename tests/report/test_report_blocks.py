@@ -3,7 +3,6 @@
 import csv
 import math
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 from hesscond.cli import app
-from hesscond.errors import ConfigError
 from hesscond.hessians.roles import role_of
 from hesscond.report import FIGURES, TABLES, block_frame
-from hesscond.report.layers import heat_cells, moments_of
+from hesscond.report.layers import heat_cells
 from hesscond.report.registry import QUANTITIES
 from hesscond.runs import open_run
 from tests import report_page
@@ -215,22 +213,6 @@ def test_the_table_has_the_numbers_of_the_exported_probes(folder, runs):
             assert line[f"{name}_q75"] == quantile_of(own, name, 0.75)[1]
 
 
-def test_tables_are_written_in_every_format(folder):
-    texts = {}
-    for format in ("text", "md", "latex", "csv"):
-        done = CliRunner().invoke(app, ["table", "blocks", str(folder), "--format", format])
-        assert done.exit_code == 0, done.output
-        texts[format] = done.stdout
-        assert "attention output" in " ".join(texts[format].split())
-    lines = list(csv.DictReader(texts["csv"].splitlines()))
-    assert len(lines) == 15
-    shown = [line for line in texts["md"].splitlines() if line.startswith("|")][2:]
-    assert len(shown) == 15
-    assert all("nan" not in line for line in shown)
-    # TeX knows neither of these
-    assert not re.search("[≤≥∞]", texts["latex"])
-
-
 # --- made-up runs -----------------------------------------------------------------------------------------------------
 
 
@@ -307,45 +289,6 @@ def test_a_row_measured_again_after_a_resume_counts_once(tmp_path):
     rows = [row("fc1", 2.0), row("fc1", 8.0, unit=1), row("fc2", 5.0)]
     once, twice = (logged(tmp_path / name, rows * count) for name, count in (("once", 1), ("twice", 2)))
     assert block_frame([once]).equals(block_frame([twice]))
-
-
-def test_moments_are_the_nearest_probes():
-    assert moments_of(np.arange(0, 101, 4)) == {"0 %": 0, "10 %": 8, "50 %": 48, "end": 100}
-    assert moments_of(np.array([0, 10, 50, 100])) == {"0 %": 0, "10 %": 10, "50 %": 50, "end": 100}
-    assert moments_of(np.array([0, 90])) == {"0 %": 0, "end": 90}
-    assert moments_of(np.array([7])) == {"0 %": 7}
-
-
-def test_many_blocks_stay_on_the_page(tmp_path):
-    parts = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    names = ["wte", "wpe", *(f"h.{i}.{part}" for i in range(24) for part in parts), "ln_f", "lm_head"]
-    rng = np.random.default_rng(0)
-    rows = [row(n, 10 ** rng.uniform(1, 9), iteration=k) for n in names for k in range(0, 400, 20)]
-    figure = FIGURES["blocks"].draw([logged(tmp_path / "run", rows)])
-    figure.draw_without_rendering()
-    labels = [text for text in figure.axes[0].get_yticklabels() if text.get_text()]
-    boxes = [text.get_window_extent() for text in labels]
-    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
-    assert figure.get_size_inches()[1] <= 9
-    assert all(box.x0 >= 0 for box in boxes)
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["figure", "blocks", "RUN", "-o", "x.png", "--quantity", "traces"],
-            "unknown quantity 'traces': choose from kappa",
-        ),
-        (["figure", "block-bands", "RUN", "-o", "x.png", "--quantity", ""], "unknown quantity ''"),
-        (["table", "blocks", "RUN", "--quantity", "kappa"], "table blocks has no --quantity"),
-        (["table", "blocks", "RUN", "--layer", "fc1"], "table blocks has no --layer: it shows all"),
-    ],
-)
-def test_bad_use_is_one_sentence(folder, words, sentence):
-    with pytest.raises(ConfigError, match=sentence) as raised:
-        CliRunner().invoke(app, [str(folder) if w == "RUN" else w for w in words], catch_exceptions=False)
-    assert "\n" not in str(raised.value)
 
 
 def test_one_layer_alone_is_no_comparison(tmp_path):

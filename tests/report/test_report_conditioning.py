@@ -28,24 +28,6 @@ def probe_rows(run, data, layer="fc3", unit=3):
     return rows[(rows["data"] == data) & (rows["layer"] == layer) & (rows["unit"] == unit)]
 
 
-def test_three_panels_with_axes_named_and_logarithmic(make_run):
-    figure = conditioning_figure([make_run("vanilla"), make_run("bnp")])
-    top, middle, bottom, right = panels(figure)
-    assert [ax.get_yscale() for ax in (top, middle, bottom, right)] == ["log", "log", "log", "linear"]
-    assert top.get_ylabel() == "loss (nats)"
-    assert middle.get_ylabel() == "condition number"
-    assert bottom.get_xlabel() == "iteration"
-    assert right.get_ylabel() == "test accuracy (%)"
-    assert top.get_shared_x_axes().joined(top, bottom)
-    assert legend_texts(top)[:2] == ["vanilla", "bnp"]
-    assert len(legend_texts(middle)) == 3
-    assert len(legend_texts(bottom)) == 2
-    remark = " ".join(figure.get_supxlabel().split())
-    assert remark.startswith("lines: mini-batches, running median of 7 iterations; markers: training set")
-    assert "fc-test · layer fc3, unit 3 · batch size 60" in figure.get_suptitle()
-    assert figure.get_size_inches()[0] == pytest.approx(3.3)
-
-
 def test_a_short_run_shows_every_value_of_the_log(make_run):
     run = make_run("bnp")
     figure = conditioning_figure([run])
@@ -147,22 +129,6 @@ def test_runs_that_do_not_belong_together(make_run):
         conditioning_figure([make_run(), make_run()])
 
 
-def test_runs_without_probes_or_evaluations(make_run):
-    figure = conditioning_figure([make_run(probed=False, evaluated=False)])
-    top, middle, bottom = figure.axes
-    for ax in (middle, bottom):
-        assert "not probed" in [text.get_text() for text in ax.texts]
-    assert "test accuracy" not in legend_texts(top)
-
-
-def test_probes_every_few_iterations_and_very_short_runs(make_run):
-    run = make_run(every=10)
-    x, _ = data_of(conditioning_figure([run]), "bnp-kappa-batch-median")
-    np.testing.assert_array_equal(x, np.arange(0, 300, 10))
-    for iterations in (1, 2, 5):
-        assert "bnp-loss-median" in artists(conditioning_figure([make_run(iterations=iterations, epochs=1)]))
-
-
 def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_run):
     methods = ["vanilla", "bnp", "batchnorm"]
     figure = conditioning_figure([make_run(method) for method in methods])
@@ -182,14 +148,6 @@ def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_ru
     assert "expects" not in figure.get_supxlabel()
     together = conditioning_figure([make_run(method) for method in methods[:2]])
     assert "what BNP expects" in " ".join(together.get_supxlabel().split())
-
-
-def test_methods_come_in_the_order_in_which_they_were_started(make_run):
-    runs = [make_run(method) for method in ("adam", "bnp", "vanilla")]
-    for run, hour in zip(runs, (9, 8, 10), strict=True):
-        run.facts["started"] = f"2026-11-22T{hour:02}:00:00+0000"
-    texts = [text.get_text() for text in conditioning_figure(runs).axes[0].get_legend().get_texts()]
-    assert [text for text in texts if text in ("adam", "bnp", "vanilla")] == ["bnp", "adam", "vanilla"]
 
 
 def points(figure):
@@ -225,8 +183,3 @@ def test_unresolved_ones_are_counted_and_left_out(make_run):
     assert lost > 10
     assert len(points(figure)[1]) == len(probe) - lost
     assert f"{lost} unresolved" in {text.get_text() for text in figure.axes[0].texts}
-
-
-def test_a_unit_that_was_not_probed_is_refused(make_run):
-    with pytest.raises(ConfigError, match="fc9"):
-        gain_figure([make_run("bnp")], layer="fc9")

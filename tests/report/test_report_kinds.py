@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
@@ -171,25 +170,6 @@ def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run):
     assert "beyond" not in FIGURES["conditioning"].draw([make_run("vanilla")]).get_supxlabel()
 
 
-def test_a_study_without_accuracy_has_one_panel(make_run):
-    import sqlite3
-
-    run = make_run(iterations=30)
-    with sqlite3.connect(run.folder / "run.sqlite") as connection:
-        connection.execute("UPDATE evaluation SET test_accuracy = NULL")
-    figure = training_figure([run])
-    assert [ax.get_ylabel() for ax in figure.axes] == ["loss (nats)"]
-    assert "bnp-test-loss-mean" in artists(figure)
-
-
-@pytest.mark.slow
-def test_long_runs_are_small_files(make_run, tmp_path):
-    run = make_run(iterations=1500, epochs=2)
-    for name in ("training", "layers", "heatmap", "gain", "conditioning"):
-        save_figure(FIGURES[name].draw([run]), tmp_path / "figure.pdf")
-        assert (tmp_path / "figure.pdf").stat().st_size < 400_000
-
-
 def test_layers_draws_no_unresolved_as_a_number(make_run):
     run = make_run("bnp", iterations=28, epochs=2, unresolved=0.8)
     found = artists(FIGURES["layers"].draw([run]))
@@ -260,13 +240,6 @@ def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others()
     for name in names:
         assert method_look(name) == looks[name]
     assert method_colors(["vanilla", "bnp"]) == {"vanilla": "#D55E00", "bnp": "#0072B2"}
-
-
-def test_methods_have_the_same_colour_in_every_figure(runs):
-    for kind in (FIGURES["training"], FIGURES["layers"]):
-        for name, artist in artists(kind.draw(runs)).items():
-            if hasattr(artist, "get_xdata") and name.split("-")[0] in ("vanilla", "bnp"):
-                assert to_hex(artist.get_color()).upper() == method_colors(["bnp", "vanilla"])[name.split("-")[0]]
 
 
 # --- pages and files -------------------------------------------------------------------------------------------------

@@ -7,13 +7,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from rich.cells import cell_len
-from torch import nn
 
-import hesscond
 from hesscond.probing.tables import compact, layer_frame, layer_table, notes, unit_table
-from hesscond.report import probe_figure, save_figure
+from hesscond.report import probe_figure
 from tests import report_page
 
 
@@ -163,31 +160,6 @@ def by_gid(figure, gid):
     return [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
 
 
-def overlaps(figure):
-    """Pairs of texts that touch each other, and texts outside the figure."""
-    figure.draw_without_rendering()
-    left, right = figure.axes
-    texts = [*left.get_yticklabels(), *right.get_yticklabels(), *left.texts, left.xaxis.label]
-    low, high = left.get_xlim()
-    texts += [t for t in left.get_xticklabels() if low <= t.get_position()[0] <= high]
-    texts += [t for legend in figure.legends for t in legend.get_texts()]
-    texts = [t for t in texts if t.get_text()]
-    boxes = [(t.get_text(), t.get_window_extent()) for t in texts]
-    page = figure.bbox.padded(1)
-    outside = [(name, "") for name, b in boxes if not (page.contains(b.x0, b.y0) and page.contains(b.x1, b.y1))]
-    return outside + [(n, m) for (n, a), (m, b) in itertools.combinations(boxes, 2) if a.padded(-0.5).overlaps(b)]
-
-
-@pytest.mark.share(4)
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("unresolved", [0.0, 0.2, 2.0])
-@pytest.mark.parametrize("names", list(NAMES))
-def test_no_text_touches_another(names, unresolved, whole):
-    frame = made_up(NAMES[names], 100, unresolved=unresolved, negative=0.3, whole=whole)
-    assert overlaps(probe_figure(frame)) == []
-
-
 def test_figure_shows_the_frame():
     frame = made_up(NAMES["three"], 50, unresolved=0.2, negative=0.3, zero=2)
     figure = probe_figure(frame)
@@ -221,18 +193,3 @@ def test_whole_layers_have_intervals():
         zip(frame["kappa_lower"], frame["kappa_upper"], strict=True)
     )
     assert by_gid(figure, "medians") == []
-
-
-def test_nothing_to_draw_is_said():
-    figure = probe_figure(made_up(["a", "b"], 3, zero=3))
-    assert "every Hessian is zero" in [t.get_text() for t in figure.axes[0].texts]
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["a", "b"]
-
-
-def test_a_result_is_as_good_as_its_frame(tmp_path):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    result = hesscond.probe(model, nn.CrossEntropyLoss(), (torch.randn(9, 4), torch.randint(0, 2, (9,))))
-    for name, found in (("a.svg", result), ("b.svg", result.to_frame())):
-        save_figure(probe_figure(found), tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -87,13 +87,6 @@ def test_the_same_bytes_every_time(run, tmp_path, suffix):
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
 
 
-@pytest.mark.slow
-def test_the_report_never_imports_pyplot_and_the_engine_no_matplotlib():
-    for module, unwanted in (("hesscond.report", "matplotlib.pyplot"), ("hesscond", "matplotlib")):
-        code = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, module
-
-
 def test_figures_and_tables_need_no_torch_and_tables_no_matplotlib():
     code = """
 import importlib, pathlib, pkgutil, sys, types

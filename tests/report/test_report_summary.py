@@ -5,7 +5,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 import torch
-from rich.cells import cell_len
 from torch import nn
 
 import hesscond
@@ -70,24 +69,6 @@ def test_numbers_are_those_of_the_log(make_run):
             }
             for name, value in expected.items():
                 assert row[f"{data}_{name}"] == pytest.approx(value, nan_ok=True), (data, name)
-
-
-def test_the_table_is_read_from_left_to_right(make_run):
-    """A line a run: loss, accuracy, κ(H), κ own, and how many are unresolved."""
-    runs = [make_run("vanilla", unresolved=0.2), make_run("equilibration", 1, unresolved=0.2, status="interrupted")]
-    lines = printed(summary_table(runs)).splitlines()
-    assert lines[0] == "fc-test · layer fc3, unit 3 · batch size 60"
-    assert lines[1].split() == ["method", "loss", "acc.", "%", "κ(H)", "κ", "own", "unres."]
-    for line, name, (_, row) in zip(
-        lines[3:],
-        ("vanilla seed 0", "equilibration seed 1 (interrupted)"),
-        summary_frame(runs).iterrows(),
-        strict=False,
-    ):
-        shown = [f"{row['training_loss_tail_mean']:.3f}", f"{100 * row['test_accuracy']:.1f}"]
-        shown += [f"{row['batch_kappa']:.2e}", f"{row['batch_kappa_own']:.2e}"]
-        assert line.split() == [*name.split(), *shown, f"{row['batch_kappa_own_unresolved']}/{row['batch_probes']}"]
-    assert all(cell_len(line) <= 80 for line in lines)
 
 
 def test_what_was_never_resolved_is_a_lower_bound(make_run):

@@ -14,10 +14,7 @@ from rich.cells import cell_len
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
-from hesscond.report.statements import caption, statement_columns
-from hesscond.report.sweeps import best_frame, best_table, comparison_frame, comparison_table, sweep_frame
-from hesscond.report.tables import Column, in_powers, interval, latex_escaped, number, numbers, text_table, write_table
-from hesscond.study.comparison import Compared
+from hesscond.report.tables import Column, in_powers, interval, latex_escaped, number, numbers, write_table
 from tests.report_page import printed
 
 WRITTEN = ("md", "latex", "csv")
@@ -158,30 +155,3 @@ def test_tables_of_runs_fit_80_columns(awkward_runs):
     for name in ("summary", "seeds"):
         assert_nothing_is_broken(TABLES[name].print(awkward_runs))
     assert "(diverged)" in assert_nothing_is_broken(TABLES["summary"].print(awkward_runs))
-
-
-def test_tables_of_rates_and_statements_fit_80_columns(make_run):
-    rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-    runs = [
-        make_run(
-            method, learning_rate=rate, iterations=9, probed=False, status="diverged" if rate > 0.2 else "finished"
-        )
-        for method in LONG[:2]
-        for rate in rates
-    ]
-    assert_nothing_is_broken(TABLES["seeds"].print(runs))
-    row = {"run": f"{LONG[1]}-seed0", "data": "train", "layer": "features.denseblock1.conv2"}
-    row |= {"unit": 511, "statement": "prec-gradient-regularization", "claim": "centring lowers κ", "known": True}
-    row |= {"held": 1150, "applicable": 1150, "unresolved": 12, "violated": 1, "worst": 1.2e3, "first_violation": 1150}
-    row |= {"reason": ""}
-    frame = pd.DataFrame([row])
-    assert_nothing_is_broken(text_table(frame, statement_columns(frame), caption(frame)))
-
-
-def test_tables_of_sweeps_and_comparisons_fit_80_columns(awkward_runs):
-    settings = {"model.width": 128, "training.weight_decay": 0.0005}
-    frame = sweep_frame([(run, settings, 1234.5) for run in awkward_runs])
-    assert_nothing_is_broken(best_table(best_frame(frame, list(settings)), list(settings), "a sweep"))
-    compared = [Compared(run.method, 0.0003, True, (run,), 12.34, "") for run in awkward_runs[::2]]
-    refused = Compared("batchnorm", math.nan, False, (), math.nan, "every rate diverged")
-    assert_nothing_is_broken(comparison_table(comparison_frame([*compared, refused]), "a comparison"))

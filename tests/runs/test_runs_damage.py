@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 import shutil
 import sqlite3
@@ -79,14 +78,6 @@ def test_a_log_that_was_cut_off(folder):
     assert refusal(folder) is None
 
 
-@pytest.mark.parametrize(
-    "content", [b"no database at all", bytes(4096), bytes(4097), b"SQLite format 3\x00" + bytes(99)]
-)
-def test_a_log_that_is_no_log(folder, content):
-    (folder / "run.sqlite").write_bytes(content)
-    check_refused(folder, "run.sqlite cannot be read")
-
-
 DAMAGE = st.lists(
     st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=40)), min_size=1, max_size=8
 )
@@ -127,18 +118,6 @@ def test_a_link_to_a_run_is_the_run(folder):
     link = folder.parent / "link"
     link.symlink_to(folder)
     assert open_run(link).iterations == 20
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_is_read_only(folder):
-    folder.chmod(0o500)
-    (folder / "run.sqlite").chmod(0o400)
-    try:
-        assert refusal(folder) is None
-        with pytest.raises(HesscondError, match="cannot be written"):
-            RunLog.reopened(folder)
-    finally:
-        folder.chmod(0o700)
 
 
 def test_a_file_that_nobody_may_write(folder, monkeypatch):

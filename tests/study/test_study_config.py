@@ -253,19 +253,3 @@ def test_statements_speak_of_dense_layers(tmp_path):
     (tmp_path / "tiny.toml").write_text(text + "\n[[statements]]\nid = 'bnp-theorem-4'\n")
     with pytest.raises(ConfigError, match=r".* bnp-theorem-4 speaks of Linear layers, .* 'conv1' is a Conv2d"):
         load_study(tmp_path / "tiny.toml")
-
-
-def test_old_files_mean_the_same(tmp_path, written):
-    """What a run of an earlier version left behind, without any of the newer keys."""
-    study = load_study(written())
-    old = (
-        STUDY.replace("hidden = [8]", 'hidden = [8]\nactivation = "relu"')
-        + 'every = 1\ntrain_every_epochs = 1\nprecision = "as-trained"\nrtol = 1e-06\n'
-        + '[run]\nmethod = "bnp"\nseed = 3\nlearning_rate = 0.5\n'
-    )
-    (tmp_path / "config.toml").write_text(old)
-    there = load_study(tmp_path / "config.toml")
-    assert there.run.seed == 3
-    assert there.model_copy(update={"run": None, "model": study.model}) == study
-    with pytest.raises(ConfigError, match="is of a run at scale 'paper'"):
-        load_study(tmp_path / "config.toml", "small")

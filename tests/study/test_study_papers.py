@@ -1,13 +1,11 @@
 """The studies that come with hesscond: each is whole, at both scales, and its small version trains."""
 
-import os
 from dataclasses import replace
 
 import pytest
 import torch
 
 from hesscond.data import Dataset
-from hesscond.errors import HesscondError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
@@ -138,16 +136,3 @@ def test_the_small_version_on_the_command_line(tmp_path, call_cli):
     assert (again.code, again.err) == (0, "")
     refused = call_cli("study", "fc-digits", "--scale", "large", "-m", "vanilla", "--out", tmp_path / "none")
     assert (refused.code, refused.err) == (2, "error: --scale is one of paper, small, not 'large'\n")
-
-
-@pytest.mark.share(6)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in STUDIES if name not in AT_HAND])
-def test_every_method_trains_on_the_real_data(tmp_path, name):
-    study = Overrides(iterations=2).apply(load_study(name, "small"))
-    try:
-        data = load_data(study.data, os.environ.get("HESSCOND_DATA_DIR"))
-    except HesscondError as error:
-        pytest.skip(str(error))
-    for number, method in enumerate(methods_of(study)):
-        check_run(trained(study, data, method, tmp_path / str(number)))

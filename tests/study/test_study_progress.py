@@ -3,7 +3,6 @@
 import io
 import re
 
-import pytest
 from rich.console import Console
 
 from hesscond.commands.live_view import progress_bar
@@ -28,29 +27,6 @@ def test_it_shows_where_the_run_is():
         assert word in last
     assert "it/s" in last
     assert re.search(r"--:--|\d:\d\d", last)
-
-
-def test_it_fits_into_eighty_columns():
-    written = io.StringIO()
-    with progress_bar(Console(file=written, force_terminal=True, width=80), "vanilla seed 0") as show:
-        show(Progress(833, 1200, 1.8437, ROW))
-    last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue()).rstrip().splitlines()[-1]
-    for word in ("vanilla seed 0", "833/1200", "loss 1.844", "κ(H) 2e+05", "κ own 2e+03", "κ(D) 8e+01", ":"):
-        assert word in last
-    assert len(last) <= 80
-
-
-def test_unresolved_and_unprobed():
-    text = drawn("x", Progress(1, 2, 1.0, ROW | {"kappa": float("inf"), "resolved": 0}))
-    assert "κ(H) unresolved" in text
-    assert "κ own 2.50e+03" in text
-    assert "κ(H) –  " not in text.rstrip().splitlines()[-1]
-    assert "κ(H) –" in drawn("x", Progress(1, 2, 1.0, None))
-
-
-@pytest.mark.parametrize("label", ["[/x] study", "{y} study", "[bold] study"])
-def test_a_label_is_shown_as_it_is(label):
-    assert label in drawn(label, Progress(1, 2, 1.0, None))
 
 
 def test_silence_where_nobody_watches():

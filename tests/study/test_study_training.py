@@ -385,21 +385,6 @@ def test_a_batch_of_one_sample(tmp_path, digits):
     assert probe["dead"].tolist() == [100, 100, 100]
 
 
-def test_progress_reports_every_iteration(tmp_path, digits):
-    seen = []
-    plan = plan_for(tmp_path / "run", iterations=2 * PER_EPOCH, probe={"every": 1})
-    run(plan, digits, seen.append)
-    stored = open_run(plan.folder)
-    assert [(p.iteration, p.iterations) for p in seen] == [(k, 2 * PER_EPOCH) for k in range(1, 2 * PER_EPOCH + 1)]
-    assert [p.loss for p in seen] == stored.table("training")["loss"].tolist()
-    batch = stored.table("probe").query("data == 'batch'").set_index("iteration")["kappa"]
-    # κ of the probes that are settled: those of an epoch are at its end, if not before
-    for progress in seen:
-        (of,) = batch.index[batch == progress.row["kappa"]]
-        assert (progress.iteration - 1) // PER_EPOCH * PER_EPOCH <= of < progress.iteration
-    assert all(p.row["data"] == "batch" for p in seen)
-
-
 # --- probes whose rows are made together ----------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
-from hesscond.watching.alarms import EVENTS, rule_of
+from hesscond.watching.alarms import rule_of
 from hesscond.watching.destinations import Destination
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
@@ -202,12 +202,6 @@ def test_an_optimizer_of_some_parameters_has_numbers_of_these(level, caplog):
         assert set(own.to_frame()["coordinates"]) <= {"plain", "SGD", "SGD, of what it moves"}
 
 
-def test_units_are_named_by_layer_and_unit():
-    model, optimizer, own = watched(level="unit", layers="0", units=[1, 3])
-    row = train(model, optimizer, own, 2)[-1]
-    assert {key.split("/")[1] for key in row if key.count("/") == 2} == {"0.1", "0.3"}
-
-
 def test_the_batch_stays_as_it_was():
     model, optimizer = model_of(), None
     inputs, targets = (part.clone() for part in BATCH)
@@ -379,48 +373,19 @@ def test_tensorboard_files_hold_the_row(tmp_path):
     assert [event.value for event in found] == [np.float32(row["hesscond/0/kappa"]) for row in rows]
 
 
-def leveldb_records(data, block=2**15):
-    """The records of a file in LevelDB's log format, which begins with a header of seven bytes."""
-    position, parts = 7, b""
-    while position + 7 <= len(data):
-        if block - position % block < 7:
-            position += block - position % block
-            continue
-        size, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
-        if position + 7 + size > len(data):
-            return
-        parts += data[position + 7 : position + 7 + size]
-        position += 7 + size
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
-            parts = b""
-
-
-def test_weights_and_biases_has_the_row(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb (extra 'watch')")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
+def test_weights_and_biases_has_the_row(monkeypatch):
+    """With a stand-in for wandb, which would start a process of its own."""
+    calls = []
+    run = SimpleNamespace(
+        define_metric=lambda name, **options: calls.append(name),
+        log=lambda row, commit: calls.append((row, commit)),
+        finish=lambda exit_code: calls.append(exit_code),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None, init=lambda project: run))
     model, optimizer, own = watched(log="wandb")
     with own:
         rows = [row for row in train(model, optimizer, own, 4) if row]
-    from wandb.proto import wandb_internal_pb2
-
-    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    deadline, found = time.monotonic() + 60, []
-    # a process of wandb's own writes it, and may still be at it
-    while len(found) < len(rows) and time.monotonic() < deadline:
-        time.sleep(0.1)
-        found = []
-        for data in leveldb_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.HasField("history"):
-                items = record.history.item
-                found.append({one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in items})
-    assert wandb.run is None
-    assert [one["hesscond/0/kappa"] for one in found] == [row["hesscond/0/kappa"] for row in rows]
-    assert [one["hesscond/step"] for one in found] == [2, 4]
+    assert calls == ["hesscond/step", "hesscond/*", *((row, True) for row in rows), 0]
 
 
 @pytest.mark.filterwarnings("ignore")  # those of its own packages
@@ -519,14 +484,6 @@ def test_an_error_is_one_warning_and_a_row_that_says_so(failure, words, caplog):
     assert "hesscond/0/kappa" in {key.replace("inner.", "") for key in own.step()}
 
 
-def test_a_strict_watch_raises():
-    model = Failing()
-    own = hesscond.watch(model, F.cross_entropy, BATCH, every=1, strict=True)
-    model.failure = ValueError("no such thing")
-    with pytest.raises(ValueError, match="no such thing"):
-        own.step()
-
-
 def test_an_interrupt_ends_the_training_and_leaves_the_model_as_it_was(tmp_path):
     model = Failing()
     before = torch.get_rng_state()
@@ -597,11 +554,3 @@ def test_a_unit_that_dies_and_a_rate_that_is_too_large_are_told(caplog):
     assert {(one.event, one.block) for one in told} >= {("dead_units", "0"), ("sharpness", "2")}
     assert "exactly zero on the probe batch: 2" in caplog.text
     assert all(one.step == 2 for one in told)
-
-
-def test_no_alarm_is_on_by_itself(caplog):
-    model, optimizer, own = watched()
-    with caplog.at_level(logging.WARNING, "hesscond"):
-        train(model, optimizer, own, 4)
-    assert caplog.text == ""
-    assert set(EVENTS) == {"kappa_grew", "lambda_max_grew", "rank_fell", "sharpness", "dead_units"}

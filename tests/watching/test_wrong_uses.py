@@ -44,25 +44,10 @@ AT_THE_START = {
     "an unknown layer": (lambda: start(layers=["fc9"]), "fc9"),
     "a glob of nothing": (lambda: start(layers="*.mlp.*"), "mlp"),
     "an unknown level": (lambda: start(level="block"), "unknown level 'block'"),
-    "a level that is no name": (lambda: start(level=2), "unknown level 2"),
     "units without layers": (lambda: start(level="unit", units=[0]), "name the layers"),
     "units of a layer": (lambda: start(layers="0", units=[0]), "use level='unit'"),
     "a unit that is not there": (lambda: start(layers="0", level="unit", units=[9]), "9"),
-    "every 0": (lambda: start(every=0), "every must be"),
-    "every −1": (lambda: start(every=-1), "every must be"),
-    "every of a word": (lambda: start(every="epoch"), "every must be"),
-    "budget 0": (lambda: start(budget=0), "between 0 and 1"),
-    "budget 1": (lambda: start(budget=1), "between 0 and 1"),
-    "budget NaN": (lambda: start(budget=float("nan")), "between 0 and 1"),
-    "budget of a word": (lambda: start(budget="5%"), "between 0 and 1"),
-    "rtol 0": (lambda: start(rtol=0), "rtol"),
-    "no memory": (lambda: start(memory=0), "memory"),
-    "log of a number": (lambda: start(log=3), "log must be"),
-    "log of nothing": (lambda: start(log=""), "log must be"),
-    "log in a list": (lambda: start(log=[print, 3]), "log must be"),
     "tensorboard nowhere": (lambda: start(log="tensorboard:"), "needs a folder"),
-    "an optimizer's name": (lambda: start(optimizer="adam"), "must be one of torch.optim.Optimizer"),
-    "no optimizer in the list": (lambda: start(optimizer=[]), "no optimizer was given"),
     "an optimizer of another model": (lambda: start(optimizer=of(SGD, made())), "another model"),
     "an optimizer that ascends": (lambda: with_optimizer(SGD, maximize=True), "maximizes"),
 }
@@ -84,18 +69,18 @@ def test_what_can_never_work_is_refused_at_the_start(name):
 NAN = float("nan")
 
 OPTIONS = {
-    "seed": (["x", 1.5, None, -1, True, NAN, 2**70], "seed must be a whole number"),
-    "rtol": (["1e-3", None, NAN, -1, True, [1e-3], 1], "rtol must lie between 0 and 1"),
-    "memory": (["much", -1, NAN, True, [1], float("inf")], "memory must be a positive number of bytes"),
+    "seed": (["x", 1.5, -1, 2**70], "seed must be a whole number"),
+    "rtol": (["1e-3", None, NAN, 0], "rtol must lie between 0 and 1"),
+    "memory": (["much", 0, NAN, [1]], "memory must be a positive number of bytes"),
     "strict": (["yes", None, 2], "strict must be True or False"),
-    "name": ([None, 3, "", " ", "a\nb", "\0"], "name must be a name"),
-    "layers": ([3, True, [3], [None], [["0"]]], "layers must be names"),
-    "level": ([None, "units", "Layer", ["layer"], True], "unknown level"),
+    "name": ([None, " ", "a\nb"], "name must be a name"),
+    "layers": ([3, [None]], "layers must be names"),
+    "level": ([None, "units", 2], "unknown level"),
     "group": (["world", 3, True], "group must be a process group"),
-    "every": ([[1, 2], float("inf"), {}, b"10", torch.tensor(5)], "every must be"),
-    "budget": ([-0.1, [0.1], float("inf"), torch.tensor(0.1)], "between 0 and 1"),
-    "log": ([b"x", {}, {"a": 1}, object(), [[3]]], "log must be a function"),
-    "optimizer": ([0, "", {}, True, torch.optim.Adam, nn.Linear(2, 2)], "must be one of torch.optim.Optimizer"),
+    "every": ([0, -1, "epoch", torch.tensor(5)], "every must be"),
+    "budget": ([0, 1, NAN, "5%"], "between 0 and 1"),
+    "log": ([3, "", [print, 3]], "log must be a function"),
+    "optimizer": (["adam", True, torch.optim.Adam], "must be one of torch.optim.Optimizer"),
 }
 
 
@@ -113,12 +98,6 @@ def test_an_option_of_another_kind_is_named(option, place):
 def test_a_destination_that_is_unknown_is_no_folder(log):
     with pytest.raises(HesscondError, match="takes nothing behind a colon"):
         start(log=log)
-
-
-@pytest.mark.parametrize("units", ["0", [0.5], ["a"], 0, True, [None], range(9), [-1]], ids=repr)
-def test_units_that_are_none(units):
-    with pytest.raises(HesscondError, match=r"units must be whole numbers|out of range"):
-        start(layers="0", level="unit", units=units)
 
 
 def closed():
@@ -143,7 +122,6 @@ def state_of(other):
 LATER = {
     "a step after the end": (closed, "the watch is closed"),
     "an unknown event": (lambda: start().on("kappa"), "unknown event 'kappa'"),
-    "an event of no name": (lambda: start().on(None), "unknown event None"),
     "a callback that is none": (lambda: start().on("rank_fell", "print"), "must be a function"),
     "a factor of 1": (lambda: start().on("kappa_grew", factor=1), "above 1"),
     "a factor of a word": (lambda: start().on("kappa_grew", factor="10x"), "above 1"),
@@ -151,21 +129,12 @@ LATER = {
     "sharpness of nothing": (lambda: start().on("sharpness"), "optimizer="),
     "dead units of a network": (lambda: start(level="network").on("dead_units"), "level='layer'"),
     "a state of something else": (lambda: state_of({"step": 3}), "not the state of a watch"),
-    "no state": (lambda: state_of(None), "not the state of a watch"),
     "a state of other alarms": (lambda: state_of(start().state_dict()), "other alarms"),
     "a state of negative steps": (lambda: start().load_state_dict(start().state_dict() | {"steps": -5}), "-5 steps"),
-    "a model's state": (lambda: start().load_state_dict(made().state_dict()), "not the state of a watch"),
-    "an event in a list": (lambda: start().on(["rank_fell"]), "unknown event"),
-    "an infinite factor": (lambda: start().on("kappa_grew", factor=float("inf")), "above 1"),
-    "half a probe": (lambda: start().on("rank_fell", probes=1.5), "probes must be"),
     "an alarm after the end": (lambda: after_the_end(lambda own: own.on("rank_fell")), "the watch is closed"),
     "a state after the end": (lambda: after_the_end(lambda own: own.load_state_dict({})), "the watch is closed"),
     "a word for a loss": (lambda: start().step("loss"), "watch.step takes the loss"),
     "losses": (lambda: start().step(torch.ones(3)), "a tensor of shape (3,)"),
-    "losses in a list": (lambda: start().step([1.0]), "watch.step takes the loss"),
-    "a complex loss": (lambda: start().step(1j), "watch.step takes the loss"),
-    "an output for a loss": (lambda: start().step({"loss": 1.0}), "watch.step takes the loss"),
-    "True for a loss": (lambda: start().step(True), "watch.step takes the loss"),
 }
 
 
