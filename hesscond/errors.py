@@ -37,6 +37,8 @@ GONE: dict[str, str] = {
         name: f"hesscond.probing.tables.{name}"
         for name in ("layer_frame", "layer_table", "network_table", "notes", "unit_table")
     },
+    **dict.fromkeys(("gain", "gain_figure", "gain_axes"), "figure conditioning has κ(H), κ(PᵀHP) and κ(D)"),
+    "block_frame": "figure blocks draws each quantity of blocks with --quantity, export has every row",
     "statement_table": 'hesscond.report.TABLES["statements"].print(runs)',
     **dict.fromkeys(("margins", "stored_margin_figure"), "table statements has the checks along runs, claim by claim"),
     "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",

@@ -103,7 +103,6 @@ def table(
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,
-    quantity: Quantity = None,
 ) -> None:
     """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
 
@@ -114,7 +113,7 @@ def table(
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
     chosen = TABLES[kind]
-    asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
+    asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)
     if format == "text":
         print_table(chosen.print(stored, **asked))

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     )
     from hesscond.report.equal_loss import equal_loss_figure
     from hesscond.report.html_report import write_report
-    from hesscond.report.layers import bands_figure, block_frame, heatmap_figure, layer_axes
+    from hesscond.report.layers import bands_figure, heatmap_figure, layer_axes
     from hesscond.report.margins import (
-        gain_axes,
-        gain_figure,
         margin_figure,
         rate_figure,
         rate_trials,
@@ -49,12 +47,9 @@ __all__ = [
     "TableKind",
     "accuracy_axes",
     "bands_figure",
-    "block_frame",
     "conditioning_figure",
     "eigenvalue_figure",
     "equal_loss_figure",
-    "gain_axes",
-    "gain_figure",
     "heatmap_figure",
     "layer_axes",
     "loss_axes",

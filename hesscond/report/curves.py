@@ -166,7 +166,7 @@ def conditioning_figure(
     across a page. Below the loss, lines are the mini-batches (``data == "batch"``) and markers the whole training set
     (``data == "train"``); κ(H) is solid and round, κ(PᵀHP) dashed and square, the κ(H)/κ(D)² that the paper expects of
     it dotted and crossed. With more than two methods κ(H) and κ(PᵀHP) have a panel each, of the same scale, without
-    what is expected (`gain_figure` has it). An unresolved κ is an open triangle at its lower bound and no part of any
+    what is expected. An unresolved κ is an open triangle at its lower bound and no part of any
     line. Lines are running medians, over faint single values for one run of a method, in a band from the lowest to the
     highest for several seeds.
     """

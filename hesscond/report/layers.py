@@ -1,4 +1,4 @@
-"""Blocks along training, by type and depth, by layer or by unit: heat maps, bands and tables of κ, λ, rank and inertia.
+"""Blocks along training, by type and depth, by layer or by unit: heat maps and bands of κ, λ, rank and inertia.
 
 A block is a unit, or a layer that was probed as a whole.
 """
@@ -27,10 +27,9 @@ from hesscond.hessians.roles import KINDS, role_of
 from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.registry import PROBED, QUANTITIES, FigureKind, TableKind
+from hesscond.report.registry import PROBED, QUANTITIES, FigureKind
 from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
-from hesscond.report.series import finite, intervals, located, quantile
-from hesscond.report.tables import Column, between, number, words
+from hesscond.report.series import finite, intervals, quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,21 +61,10 @@ class Quantity:
     ends: Callable[[pd.DataFrame], Ends]
     logarithmic: bool = True
     known: str = "lower"
-    form: str = ".2e"
 
     def bound(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
         """The bound that is shown."""
         return lower if self.known == "lower" else upper
-
-    def cell(self, row: Mapping[str, Any], name: str) -> str:
-        """Text of the median in a row of `block_frame`, or of its bounds; with the quartiles of κ."""
-        low, high = float(row[f"{name}_lower"]), float(row[f"{name}_upper"])
-        median = between(low, high, self.form)
-        if low < high and self.known == "upper":
-            median = f"≤ {number(high, self.form)}"
-        if name != "kappa" or np.isnan(low):
-            return median
-        return f"{median} [{number(row[f'{name}_q25'], self.form)}, {number(row[f'{name}_q75'], self.form)}]"
 
 
 def spectrum_of(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -128,8 +116,8 @@ NAMED = {
     "lambda_max": Quantity("λ_max", r"$|\lambda|_{\max}$", largest),
     "lambda_min": Quantity("λ_min⁺", r"smallest nonzero $|\lambda|$", smallest, known="upper"),
     "trace": Quantity("trace / size", "trace / size", mean_eigenvalue),
-    "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False, form=".3f"),
-    "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False, form=".3f"),
+    "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False),
+    "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False),
     "kappa_own": Quantity("κ own", r"$\kappa$, own coordinates", lambda probe: intervals(probe, "kappa_own")),
 }
 
@@ -543,80 +531,6 @@ def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str, quantity: str = 
     return ax
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-#: Moments at which blocks are shown, as fractions of the way from the first to the last probe.
-MOMENTS = {"0 %": 0.0, "10 %": 0.1, "50 %": 0.5, "end": 1.0}
-CAPTION = (
-    "median over the blocks of a type, their probed units and the seeds, at the probed iteration nearest to the moment "
-    "named; in brackets the quartiles; unresolved values are taken into account, with a bound (≥, ≤) or both (…) where "
-    "they leave the median open; blocks in plain parameters"
-)
-
-
-def moments_of(iterations: np.ndarray) -> dict[str, int]:
-    """Probed iteration nearest to each of `MOMENTS`; each iteration is named once, the end in any case."""
-    found: dict[int, str] = {}
-    for name in ("0 %", "end", "10 %", "50 %"):
-        at = iterations[0] + MOMENTS[name] * (iterations[-1] - iterations[0])
-        nearest = int(iterations[np.abs(iterations - at).argmin()])
-        found.setdefault(nearest, name)
-    return {name: at for at, name in sorted(found.items())}
-
-
-def block_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
-    """Quantities of the blocks of each type along the training.
-
-    Parameters
-    ----------
-    runs
-        Runs of one study.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per group of runs, type and moment: method, kind, moment, iteration, blocks, seeds, n_params_min and
-        n_params_max, and of each quantity ``NAME`` (the median, NaN where it is open), ``NAME_lower`` and
-        ``NAME_upper`` (between which it lies), ``NAME_q25`` and ``NAME_q75`` (a lower bound of the lower and an upper
-        bound of the upper quartile).
-    """
-    import pandas as pd
-
-    probes, places = block_probes(runs, "kind", "kappa")
-    lines = []
-    for label, probe in probes.items():
-        moments = moments_of(np.unique(probe["iteration"].to_numpy()))
-        probe = probe.assign(kind=probe["row"].map([kind for kind, _ in places].__getitem__))
-        for kind in dict.fromkeys(kind for kind, _ in places):
-            for moment, iteration in moments.items():
-                rows = probe[(probe["kind"] == kind) & (probe["iteration"] == iteration)]
-                if not len(rows):
-                    continue
-                line: dict[str, Any] = {"method": label, "kind": kind, "moment": moment, "iteration": iteration}
-                line["blocks"] = len(rows[["layer", "unit"]].drop_duplicates())
-                line["seeds"] = rows["seed"].nunique()
-                line |= {"n_params_min": rows["n_params"].min(), "n_params_max": rows["n_params"].max()}
-                for name in QUANTITIES:
-                    lower, upper = NAMED[name].ends(rows)
-                    found = quartiles(rows.assign(lower=lower, upper=upper))
-                    line |= located(name, (found["median_lower"], found["median_upper"]))
-                    line |= {f"{name}_q25": found["q25_lower"], f"{name}_q75": found["q75_upper"]}
-                lines.append(line)
-    return pd.DataFrame(lines)
-
-
-def block_columns(frame: pd.DataFrame) -> list[Column]:
-    """Columns of the printed table."""
-    return [
-        *([words("method", "method")] if frame["method"].nunique() > 1 else []),
-        words("block", "kind"),
-        Column("at", lambda row: f"{row['moment']} ({row['iteration']})", left=True),
-        Column("blocks", lambda row: str(row["blocks"])),
-        Column("params", lambda row: " – ".join(dict.fromkeys(str(row[f"n_params_{end}"]) for end in ("min", "max")))),
-        *(Column(NAMED[name].title, partial(NAMED[name].cell, name=name)) for name in QUANTITIES),
-    ]
-
-
 SEVERAL = f"{PROBED} at several layers"
 
 HEATMAP_FIGURE = FigureKind(
@@ -657,14 +571,4 @@ BANDS_FIGURE = FigureKind(
     bands_figure,
     partial(bands_of, by="kind", quantity="kappa"),
     ("quantity",),
-)
-
-BLOCKS_TABLE = TableKind(
-    "blocks",
-    50,
-    "a row for each type of block and moment of the training: κ, both ends of the spectrum, rank and inertia",
-    SEVERAL,
-    block_frame,
-    block_columns,
-    CAPTION,
 )

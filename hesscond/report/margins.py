@@ -1,4 +1,4 @@
-"""Figures of claims: share of the allowed amount that was used, rates as predicted, gain against κ(D)²."""
+"""Figures of claims: share of the allowed amount that was used, and rates as predicted."""
 
 from __future__ import annotations
 
@@ -15,15 +15,12 @@ from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter
 from hesscond.errors import ConfigError
 from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.palette import METHOD_COLORS, method_colors
-from hesscond.report.registry import PROBED, RATED, UNIT, FigureKind
-from hesscond.report.selection import Selection, first_start, select
-from hesscond.report.series import values_of
+from hesscond.report.palette import METHOD_COLORS
+from hesscond.report.registry import RATED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.runs import StoredRun
     from hesscond.theorems import Tally, Verdict
 
 #: Colours of claims that are known to be true, and of those known to be false.
@@ -195,7 +192,11 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
         ends = np.array([smallest / 3, 2 * max(found["predicted"].max(), found["measured"].max())])
         ax.set_xlim(*ends)
         ax.set_ylim(*ends)
-        draw_diagonal(ax, ends)
+        ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(LogLocator(numticks=6))
+            axis.set_major_formatter(LogFormatterMathtext())
+            axis.set_minor_formatter(NullFormatter())
         handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"rate $=(\kappa-1)/(\kappa+1)$"))
         ax.set_xlabel(r"predicted decay $-\ln\,\frac{\kappa-1}{\kappa+1}$ an iteration")
         ax.set_ylabel("measured decay an iteration")
@@ -206,87 +207,3 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
             figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size"
         )
     return figure
-
-
-def draw_diagonal(ax: Axes, ends: np.ndarray) -> None:
-    """Draw the diagonal of two logarithmic axes, with ticks at powers of ten only."""
-    ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(numticks=6))
-        axis.set_major_formatter(LogFormatterMathtext())
-        axis.set_minor_formatter(NullFormatter())
-
-
-#: Marker, size and opacity of a mini-batch, of which there are many, and of the training set.
-POINTS = {"batch": (".", 3.0, 0.35), "train": ("D", 4.0, 0.95)}
-
-
-def gain_figure(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
-) -> Figure:
-    """κ(H)/κ(PᵀHP) against κ(D)² at every probe, with P and D from the raw statistics of the same samples.
-
-    On the diagonal the gain is κ(D)². Mini-batches are dots, the whole training set diamonds; one colour a method.
-    A probe with an unresolved κ has no gain and is left out; the number of these is stated in the corner.
-    """
-    selection = select(runs, layer, unit)
-    ordered = sorted(selection.runs, key=lambda run: (first_start([run]), run.method != "vanilla"))
-    colors = method_colors(run.method for run in ordered)
-    with page.styled():
-        figure = page.figure(2.84)
-        ax = figure.add_subplot()
-        left_out, drawn = draw_gain(ax, selection)
-        methods = [method for method in dict.fromkeys(run.method for run in ordered) if method in drawn]
-        handles = [Line2D([], [], ls="", marker="o", ms=4, color=colors[m], label=m) for m in methods]
-        handles += [
-            Line2D([], [], ls="", marker=marker, ms=size, color="0.3", label=plotting.SAMPLES[data])
-            for data, (marker, size, _) in POINTS.items()
-            if data in drawn
-        ]
-        handles.append(Line2D([], [], color="0.3", lw=0.8, label=r"gain $=\kappa(D)^2$"))
-        plotting.add_heading(figure, page, selection.title, handles)
-        if left_out:
-            ax.text(0.98, 0.02, f"{left_out} unresolved", transform=ax.transAxes, ha="right", color="0.3")
-    return figure
-
-
-def draw_gain(ax: Axes, selection: Selection) -> tuple[int, set[str]]:
-    """Draw all points and the diagonal; return the number of probes without a gain, and what methods and data have."""
-    colors = method_colors(run.method for run in selection.runs)
-    left_out, drawn = 0, set[str]()
-    for run in selection.runs:
-        for data, (marker, size, alpha) in POINTS.items():
-            probe = selection.probe(run, data)
-            squared, found = values_of(probe, "kappa_D") ** 2, values_of(probe, "gain")
-            there = squared.notna() & found.notna()
-            left_out += int((~there).sum())
-            drawn |= {run.method, data} if there.any() else set()
-            style: dict[str, Any] = {"ls": "", "marker": marker, "ms": size, "alpha": alpha, "mew": 0}
-            ax.plot(squared[there], found[there], color=colors[run.method], **style)
-    ax.set_xlabel(r"$\kappa(D)^2$")
-    ax.set_ylabel(r"gain $\kappa(H)\,/\,\kappa(P^{\top}HP)$")
-    if not drawn:
-        plotting.say_empty(ax, "no probe with a resolved κ")
-        return left_out, drawn
-    ax.set(xscale="log", yscale="log")
-    ends = np.array([min(ax.get_xlim()[0], ax.get_ylim()[0]), max(ax.get_xlim()[1], ax.get_ylim()[1])])
-    ax.set_autoscale_on(False)
-    draw_diagonal(ax, ends)
-    return left_out, drawn
-
-
-def gain_axes(ax: Axes, runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Axes:
-    """Draw the gain κ(H)/κ(PᵀHP) against κ(D)², as `gain_figure` does."""
-    draw_gain(ax, select(runs, layer, unit))
-    return ax
-
-
-GAIN_FIGURE = FigureKind(
-    "gain",
-    80,
-    "the gain κ(H)/κ(PᵀHP) of preconditioning against κ(D)², which it is expected to be about",
-    PROBED,
-    gain_figure,
-    select,
-    UNIT,
-)

@@ -81,11 +81,6 @@ def bounded(title: str, key: str) -> Column:
     return Column(title, lambda row: known(float(row[key]), float(row[f"{key}_lower"])))
 
 
-def interval(title: str, key: str) -> Column:
-    """Column of κ, or where it is NaN, of the interval from ``KEY_lower`` to ``KEY_upper``."""
-    return Column(title, lambda row: between(float(row[f"{key}_lower"]), float(row[f"{key}_upper"])))
-
-
 def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, format: Format) -> str:
     """A table as Markdown or LaTeX (needs ``booktabs``, ``amsmath`` and ``graphicx``), or the whole frame as CSV."""
     if format == "csv":

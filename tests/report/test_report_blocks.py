@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hesscond.cli import app
 from hesscond.hessians.roles import role_of
-from hesscond.report import FIGURES, TABLES, block_frame
+from hesscond.report import FIGURES
 from hesscond.report.layers import heat_cells
 from hesscond.report.registry import QUANTITIES
 from hesscond.runs import open_run
@@ -195,24 +195,6 @@ def test_bands_are_the_quartiles_of_the_exported_probes(folder, runs, quantity):
             assert bottom <= max(low, bottom) <= min(high, top) <= top or high <= 0
 
 
-def test_the_table_has_the_numbers_of_the_exported_probes(folder, runs):
-    rows = exported(folder)
-    frame = block_frame(runs)
-    assert list(frame["moment"].unique()) == ["0 %", "50 %", "end"]
-    assert len(frame) == 5 * 3
-    for line in frame.to_dict("records"):
-        own = [r for r in rows if r["kind"] == line["kind"] and int(r["iteration"]) == line["iteration"]]
-        assert line["blocks"] == len({(row["layer"], row["unit"]) for row in own})
-        sizes = [int(row["n_params"]) for row in own]
-        assert (line["n_params_min"], line["n_params_max"], line["seeds"]) == (min(sizes), max(sizes), 2)
-        for name in QUANTITIES:
-            low, high = quantile_of(own, name, 0.5)
-            assert (line[f"{name}_lower"], line[f"{name}_upper"]) == (low, high)
-            assert line[name] == low if low == high else math.isnan(line[name])
-            assert line[f"{name}_q25"] == quantile_of(own, name, 0.25)[0]
-            assert line[f"{name}_q75"] == quantile_of(own, name, 0.75)[1]
-
-
 # --- made-up runs -----------------------------------------------------------------------------------------------------
 
 
@@ -232,17 +214,6 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path):
     lost = {"rank": 4, "nullity": 6, "lambda_min": 1e-5, "negative": 3}
     units = [row("h.0.mlp.c_fc", math.inf, unit=unit, **lost) for unit in (0, 1)]
     run = logged(tmp_path / "run", [*units, row("h.0.mlp.c_fc", 50.0, unit=2), row("h.0.ln_1", 7.0)])
-    (line,) = block_frame([run]).query("kind == 'mlp in'").to_dict("records")
-    assert math.isnan(line["kappa"])
-    assert (line["kappa_lower"], line["kappa_upper"]) == (1e6, math.inf)
-    assert (line["lambda_min_lower"], line["lambda_min_upper"]) == (0.0, 1e-5)
-    assert (line["rank_lower"], line["rank_upper"]) == (0.4, 1.0)
-    assert (line["negative_lower"], line["negative_upper"]) == (0.3, 0.9)
-    text = TABLES["blocks"].write([run], "md")
-    assert "≥ 1.00×10⁶ [50" not in text
-    assert "≥ 1.00×10⁶ [5.00×10¹, ∞]" in text
-    assert "≤ 1.00×10⁻⁵" in text
-    assert "0.400 … 1.000" in text
     figure = FIGURES["block-bands"].draw([run])
     found = report_page.artists(figure)
     assert np.isnan(found["vanilla-mlp in-median"].get_ydata()).all()
@@ -288,10 +259,11 @@ def test_zero_blocks_and_uncounted_negatives(tmp_path):
 def test_a_row_measured_again_after_a_resume_counts_once(tmp_path):
     rows = [row("fc1", 2.0), row("fc1", 8.0, unit=1), row("fc2", 5.0)]
     once, twice = (logged(tmp_path / name, rows * count) for name, count in (("once", 1), ("twice", 2)))
-    assert block_frame([once]).equals(block_frame([twice]))
+    cells = [heat_cells([run], by="kind", quantity="kappa")[0]["vanilla"].lower for run in (once, twice)]
+    np.testing.assert_array_equal(*cells)
 
 
 def test_one_layer_alone_is_no_comparison(tmp_path):
     run = logged(tmp_path / "run", [row("fc3"), row("fc3", unit=1)])
-    for kind in (FIGURES["blocks"], FIGURES["block-bands"], TABLES["blocks"]):
+    for kind in (FIGURES["blocks"], FIGURES["block-bands"]):
         assert "only one layer was probed" in str(kind.fits([run]))

@@ -92,8 +92,8 @@ def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_r
         figure.add_subplot().plot([run.last_loss for run in runs])
         return figure
 
-    with pytest.raises(ConfigError, match="'gain' is registered already"):
-        FIGURES.register(FIGURES["gain"])
+    with pytest.raises(ConfigError, match="'spectra' is registered already"):
+        FIGURES.register(FIGURES["spectra"])
     for registry in (FIGURES, TABLES):
         # none of the package's own, which take long to draw
         monkeypatch.setattr(registry, "_places", {})
@@ -287,14 +287,13 @@ def test_rates_are_those_of_the_trials_of_the_statement():
 
 
 def test_panels_go_into_axes_of_ones_own(four_runs):
-    from hesscond.report import accuracy_axes, gain_axes, layer_axes, loss_axes, method_legend
+    from hesscond.report import accuracy_axes, layer_axes, loss_axes, method_legend
 
     figure = Figure()
-    axes = figure.subplots(2, 2).ravel()
+    axes = figure.subplots(3, 1)
     loss_axes(axes[0], four_runs)
     accuracy_axes(axes[1], four_runs)
     layer_axes(axes[2], four_runs, "fc1")
-    gain_axes(axes[3], four_runs)
     legend = method_legend(axes[0], four_runs, loc="upper right")
     assert [text.get_text() for text in legend.get_texts()] == ["vanilla", "bnp"]
     assert all(ax.has_data() and ax.get_xlabel() and ax.get_ylabel() for ax in axes)

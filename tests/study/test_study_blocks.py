@@ -12,7 +12,7 @@ from hesscond.data import load
 from hesscond.data.preparation import chosen
 from hesscond.errors import ConfigError
 from hesscond.hessians.catalogue import Catalogue
-from hesscond.report import block_frame
+from hesscond.report.layers import heat_cells
 from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
@@ -151,9 +151,8 @@ def test_a_resumed_run_has_the_same_rows_once(logged, text, tmp_path):
 
 def test_reports_of_blocks_are_of_units_and_know_the_whole(logged, text, tmp_path):
     stored = logged[1]
-    frame = block_frame([stored])
-    assert {"query", "norm", "embedding"} <= set(frame["kind"])
-    assert frame.loc[frame["kind"] == "query", "n_params_max"].eq(5).all()
+    _, rows, _ = heat_cells([stored], by="kind", quantity="kappa")
+    assert {"query", "norm", "embedding"} <= {kind for kind, _ in rows}
     assert select([stored]).unit == 0
     plan = plan_for(tmp_path / "run", levels=["layer"], every=0)
     run(plan, text)
