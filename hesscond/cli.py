@@ -66,11 +66,7 @@ LONGEST = 160
 
 
 class Imported(TyperCommand):
-    """Command that is imported when it is called; lists read its docstring from the file of its function.
-
-    ``place`` is ``"MODULE:FUNCTION"`` in `hesscond.commands`. A module that has an ``app`` is a group of commands, and
-    the function is the callback of that group.
-    """
+    """Command ``MODULE:FUNCTION`` of `hesscond.commands`, imported when called; its docstring is read from the file."""
 
     def __init__(self, name: str, place: str) -> None:
         self.module, _, self.function = place.partition(":")

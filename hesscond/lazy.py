@@ -47,11 +47,7 @@ def optional(purpose: str) -> Iterator[None]:
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package that has its imports below ``if TYPE_CHECKING``.
-
-    A name in those imports is imported from there; any other name is a module of the package. ``package`` is its
-    ``__name__``.
-    """
+    """``__getattr__`` and ``__dir__`` of a package whose imports below ``if TYPE_CHECKING`` are made when used."""
 
     @cache
     def homes() -> dict[str, str]:
@@ -108,10 +104,7 @@ Piece = TypeVar("Piece")
 
 
 def located(text: str, *folders: Path) -> str:
-    """Text with the absolute path of every ``FILE.py:NAME`` whose file is in one of the folders, or in the current one.
-
-    Several, as of methods, are joined by ``+``.
-    """
+    """Text with the absolute path of each ``FILE.py:NAME`` whose file is in one of the folders or the current one."""
 
     def absolute(part: str) -> str:
         if (given := PATH.fullmatch(part)) is None:
@@ -125,13 +118,7 @@ def located(text: str, *folders: Path) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Text without the folders of ``FILE.py:NAME``.
-
-    Examples
-    --------
-    >>> without_folders("/home/me/mine.py:Halved:by=2+adam")
-    'mine.py:Halved:by=2+adam'
-    """
+    """Text without the folders of ``FILE.py:NAME``."""
     return re.sub(r"[^+]*/(?=[^/+]+\.py:)", "", text)
 
 
@@ -154,17 +141,7 @@ def module_in(file: Path) -> ModuleType:
 
 
 class Registry(dict[str, Piece], Generic[Piece]):
-    """Pieces of one kind by name: those registered, those of installed packages, and ``FILE.py:NAME`` of a file.
-
-    Parameters
-    ----------
-    kind
-        Kind of the pieces, as "method".
-    group
-        Group of entry points whose modules register further ones.
-    made
-        Function that makes a piece of ``FILE.py:NAME`` and the object of that name; a ConfigError if it is none.
-    """
+    """Pieces of one kind by name: registered, of installed packages, and ``FILE.py:NAME``, checked by ``made``."""
 
     def __init__(self, kind: str, group: str, made: Callable[[str, Any], Piece]) -> None:
         super().__init__()

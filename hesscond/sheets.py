@@ -117,13 +117,7 @@ def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
 
 
 def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
-    """Text in lines no longer than a width, if it can be broken at the given places.
-
-    Examples
-    --------
-    >>> wrapped("four-things-batchnorm:rho=0.9", 16, NAME_BREAKS).split()
-    ['four-things-', 'batchnorm:', 'rho=0.9']
-    """
+    """Text in lines no longer than a width, if it can be broken at the given places."""
     lines = []
     for line in text.split("\n"):
         start = end = resume = 0
@@ -235,13 +229,7 @@ def ends(kappa: str) -> tuple[str, str, str]:
 
 
 def in_coordinates(name: str, coordinates: str) -> str:
-    """Name of a column of `CONDITION` in other coordinates; none: in the plain parameters.
-
-    Examples
-    --------
-    >>> in_coordinates("rank", "own"), in_coordinates("kappa_lower", "own"), in_coordinates("kappa", "")
-    ('rank_own', 'kappa_own_lower', 'kappa')
-    """
+    """Name of a column of `CONDITION` in other coordinates, as ``kappa_own_lower``; none: in the plain parameters."""
     if not coordinates:
         return name
     kappa, bound = (name[:5], name[5:]) if name.startswith("kappa") else (name, "")
@@ -254,13 +242,7 @@ def in_sqlite(*names: str) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Duration in words, from seconds.
-
-    Examples
-    --------
-    >>> duration(42.0), duration(130.0), duration(4000.0)
-    ('42 s', '2 min 10 s', '1 h 6 min')
-    """
+    """Duration in words, from seconds."""
     if math.isnan(seconds):
         return "–"
     whole = round(seconds)

@@ -110,13 +110,7 @@ def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[
 
 
 def escaped(text: str) -> str:
-    """Escape a text for the message of a GitHub annotation.
-
-    Examples
-    --------
-    >>> escaped("50 % of 2")
-    '50 %25 of 2'
-    """
+    """Escape a text for the message of a GitHub annotation."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 

@@ -25,10 +25,7 @@ REPEAT, SHOWN = 30.0, 16
 
 
 class SweepView:
-    """Lines about a sweep: one for each run that ends, and one from time to time about those in training.
-
-    ``folders`` are the runs that are left to do, and ``total`` counts those that were over before too.
-    """
+    """Lines about a sweep: one for each run that ends, and one from time to time about those in training."""
 
     def __init__(self, console: Console, folders: Sequence[Path], total: int) -> None:
         self.console, self.total = console, total

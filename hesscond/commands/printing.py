@@ -113,13 +113,7 @@ def indentation(line: str) -> int:
 
 
 def as_options(sentence: str) -> str:
-    """Sentence with the options of the command in place of the arguments in Python.
-
-    Examples
-    --------
-    >>> as_options("name it, layers=['0', 'attn[q]'], level='layer'; raise rtol=")
-    "name it, --layers '0,attn[q]', --level layer; raise --rtol"
-    """
+    """Sentence with the options of the command in place of the arguments in Python."""
 
     def option(found: re.Match[str]) -> str:
         names = ",".join(re.findall("'([^']*)'", found[2])) or found[2].replace("None", "as-is")

@@ -21,10 +21,7 @@ from hesscond.problem.weighting import BatchWeight
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[distributed.ProcessGroup | None]:
-    """The processes that ``torchrun`` started, as a group; None if this is the only one.
-
-    Only the first one prints: the output of the others, which would be the same, is discarded.
-    """
+    """Group of the processes that ``torchrun`` started, of which only the first prints; None if there is one only."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield None
         return

@@ -74,11 +74,5 @@ def shown(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    Examples
-    --------
-    >>> clock_time(3661.2)
-    '1:01:01'
-    """
+    """Hours, minutes and seconds, as 1:01:01."""
     return str(timedelta(seconds=round(min(max(0.0, seconds), 8.64e13))))

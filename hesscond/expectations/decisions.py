@@ -36,10 +36,7 @@ Values = TypeVar("Values", Interval, Truth)
 
 @dataclass(frozen=True)
 class RowValues(Generic[Values]):
-    """Values, and the columns iteration, data, layer, unit (as far as there are) of their rows; None: a single value.
-
-    ``unmatched``: number of rows that had no partner.
-    """
+    """Values with iteration, data, layer, unit of their rows (None: one value), and number of rows without partner."""
 
     values: Values
     rows: pd.DataFrame | None = None
@@ -172,10 +169,7 @@ def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
 
 @dataclass
 class Evaluation:
-    """An expression computed over the rows of logs, given by method; that of None is for columns without a method.
-
-    ``named``: values from which the result was computed, columns and values of all rows, by their texts.
-    """
+    """Computation of an expression over logs by method (None: columns without one); ``named``: values it used."""
 
     text: str
     logs: Mapping[str | None, Log]
@@ -462,13 +456,7 @@ def sentence(
 
 
 def described(place: dict[str, Any]) -> str:
-    """A row in words.
-
-    Examples
-    --------
-    >>> described({"iteration": 40, "data": "batch", "layer": "fc3", "unit": 3})
-    'iteration 40, batch, layer fc3, unit 3'
-    """
+    """Words for a row."""
     # a whole block has no unit
     there = {name: cell for name, cell in place.items() if name != "unit" or isinstance(cell, Integral)}
     return ", ".join(f"{cell}" if name == "data" else f"{name} {cell}" for name, cell in there.items())

@@ -109,10 +109,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Three-valued truths, as masks: certain for all values in the intervals, or at least possible for some.
-
-    ``margin``, by which it is certain, is relative to the compared values, and only for ranking.
-    """
+    """Three-valued truths, as masks: certain, or possible, for values in the intervals; the margin ranks them."""
 
     certain: np.ndarray
     possible: np.ndarray

@@ -118,11 +118,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Node:
-    """A part of an expression, which stands at the characters from start to end.
-
-    ``kind`` is "number", "column", "filter", a sign, a word or a function; a column has a ``name`` and perhaps a
-    ``method``, a filter has ``conditions``; ``number`` is also the share that quantile takes.
-    """
+    """Part of an expression: a number (or the share of quantile), column, filter, sign, word or function."""
 
     kind: str
     start: int

@@ -50,11 +50,7 @@ PANELS, CELLS, POINTS, LABELLED = 12, 160, 30, 60
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity of a block.
-
-    ``ends`` gives its lower and upper bounds in the rows of a probe table, NaN where there is none; ``known`` is the
-    bound that is shown where it is not resolved, ``"lower"`` or ``"upper"``.
-    """
+    """Quantity of blocks: ``ends`` bounds it in probe rows; the ``known`` bound is shown where it is not resolved."""
 
     title: str
     label: str

@@ -92,10 +92,7 @@ SHADES = (-0.5, 0.45, -0.35, 0.6, -0.65, 0.3)
 
 
 def method_look(method: str) -> MethodLook:
-    """Look of a method as ``--method`` names it, fixed by this text alone.
-
-    A method with options has a shade of the colour without, methods joined by a plus sign have a mixture of theirs.
-    """
+    """Look of a method, fixed by its name: options give a shade of its colour, a plus sign a mixture."""
     from matplotlib.colors import to_hex, to_rgb
 
     parts = [look_of_part(part) for part in method.split("+")]

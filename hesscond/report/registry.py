@@ -111,10 +111,7 @@ Kind = TypeVar("Kind", bound=FigureKind | TableKind)
 
 
 class Kinds(Mapping[str, Kind], Generic[Kind]):
-    """Mapping of names to figures or tables: those that modules of this package define, then those registered.
-
-    ``FILE.py:NAME`` is one that a file defines.
-    """
+    """Mapping of names, ``FILE.py:NAME`` included, to figures or tables of this package and those registered."""
 
     def __init__(self, kind: type[Kind]) -> None:
         self._kind = kind

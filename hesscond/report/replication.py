@@ -40,10 +40,7 @@ COLUMNS, WIDTH = 4, 6.9
 
 @dataclass(frozen=True)
 class Quantity:
-    """Quantity of a claim or a published number: its name with its unit, and its values along a run by epoch.
-
-    ``better`` is 1 if larger is better, −1 if smaller is.
-    """
+    """Quantity of a claim: its name and unit, its values by epoch, and whether larger (1) or smaller (−1) is better."""
 
     words: str
     of: Callable[[StoredRun], pd.Series]
@@ -170,13 +167,7 @@ class Seeds:
 
 
 def with_spread(mean: float, spread: float) -> str:
-    """A mean and a standard deviation, to two digits of the latter.
-
-    Examples
-    --------
-    >>> with_spread(52.1134, 0.318), with_spread(0.00021663, 0.00003), with_spread(353.7, 59.1)
-    ('52.11 ± 0.32', '(2.17 ± 0.30)e-04', '354 ± 59')
-    """
+    """Mean ± standard deviation, to two digits of the latter."""
     exponent = math.floor(math.log10(abs(mean))) if mean else 0
     scale = 1.0 if -3 <= exponent < 6 else 10.0**exponent
     decimals = max(0, 1 - math.floor(math.log10(spread / scale))) if spread else 3

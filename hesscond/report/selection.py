@@ -132,10 +132,7 @@ def of_units(probe: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one method with one learning rate and one batch size, one for each seed.
-
-    ``label`` is the method, with what distinguishes it from other groups of the same method.
-    """
+    """Runs of a method with one learning rate and batch size, one a seed; the label tells such groups apart."""
 
     label: str
     method: str

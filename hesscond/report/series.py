@@ -78,10 +78,7 @@ def loss_of(run: StoredRun) -> pd.Series:
 
 
 def is_collapsed(run: StoredRun) -> bool:
-    """Whether the network of a run ended with constant outputs: it learned nothing, and H has rank one or less.
-
-    Such a Hessian, which only the bias enters, has κ = 1, which is no merit of the method.
-    """
+    """Whether a run ended with constant outputs: H, which only the bias enters, has κ = 1, which is no merit."""
     loss = loss_of(run).dropna()
     probe = run.table("probe")
     last = probe[(probe["iteration"] >= 0.9 * probe["iteration"].max()) & (probe["n_params"] > 2)]
@@ -178,11 +175,7 @@ def kappa_ends(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, float]:
-    """Bounds of the q-quantile of values that are known by their bounds; NaN if there are none.
-
-    The two bounds are equal wherever the unresolved values are certainly above or below the quantile. The quantile is
-    one of the values (no interpolation), so that it is not computed from two of which one is unknown.
-    """
+    """Bounds of the q-quantile (one of the values, not interpolated) of values known by their bounds; NaN if none."""
     lower, upper = lower[~np.isnan(lower)], upper[~np.isnan(upper)]
     if not len(lower):
         return np.nan, np.nan
@@ -214,14 +207,7 @@ FLOAT32_LIMIT = float(2**48)
 
 
 def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
-    """Number of probes whose smallest eigenvalue may be rounding in float32 activations, and of those examined.
-
-    The bounds of κ hold for the activations as they are. If a float32 network computed them
-    (``precision = "as-trained"``), each is rounded, so that features which depend on each other in exact arithmetic, as
-    behind layer normalization, are independent by round-off only: then κ(PᵀHP) with centred and normalized features
-    exceeds `FLOAT32_LIMIT`. Only probes with more samples than parameters are counted; with fewer, such a κ is that of
-    a softmax that saturates.
-    """
+    """Number of probes with more samples than parameters and κ(PᵀHP) above `FLOAT32_LIMIT`, and of those examined."""
     rounded = probes = 0
     for run in runs:
         if run.config["probe"].get("precision", "as-trained") != "as-trained":

@@ -26,11 +26,7 @@ QUANTITIES = {"loss": False, "accuracy": False, "kappa": True, "kappa_own": True
 
 
 def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
-    """Results of each run of a sweep, from runs with the values of the sweep's settings and the seconds that they took.
-
-    kappa and kappa_own are medians of the resolved κ of the first probed unit over the mini-batches (NaN if there are
-    none), ``_lower`` those of the lower bounds of the unresolved ones.
-    """
+    """Results of each run with the sweep's settings and seconds; κ: medians over mini-batches, and of lower bounds."""
     import pandas as pd
 
     rows = []

@@ -40,13 +40,7 @@ def number(value: float, form: str = ".2e") -> str:
 
 
 def between(low: float, high: float, form: str = ".2e") -> str:
-    """A value that lies between two bounds: itself, its lower bound if the upper one is infinite, or both.
-
-    Examples
-    --------
-    >>> between(5.0, 5.0), between(5.0, math.inf), between(5.0, 7.0)
-    ('5.00e+00', '≥ 5.00e+00', '5.00e+00 … 7.00e+00')
-    """
+    """A value that lies between two bounds: itself, its lower bound if the upper one is infinite, or both."""
     if math.isnan(low) or low == high:
         return number(low, form)
     return f"≥ {number(low, form)}" if math.isinf(high) else f"{number(low, form)} … {number(high, form)}"

@@ -30,10 +30,7 @@ SPREAD = ("ratio_q25", "ratio_q75")
 
 @dataclass(frozen=True)
 class Probes:
-    """Condition numbers of the runs of one method, with the running median of the loss at which they were measured.
-
-    ``lower`` and ``upper`` have bounds of κ by quantity, a key of `SHOWN`; the upper one is infinite if unresolved.
-    """
+    """Losses and bounds of κ by quantity (infinite above: unresolved) of the probes of one method's runs."""
 
     loss: np.ndarray
     lower: Mapping[str, np.ndarray]
@@ -253,13 +250,7 @@ def gain_clause(row: Mapping[str, Any], name: str, said: str) -> str:
 
 
 def factor(ratio: float) -> str:
-    """A ratio of κ above one as *times smaller*, below one as *times larger*.
-
-    Examples
-    --------
-    >>> factor(28.4), factor(0.5), factor(1234.0), factor(1.001), factor(0.96)
-    ('28 times smaller', '2 times larger', '1,200 times smaller', 'less than 1 % smaller', '4 % larger')
-    """
+    """Ratio of κ above one as *times smaller*, below one as *times larger*."""
     size, side = max(ratio, 1 / ratio), "smaller" if ratio >= 1 else "larger"
     percent = 100 * (1 - 1 / ratio if ratio >= 1 else size - 1)
     if size < 1.1:

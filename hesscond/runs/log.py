@@ -254,10 +254,7 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Seq
 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:
-    """Refuse a folder that holds a run, or anything other than the lock that is taken before a run begins.
-
-    With ``begun``, files left behind by a start that was killed are allowed too.
-    """
+    """Refuse a folder with anything but a run's lock; with ``begun``, what a killed start left behind is allowed."""
     check_no_run(folder)
     if not folder.is_dir():
         return

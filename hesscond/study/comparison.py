@@ -35,12 +35,7 @@ TIMES = "times.json"
 
 @dataclass(frozen=True)
 class Compared:
-    """Result of one method: its probed runs at the best rate, one a seed.
-
-    ``rate`` has the smallest training loss at the end, and is NaN if the method diverged at all rates; ``edge``:
-    whether it is the smallest or largest of the grid, so that a better one may lie outside. ``cost`` is the time of an
-    iteration without probing over that of the vanilla method. ``refusal`` says why the method does not work here.
-    """
+    """Result of a method: runs at its best rate (NaN: none), cost of an iteration over vanilla's, or a refusal."""
 
     method: str
     rate: float = math.nan

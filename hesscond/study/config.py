@@ -76,15 +76,7 @@ def parsed(method: str) -> str:
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``content`` with the ``changes``, table by table; other values, and tables of another ``name``, are replaced.
-
-    Examples
-    --------
-    >>> merged({"a": {"b": 1, "c": [2]}, "d": 3}, {"a": {"c": [4, 5]}})
-    {'a': {'b': 1, 'c': [4, 5]}, 'd': 3}
-    >>> merged({"model": {"name": "mlp", "hidden": [8]}}, {"model": {"name": "cnn5"}})
-    {'model': {'name': 'cnn5'}}
-    """
+    """``content`` with the ``changes``, table by table; other values, and tables of another ``name``, are replaced."""
     found = dict(content)
     for key, value in changes.items():
         before = found.get(key)

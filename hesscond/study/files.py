@@ -35,13 +35,7 @@ class Comparison(Section):
 
     @classmethod
     def of(cls, text: str) -> Comparison:
-        """The comparison that a text means.
-
-        Examples
-        --------
-        >>> Comparison.of("4 Things > BN").other
-        'BN'
-        """
+        """The comparison that a text means."""
         if found := RANGE.fullmatch(text.strip()):
             try:
                 return cls(one=found["one"], sign="in", low=float(found["low"]), high=float(found["high"]))
@@ -209,13 +203,7 @@ def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
 
 
 def split_name(study: str) -> tuple[str, str]:
-    """Name or path, and panel, of a study; a name that the study had before is replaced.
-
-    Examples
-    --------
-    >>> split_name("bnp-figure-3/mnist"), split_name("runs/a/config.toml"), split_name("mine.toml/left")
-    (('bnp-figure-3', 'mnist'), ('runs/a/config.toml', ''), ('mine.toml', 'left'))
-    """
+    """Name or path, and panel, of a study; a name that the study had before is replaced."""
     study = aliases().get(study, study)
     if study.endswith(".toml"):
         return study, ""

@@ -238,13 +238,7 @@ def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfi
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Values of dotted keys from ``training.momentum=0,0.9``; words need no quotes.
-
-    Examples
-    --------
-    >>> parse_settings(["training.momentum=0,0.9", "model.activation=relu,tanh", "model.hidden=[100, 100],[50]"])
-    {'training.momentum': [0, 0.9], 'model.activation': ['relu', 'tanh'], 'model.hidden': [[100, 100], [50]]}
-    """
+    """Values of dotted keys from ``training.momentum=0,0.9``; words need no quotes."""
     settings: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = (part.strip() for part in text.partition("="))

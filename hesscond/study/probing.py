@@ -131,10 +131,7 @@ class Prober:
         again: Again = nullcontext,
         check: bool = False,
     ) -> Probe:
-        """Probe of the mini-batch whose training pass gave ``output`` while the recorder was armed, for `rows`.
-
-        ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
-        """
+        """Probe, for `rows`, of the mini-batch whose training pass gave ``output`` while the recorder was armed."""
         pair = inputs, targets
         taken = self.layers.take(pair, output, again, check=check)
         others: list[ProbeRow] = []

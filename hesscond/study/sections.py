@@ -276,10 +276,7 @@ class ScheduleConfig(Section):
         return LambdaLR(optimizer, self.factors(per_epoch=per_epoch, iterations=iterations))
 
     def factors(self, *, per_epoch: int, iterations: int) -> Callable[[int], float]:
-        """Factor of the learning rate as a function of the iteration (0, 1, …).
-
-        ``per_epoch``, ``iterations``: number of iterations in an epoch, and in the whole run.
-        """
+        """Factor of the learning rate as a function of the iteration, given their number in an epoch and in all."""
         warmup = self.warmup_iterations or round((self.warmup_epochs or 0) * per_epoch)
         left = max(1, iterations - warmup)
 

@@ -36,11 +36,7 @@ GRACE = 20.0
 
 
 class WorkerProcesses(Executor):
-    """Process pools of one process each, one for each of the ``devices``: a killed process loses only its own call.
-
-    A single `concurrent.futures.ProcessPoolExecutor` gives up all calls when it loses a process. The folder ``scratch``
-    is removed if this process is killed.
-    """
+    """Pools of one process each: one pool of several gives up all calls when it loses a process."""
 
     def __init__(self, devices: Sequence[torch.device], scratch: Path) -> None:
         self._threads = ThreadPoolExecutor(len(devices))
@@ -209,10 +205,7 @@ def sweep(
     threads: int,
     files: Mapping[DataKey, Path],
 ) -> dict[str, Outcome]:
-    """Perform or resume runs by an executor, which is then shut down; returns their outcomes by the folders' names.
-
-    ``files`` are those of `shared_files`.
-    """
+    """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them."""
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
     flying: dict[Future[Outcome], RunPlan] = {}
