@@ -11,7 +11,7 @@ import numpy as np
 from hesscond.hessians.roles import NETWORK
 from hesscond.report.series import intervals, is_collapsed, located, quantile
 from hesscond.report.summary import summary_frame, training_summary
-from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, text_table, words
+from hesscond.report.tables import Column, TextTable, bounded, number, numbers, text_table, words
 from hesscond.runs import OPTIMA
 from hesscond.sheets import ends, in_coordinates
 
@@ -218,45 +218,20 @@ def comparison_table(frame: pd.DataFrame, title: str) -> TextTable:
     levels = [level for level in LEVELS if f"{level}_kappa" in frame]
     caption = (
         "loss: the last iterations, median over the seeds; time: of an iteration, vanilla = 1; κ: median over blocks, "
-        "moments and seeds in the plain parameters, below it in the method's own coordinates, ≥: the unresolved leave "
-        "it open; λη/2: largest |λ| in the own coordinates times half the rate, 1 is the edge of stability; rate *: at "
+        "moments and seeds in the plain parameters, and in the method's own coordinates, ≥: the unresolved leave it "
+        "open; λη/2: largest |λ| in the own coordinates times half the rate, 1 is the edge of stability; rate *: at "
         "the edge of the grid"
     )
-    accuracy = [numbers("acc.%", ACCURACY, ".1f", 100)] if frame[ACCURACY].notna().any() else []
     collapsed = frame["collapsed"].eq(frame["seeds"]) & frame["seeds"].gt(0)
-    names = [f"{name}\n(collapsed)" if so else name for name, so in zip(frame["method"], collapsed, strict=True)]
+    names = [f"{name} (collapsed)" if so else name for name, so in zip(frame["method"], collapsed, strict=True)]
     columns = [
         words("method", "name"),
         Column("rate", lambda row: number(row["learning_rate"], ".3g") + "*" * bool(row["at_edge"])),
-        stacked(numbers("loss", "loss", ".3f"), *accuracy),
+        numbers("loss", "loss", ".3f"),
+        *([numbers("acc.%", ACCURACY, ".1f", 100)] if frame[ACCURACY].notna().any() else []),
         numbers("time", "time", ".2f"),
-        *(stacked(bounded(f"κ {level}", f"{level}_kappa"), bounded("own", f"{level}_kappa_own")) for level in levels),
-        *(numbers(f"λη/2\n{level}", f"{level}_sharpness", ".2g") for level in levels[-1:]),
     ]
-    if "shares" in frame and frame["shares"].any():
-        columns.append(stacked(*(shares(title, kind) for title, kind in zip(("gain", "of best"), OPTIMA, strict=True))))
-        caption += (
-            "; gain: share of what the best diagonal and, below it, the best Kronecker scaling would gain in log κ, of "
-            "the layers of which that is known"
-        )
-    return text_table(frame.assign(name=names), columns, caption, title, spaced=True)
-
-
-def stacked(*columns: Column) -> Column:
-    """Columns as one, with their titles and cells below one another; a row without any number has one dash."""
-
-    def cell(row: Mapping[str, Any]) -> str:
-        cells = [column.cell(row) for column in columns]
-        return DASH if set(cells) == {DASH} else "\n".join(cells)
-
-    return Column("\n".join(column.title for column in columns), cell)
-
-
-def shares(title: str, kind: str) -> Column:
-    """Column of a share, or of the interval between its bounds."""
-
-    def cell(row: Mapping[str, Any]) -> str:
-        low, high = (number(row[f"share_{kind}_{end}"], ".2f") for end in ("lower", "upper"))
-        return low if low == high else f"{low}…{high}"
-
-    return Column(title, cell)
+    for level in levels:
+        columns += [bounded(f"κ {level}", f"{level}_kappa"), bounded("own", f"{level}_kappa_own")]
+    columns += [numbers(f"λη/2 {level}", f"{level}_sharpness", ".2g") for level in levels[-1:]]
+    return text_table(frame.assign(name=names), columns, caption, title)

@@ -163,12 +163,10 @@ def latex_escaped(text: str) -> str:
     return escaped.replace("}$$^{", "")  # one exponent of several digits
 
 
-def text_table(
-    frame: pd.DataFrame, columns: Sequence[Column], caption: str, title: str = "", *, spaced: bool = False
-) -> TextTable:
-    """A table for the terminal, with space between its rows if ``spaced``."""
+def text_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, title: str = "") -> TextTable:
+    """A table for the terminal."""
     titles = [column.title if column.left else f">{column.title}" for column in columns]
     table = TextTable(titles, title=title, caption=caption)
     for row in frame.to_dict("records"):
-        table.add_row(*(column.cell(row) for column in columns), end_section=spaced)
+        table.add_row(*(column.cell(row) for column in columns))
     return table

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
-
-import torch
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import imported, load_installed, optional
@@ -216,26 +212,3 @@ def opened_by_name(log: str) -> Destination | None:
 def numbers(metrics: Metrics) -> dict[str, float]:
     """The numbers among the values."""
     return {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
-
-
-def run_config(
-    name: str, optimizer: str, rate: float, samples: int, layers: Sequence[str], level: str, loss: str
-) -> dict[str, Any]:
-    """Contents of ``config.toml`` for a watched training: what a report needs; no study can repeat the run."""
-    return {
-        "name": name,
-        "data": {"name": "watched"},
-        "model": {"name": name},
-        "training": {"batch_size": samples, "loss": loss},
-        "probe": {"layers": list(layers), "units": "all", "levels": [level], "precision": "float64"},
-        "run": {
-            "method": optimizer,
-            "seed": 0,
-            "learning_rate": rate,
-            "versions": {
-                "hesscond": sys.modules["hesscond"].__version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
-        },
-    }

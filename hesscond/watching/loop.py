@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import platform
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+import hesscond
 from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
@@ -23,7 +25,7 @@ from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.sheets import CONDITION
 from hesscond.watching.alarms import Alarm, Rule, rule_of
-from hesscond.watching.destinations import Destination, destinations, run_config
+from hesscond.watching.destinations import Destination, destinations
 from hesscond.watching.measuring import Measuring, Row, rates_of
 
 if TYPE_CHECKING:
@@ -203,17 +205,24 @@ class Watch:
         self._destinations: list[Destination] = []
 
     def _config(self, name: str) -> dict[str, Any]:
-        """Contents of ``config.toml`` for a run folder."""
-        loss_fn = self._measuring.loss_fn
-        return run_config(
-            name,
-            named(self._optimizer) if isinstance(self._optimizer, Optimizer) else "watched",
-            self._rate or 0.0,
-            self._measuring.samples,
-            self._measuring.blocks,
-            self._measuring.level,
-            type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss"),
-        )
+        """Contents of ``config.toml`` for a run folder: what a report needs; no study can repeat the run."""
+        own, loss_fn = self._measuring, self._measuring.loss_fn
+        loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss")
+        probe = {"layers": list(own.blocks), "units": "all", "levels": [own.level], "precision": "float64"}
+        versions = {"hesscond": hesscond.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        return {
+            "name": name,
+            "data": {"name": "watched"},
+            "model": {"name": name},
+            "training": {"batch_size": own.samples, "loss": loss},
+            "probe": probe,
+            "run": {
+                "method": named(self._optimizer) if isinstance(self._optimizer, Optimizer) else "watched",
+                "seed": 0,
+                "learning_rate": self._rate or 0.0,
+                "versions": versions,
+            },
+        }
 
     @property
     def _rate(self) -> float | None:
