@@ -60,14 +60,6 @@ def test_several_methods_and_seeds(call_cli, workplace, no_figure):
         assert probe["samples"].tolist() == [7, 7]
 
 
-def test_no_probing_and_whole_epochs(call_cli, workplace, no_figure):
-    result = call_cli(*TINY, "--epochs", 1, "--probe-every", 0)
-    assert (result.code, result.err) == (0, "")
-    stored = open_run(workplace / "out")
-    assert stored.iterations == 1437 // 60
-    assert len(stored.table("probe")) == 0
-
-
 def test_without_out_runs_gather_in_runs(call_cli, workplace, no_figure):
     assert call_cli(*TINY[:-2]).code == 0
     (made,) = (workplace / "runs").iterdir()

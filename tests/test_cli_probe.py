@@ -15,9 +15,8 @@ import hesscond
 from hesscond.commands.options import parse_size
 from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
-from hesscond.commands.target import Stream, load_target
+from hesscond.commands.target import load_target
 from hesscond.errors import ConfigError
-from hesscond.probing.results import ProbeResult
 from tests.cli_targets import NET
 from tests.truth import double_backward
 
@@ -181,49 +180,6 @@ def test_seed_and_model_are_the_files_own(run_cli, workplace):
 
 
 # --- what it hands to the engine, also where that is not there yet ---------------------------------------------------
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    """A stand-in for hesscond.probe that keeps its arguments and returns whole layers, one of them skipped."""
-    real, seen = hesscond.probe, {}
-
-    def probe(model, loss_fn, data, layers=None, level="unit", method=None, **options):
-        seen.update(options, data=data, level=level, batches=list(data) if isinstance(data, Stream) else [data])
-        result = real(model, loss_fn, seen["batches"][0], level=level)
-        kept = {name: layer for name, layer in result.items() if name != "2"}
-        found = ProbeResult(kept, {"2": "it is used [twice]"}, result.precision)
-        seen["frame"] = found.to_frame()
-        return found
-
-    monkeypatch.setattr(hesscond, "probe", probe)
-    return seen
-
-
-def test_whole_layers(run_cli, engine):
-    result = run_cli("probe", "net.py:make", "--level", "layer", "--memory", "1.5GB")
-    assert (result.code, result.err) == (0, "")
-    assert (engine["level"], engine["memory"]) == ("layer", 1_500_000_000)
-    assert max(map(cell_len, result.out.splitlines())) <= 80
-    assert "skipped 2: it is used [twice]\n" in result.out
-    rows = [line.split() for line in result.out.splitlines() if re.match(r"\d +Linear ", line)]
-    assert [row[0] for row in rows] == ["0", "4"]
-    for row in rows:
-        wanted = engine["frame"].query("layer == @row[0]").iloc[0]
-        low, high = (float(cell.strip("[,]")) for cell in row[4:6])
-        assert low <= wanted["kappa"] <= high
-        assert high / low - 1 < 3e-5
-        assert [int(cell) for cell in row[6:]] == [wanted["rank"], wanted["nullity"], wanted["negative"]]
-    rows = json.loads(run_cli("probe", "net.py:make", "--level", "layer", "--json").out)
-    assert [row["unit"] for row in rows] == [None, None]
-    assert "memory" in engine
-
-
-def test_batches(run_cli, engine):
-    result = run_cli("probe", "net.py:batches")
-    assert result.code == 0
-    assert [len(targets) for _, targets in engine["batches"]] == [7, 13]
-    assert "20 samples" in result.out
 
 
 def test_a_fault_of_ours_is_not_blamed_on_the_file(run_cli, monkeypatch):

@@ -140,17 +140,6 @@ def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
     assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
 
 
-@pytest.mark.slow
-def test_a_diverged_run_is_named_and_the_code_is_1(folder, call_cli):
-    arguments = ("sweep", "tiny.toml", "-m", "vanilla", "--lr", "0.1,1e30", "-j", "1", "--out", "o")
-    for _ in range(2):  # recorded, and not repeated
-        done = call_cli(*arguments)
-        assert done.code == 1
-        assert "error: vanilla-b60-lr1e+30-seed0 diverged: the loss is " in done.err
-        assert "0.1" in done.out
-    assert states("o")["vanilla-b60-lr1e+30-seed0"]["starts"] == 1
-
-
 def test_ranges_of_seeds():
     assert parse_ranges("3") == [3]
     assert parse_ranges("0:3,7, 9:11") == [0, 1, 2, 7, 9, 10]

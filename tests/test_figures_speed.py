@@ -101,21 +101,3 @@ def test_gradient_descent_has_the_rate_of_kappa():
     assert predicted == pytest.approx(2 * math.atanh(1 / kappa))
     assert seen == pytest.approx(predicted, rel=0.05)
     assert counts == sorted(counts)
-
-
-@pytest.mark.slow
-def test_a_study_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
-    methods = "vanilla bnp standardize layernorm adam minmax"
-    words = ["", "--hidden", "3", "--samples", "200", "--iterations", "30", "--seeds", "0,1", "--rates", "0.1,0.3"]
-    words += ["--draws", "50", "--out", str(tmp_path), "--methods", methods]
-    monkeypatch.setattr(sys, "argv", words)
-    speed.main()
-    first = (tmp_path / "speed.md").read_text(encoding="utf-8")
-    assert (tmp_path / "speed.png").exists()
-    store = speed.Store(tmp_path, speed.Setup("fc-digits", "paper", (3,), 200, 30, 5, (0.1, 0.3)))
-    measured = len(store.read("measured"))
-    speed.main()
-    assert (tmp_path / "speed.md").read_text(encoding="utf-8") == first
-    assert len(store.read("measured")) == measured
-    with pytest.raises(SystemExit, match="choose another --out"):
-        speed.Store(tmp_path, speed.Setup("fc-digits", "paper", (3,), 200, 60, 5, (0.1, 0.3)))

@@ -6,6 +6,7 @@ import logging
 import math
 import platform
 import random
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-import hesscond
 from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
@@ -209,7 +209,11 @@ class Watch:
         own, loss_fn = self._measuring, self._measuring.loss_fn
         loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss")
         probe = {"layers": list(own.blocks), "units": "all", "levels": [own.level], "precision": "float64"}
-        versions = {"hesscond": hesscond.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        versions = {
+            "hesscond": sys.modules["hesscond"].__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
         return {
             "name": name,
             "data": {"name": "watched"},

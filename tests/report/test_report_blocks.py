@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.text import Text
 from typer.testing import CliRunner
 
@@ -15,6 +16,8 @@ from hesscond.report import FIGURES
 from hesscond.report.layers import heat_cells
 from hesscond.report.registry import QUANTITIES
 from hesscond.runs import open_run
+from hesscond.study import load_data, load_study, run
+from hesscond.study.grid import Overrides, plan_runs
 from tests import report_page
 
 LAYERS = ["patches", *(f"block{i}.{part}" for i in (1, 2) for part in ("attention.q", "attention.out", "fc1")), "fc"]
@@ -88,10 +91,10 @@ def folder(tmp_path_factory):
     """Two seeds, trained and probed."""
     folder = tmp_path_factory.mktemp("vit")
     (folder / "vit.toml").write_text(STUDY, encoding="utf-8")
-    done = CliRunner().invoke(
-        app, ["study", str(folder / "vit.toml"), "-m", "vanilla", "--seed", "0,1", "--out", str(folder / "runs")]
-    )
-    assert done.exit_code == 0, done.output
+    study = load_study(folder / "vit.toml")
+    data = load_data(study.data)
+    for plan in plan_runs(study, ["vanilla"], [0, 1], folder / "runs", torch.device("cpu"), Overrides()):
+        run(plan, data)
     return folder / "runs"
 
 

@@ -143,35 +143,6 @@ def test_methods_that_read_everything_are_refused(tmp_path, pictures, method):
     assert not plan.folder.exists()
 
 
-@pytest.mark.slow
-def test_on_the_command_line(tmp_path, pictures, call_cli):
-    folder, written = pictures
-    path = study_file(tmp_path, folder, probe={"train_every_epochs": 0})
-    runs = [tmp_path / name for name in ("run", "sweep", "compare")]
-    result = call_cli("study", path, "-m", "vanilla", "--out", runs[0])
-    assert (result.code, result.err) == (0, "")
-    plan = RunPlan(load_study(path), "vanilla", 0, 0.05, tmp_path / "memory", CPU)
-    run(plan, in_memory(plan.study, written))
-    assert_same(runs[0], plan.folder)
-    assert open_run(runs[0]).config["run"]["data_source"].startswith(f"{folder} (pictures ")
-    result = call_cli(
-        "compare", path, "-m", "batchnorm", "--rates", "0.05", "--iterations", 3, "--batch-size", 5, "--out", runs[2]
-    )
-    assert result.code == 0, result.err
-    refused = call_cli("study", path, "-m", "minmax", "--lr", "0.1", "--out", tmp_path / "none")
-    assert refused.code == 2
-    assert refused.err.startswith("error: method 'minmax' reads all training inputs at once")
-    (folder / "train" / "cat" / "000.png").write_text("damaged")
-    refused = call_cli("study", path, "-m", "vanilla", "--out", tmp_path / "none")
-    assert (refused.code, refused.err) == (
-        2,
-        f"error: {folder}/train/cat/000.png is no picture: replace or delete it.\n",
-    )
-    refused = call_cli("data", "fetch", "image-folder")
-    assert refused.code == 2
-    assert refused.err.startswith("error: image-folder is not for download: put your pictures into train/CLASS/*")
-
-
 def test_augmentation_of_earlier_studies_is_drawn_as_before():
     """The generator of the run's augmentation does not depend on which augmentations there are."""
     from hesscond.study.datasets import Augmentation

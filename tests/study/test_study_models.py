@@ -108,14 +108,6 @@ def test_a_study_of_every_network(tmp_path, name):
     assert bits.notna().all() if name == "gpt" else bits.isna().all()
 
 
-def test_the_output_layer_is_probed_if_none_is_named(tmp_path):
-    plan, _ = trained(written(tmp_path / "study", "resnet20"), tmp_path / "run")
-    assert plan.study.probe.layers is None
-    stored = open_run(tmp_path / "run")
-    assert stored.config["probe"]["layers"] == ["fc"]
-    assert set(stored.table("probe")["layer"]) == {"fc"}
-
-
 def test_p_of_a_convolution_has_one_mean_and_deviation_for_each_channel(tmp_path):
     """κ(D) and κ in the BNP coordinates against the statistics of the inputs' channels in plain torch."""
     path = written(tmp_path / "study", "cnn5", probe={"layers": ["conv2"]})

@@ -118,21 +118,3 @@ def test_the_small_version_trains(tmp_path, name):
     study = Overrides(iterations=2).apply(load_study(name, "small"))
     data = load_data(study.data)
     check_run(trained(study, data, methods_of(study)[1], tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_the_small_version_on_the_command_line(tmp_path, call_cli):
-    """Values in place of classes: there is no accuracy, and the figure is drawn without."""
-    out = tmp_path / "out"
-    result = call_cli(
-        "study", "equilibrated-nerf", "--scale", "small", "-m", "vanilla", "--iterations", 2, "--out", out
-    )
-    assert (result.code, result.err) == (0, "")
-    config = open_run(out).config
-    assert (config["scale"], config["model"]["hidden"], config["training"]["loss"]) == ("small", [64, 64], "mse")
-    assert "small" not in config
-    assert (out / "equal-loss.png").exists()
-    again = call_cli("study", out / "config.toml", "--resume")
-    assert (again.code, again.err) == (0, "")
-    refused = call_cli("study", "fc-digits", "--scale", "large", "-m", "vanilla", "--out", tmp_path / "none")
-    assert (refused.code, refused.err) == (2, "error: --scale is one of paper, small, not 'large'\n")

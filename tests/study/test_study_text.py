@@ -10,7 +10,6 @@ from hesscond.data import text as texts
 from hesscond.errors import ConfigError, CorruptDataError
 from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
-from hesscond.study.structure import probed_layers
 
 pytestmark = pytest.mark.slow
 
@@ -103,19 +102,3 @@ def test_what_does_not_fit_is_one_sentence(tmp_path, sections, sentence):
 def test_methods_that_read_numbers_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="method 'minmax' reads numbers, but the inputs of text are tokens"):
         trained(study_of(tmp_path), tmp_path / "run", "minmax")
-
-
-#: All of them with parameters.
-BLOCKS = ["block1.norm1", *LAYERS[:4], "block1.norm2", *LAYERS[4:]]
-
-
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["*"], ["embedding", "positions", *BLOCKS, "norm", "fc"]),
-        (["fc", "block1.*"], ["fc", *BLOCKS]),
-        (["*.fc?", "block1.attention.k"], [*LAYERS[4:], LAYERS[1]]),
-    ],
-)
-def test_layers_by_pattern(tmp_path, names, expected):
-    assert probed_layers(study_of(tmp_path, probe={"layers": names})) == expected
