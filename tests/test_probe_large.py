@@ -12,8 +12,6 @@ from torch import nn
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import Adam
-from hesscond.models import build
-from hesscond.spectra import bounded_condition
 from tests.truth import double_backward
 
 
@@ -83,27 +81,6 @@ def test_intervals_in_a_method_s_coordinates_hold_the_truth(method, dtype):
     assert float(found.top.lower) <= outermost <= float(found.top.upper)
     assert float(found.top.upper - found.top.lower) < (1e-8 if dtype else 1.0) * largest
     assert (20 if dtype else 1) <= found.kappa.lower <= largest / float(sizes[sizes > 1e-11 * largest].min())
-
-
-@pytest.mark.share(2)
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_small_curvature_of_a_transformer_is_found(dtype):
-    # queries and keys, whose curvature is far below that of the rest, and biases of keys, which have none
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    model = build("gpt", input_shape=(6,), outputs=20, width=8, depth=1, heads=2, generator=generator)
-    batch = torch.randint(0, 20, (4, 6)), torch.randint(0, 20, (4, 6))
-
-    def loss_fn(output, target):
-        return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
-
-    H = hesscond.HessianOperator(model, loss_fn, batch).to_dense()
-    sizes = torch.linalg.eigvalsh((H + H.T) / 2).abs()
-    kappa = float(sizes.max() / sizes[sizes > 1e-12 * sizes.max()].min())
-    found = hesscond.probe(model, loss_fn, batch, level="network", dtype=dtype, products=60)["network"]
-    plain = bounded_condition(found.operator, 60).condition
-    assert 20 * plain.lower < found.kappa.lower <= kappa
-    assert found.kappa.lambda_max == pytest.approx(float(sizes.max()), rel=1e-6)
 
 
 def test_as_many_products_as_parameters_decide_it():

@@ -59,14 +59,6 @@ class Layout:
         """(n,) from tensors in the shapes of the parameters."""
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
-    def levelled(self, vector: torch.Tensor) -> torch.Tensor:
-        """Vector (n,) with entries replaced by the mean of their row of a weight, or of a one-dimensional parameter."""
-
-        def level(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.mean(tuple(range(int(tensor.ndim > 1), tensor.ndim)), keepdim=True).expand_as(tensor)
-
-        return self.vector_of([level(tensor) for tensor in self.tensors_of(vector)])
-
     def entries(self, model: nn.Module) -> pd.DataFrame:
         """Table with one row per entry of the vectors: parameter, index in it (a tuple), unit, and name."""
         import pandas as pd

@@ -174,8 +174,6 @@ class NetworkProbe:
                 operator,
                 question.products,
                 error=result.uncertainty + operator.error,
-                # for a method's coordinates it is unknown which ones are alike
-                level=H.layout.levelled if isinstance(operator, (HessianOperator, DataParallel)) else None,
                 memory=block.limits.memory,
             )
         return ProbeResult({NETWORK: result}, self.measurement.skipped, precision)

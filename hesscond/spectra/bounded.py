@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
 from hesscond.spectra.eigen import EigenResult, Interval
-from hesscond.spectra.krylov import Basis, Krylov, Plan, closest, plan
+from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows
 
 #: Number of products that measure the rounding of products, and of products with the two vectors that are found.
 MEASURING, FINAL = 3, 2
@@ -27,14 +26,8 @@ LEAST_VECTORS = 10
 CHUNK = 2**22
 #: Residuals up to this share of the norm are called settled.
 SETTLED = 1e-4
-#: The product in a group of entries counts as rounding up to this multiple of the average rounding.
-FAINT = 16.0
-#: Groups are alike if their smallest scale is no smaller than this share of their root mean square.
-ALIKE = 0.1
 #: Probability that an eigenvalue lies beyond the interval of the largest one.
 MISSED = 1e-4
-#: One in this number of products is used in the search for directions of little curvature.
-FLAT = 5
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,6 @@ def bounded_condition(
     products: int,
     *,
     error: float = 0.0,
-    level: Callable[[torch.Tensor], torch.Tensor] | None = None,
     memory: float | None = None,
     seed: int = 0,
 ) -> Bounded:
@@ -96,12 +88,6 @@ def bounded_condition(
     are used, and hold whatever became of orthogonality. They are known up to the rounding of a product and ``error``,
     which the bounds include.
 
-    Components of u in the null space do not change its quotient, but components of large eigenvalues do. If entries
-    come in groups of different scales (``level``), as those of a network's weights do, a fifth of the products is used
-    for Lanczos with DAD, D_i = 1/r_i, where r_i is the root mean square of Az, with a random z, over the group of i:
-    the size of the rows of A there. The best u = Dv of that space is the start with A itself. Groups that show only
-    rounding are left out of it.
-
     Parameters
     ----------
     operator
@@ -110,9 +96,6 @@ def bounded_condition(
         Products with one vector in all: 3 that measure rounding and 2 with what was found are among them.
     error
         Bound of the distance of A from the exact operator, in the 2-norm, besides the rounding of its products.
-    level
-        Replaces entries (n,) by their means over groups of like ones (the rows of a network's weights), in place or
-        not; None: there are no such groups, and the start is random.
     memory
         Bytes for vectors; if they hold fewer vectors than there are products, Lanczos is restarted.
     seed
@@ -141,8 +124,8 @@ def bounded_condition(
     refuse_few(products)
 
     def compute() -> Bounded:
-        process, flattest, taken = iterated(operator, products - MEASURING - FINAL, level, memory, seed)
-        return conclusion(operator, process, flattest, taken, error)
+        process, flattest = iterated(operator, products - MEASURING - FINAL, memory, seed)
+        return conclusion(operator, process, flattest, error)
 
     return led(operator, compute)
 
@@ -153,25 +136,16 @@ def refuse_few(products: int) -> None:
         raise ConfigError(f"products={products} is too few for both ends of a spectrum: give {LEAST_PRODUCTS} or more")
 
 
-def iterated(
-    A: SymmetricOperator,
-    steps: int,
-    level: Callable[[torch.Tensor], torch.Tensor] | None,
-    memory: float | None,
-    seed: int,
-) -> tuple[Krylov, Flattest, int]:
-    """Krylov process after this number of products, the flattest vector it has seen, and the products of its start."""
+def iterated(A: SymmetricOperator, steps: int, memory: float | None, seed: int) -> tuple[Krylov, Flattest]:
+    """Krylov process after this number of products, and the flattest vector it has seen."""
     room = None if memory is None else int(memory) - A.order * A.dtype.itemsize
-    layout = plan(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
+    rows = planned_rows(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
     fresh = torch.Generator(A.device).manual_seed(seed)
-    # besides its rows and the next one, the search holds the scale, and a product before and after scaling
-    few = min(max(steps // FLAT, 2), layout.vectors + 1 - LEAST_VECTORS // 2)
-    start, taken = (None, 0) if level is None else flat_start(A, level, few, fresh)
-    storage = Basis(layout, A.order, 2, dtype=A.dtype, device=A.device)
+    storage = Basis(rows, A.order, dtype=A.dtype, device=A.device)
     process = Krylov(A, storage, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
-    process.start(start)
+    process.start()
     flattest: Flattest = math.inf, None
-    for _ in range(steps - taken):
+    for _ in range(steps):
         if process.full:
             flattest = flatter(process, flattest)
             values, Y = torch.linalg.eigh(process.T)
@@ -181,23 +155,23 @@ def iterated(
         process.expand()
         if process.complete:
             break
-    return process, flatter(process, flattest), taken
+    return process, flatter(process, flattest)
 
 
 def flatter(process: Krylov, best: Flattest) -> Flattest:
     """Vector of the least quotient in the space of a process, unless an earlier one has a smaller quotient."""
     squares = process.T @ process.T + process.B.T @ process.B
     quotient, y = least_quotient(process.T, squares, process.rounding * process.norm)
-    return (quotient, combination(process.basis, y)) if quotient < best[0] else best
+    return (quotient, combination(process, y)) if quotient < best[0] else best
 
 
-def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, taken: int, error: float) -> Bounded:
+def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, error: float) -> Bounded:
     """Bounds from one more product with the vectors of the largest Ritz value and of the least quotient."""
-    taken += process.products + MEASURING
+    taken = process.products + MEASURING
     exponent, unit = process.exponent or 0, process.rounding * process.norm
     norm, held = math.ldexp(process.norm, exponent), process.basis.capacity + 6
     values, Y = torch.linalg.eigh(process.T)
-    first = combination(process.basis, Y[:, values.abs().argmax()])
+    first = combination(process, Y[:, values.abs().argmax()])
     if norm == 0:
         return Bounded(zero_matrix(A.order), top_result(first, Quotients(0.0, 0.0, 0.0), 0.0, 0.0, norm, taken, held))
     largest, errors = float(values.abs().max()), process.estimates(Y)
@@ -261,70 +235,10 @@ def top_result(
     )
 
 
-def combination(basis: Basis, y: torch.Tensor) -> torch.Tensor:
-    """Combination Vᵀy (n,) of the rows of a basis."""
-    parts = basis.parts()
-    found = torch.zeros_like(parts[0][0])
-    for part, share in zip(parts, y.to(parts[0]).split([len(part) for part in parts]), strict=True):
-        found.addmv_(part.T, share)
-    return found
-
-
-class Rescaled(SymmetricOperator):
-    """Operator DAD for a diagonal D (n,), whose products are assumed to be as exact as those of A."""
-
-    def __init__(self, A: SymmetricOperator, d: torch.Tensor) -> None:
-        super().__init__(A.order, A.dtype, A.device)
-        self.A, self.d, self.operands, self.psd = A, d, (A,), A.psd
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return D(A(DV))."""
-        return self.A.multiply(self.d[:, None] * vectors).mul_(self.d[:, None])
-
-    @property
-    def rounding(self) -> float:
-        return self.A.rounding
-
-
-def flat_start(
-    A: SymmetricOperator, level: Callable[[torch.Tensor], torch.Tensor], steps: int, fresh: torch.Generator
-) -> tuple[torch.Tensor | None, int]:
-    """Vector (1, n) rich in directions of little curvature, and the number of products used, at most ``steps``."""
-    z = torch.randn(A.order, generator=fresh, dtype=A.dtype, device=A.device)
-    D = (A @ z.div_(torch.linalg.vector_norm(z))).to(A.dtype)
-    peak, size = (float(torch.linalg.vector_norm(D, ord=order)) for order in (math.inf, 2))
-    if not 0 < peak < math.inf:
-        return None, 1
-    # in place, as vectors are few
-    D = level(D.div_(peak).square_()).sqrt_()
-    mean = size / peak / math.sqrt(A.order)
-    D.masked_fill_(D.le(FAINT * A.rounding * mean), math.inf)
-    if D.min() >= ALIKE * mean:
-        return None, 1
-    D = D.min().div(D)
-    basis = Basis(Plan(steps, steps), A.order, steps, dtype=A.dtype, device=A.device)
-    process = Krylov(Rescaled(A, D), basis, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
-    process.seed(z.mul_(D)[None])
-    del z
-    # the last row is the next one
-    while process.size < steps - 1 and not process.complete:
-        process.expand()
-    count = process.size
-    basis.append(process.next)
-    rows, images = basis.rows(0, basis.size), torch.cat([process.T, process.B])
-    squares = images.T @ gram(rows, torch.where(D > 0, 1 / D, 0.0)) @ images
-    noise = math.ldexp(A.rounding * size, -(process.exponent or 0))
-    _, y = least_quotient(process.T, squares, noise)
-    return D.mul_(y.to(rows) @ rows[:count])[None], 1 + process.products
-
-
-def gram(rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Gram matrix V diag(scale²) Vᵀ (j, j) in float64 on the host, for rows V (j, n)."""
-    width, found = CHUNK // len(rows), torch.zeros(len(rows), len(rows), dtype=torch.float64, device="cpu")
-    for part, d in zip(rows.split(width, 1), scale.split(width), strict=True):
-        wide = part.to(torch.float64) * d.to(torch.float64)
-        found += (wide @ wide.T).cpu()
-    return found
+def combination(process: Krylov, y: torch.Tensor) -> torch.Tensor:
+    """Combination Vᵀy (n,) of the rows of a process."""
+    rows = process.basis.rows
+    return rows.T @ y.to(rows)
 
 
 def least_quotient(T: torch.Tensor, squares: torch.Tensor, noise: float) -> tuple[float, torch.Tensor]:

@@ -4,9 +4,6 @@ Between two steps A Vᵀ = Vᵀ T + Wᵀ B + (rounding) with orthonormal rows V 
 decomposition (Stewart 2001), which for symmetric A is thick-restart Lanczos (Wu and Simon 2000, SIAM J. Matrix Anal.
 Appl. 22). T is what Gram-Schmidt measured, VAVᵀ, so that the Ritz values are those of span V even where the rows
 are not of one Krylov space: after a restart from the residual of a Ritz vector, or from a random vector.
-
-A `Basis` has its rows in two pieces, the first as long as the result, which alone outlives the process: a pass of
-Gram-Schmidt is two matrix products that read the memory in order.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -30,107 +26,75 @@ logger = logging.getLogger("hesscond")
 WORKING = 5
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Number of vectors of length n that are held."""
-
-    rows: int
-    #: most vectors at a time: the rows, and those in `WORKING`
-    vectors: int
-
-
-def plan(order: int, wanted: int, *, basis: int | None, memory: int | None, dtype: torch.dtype) -> Plan:
-    """Plan of a basis of at most ``basis`` + 5 vectors in all that fits into ``memory`` bytes; its size is logged."""
+def planned_rows(order: int, wanted: int, *, basis: int | None, memory: int | None, dtype: torch.dtype) -> int:
+    """Rows of a basis that fits into ``memory`` bytes with `working` others; the size of all is logged."""
     least = min(order, wanted + 3)
     size = order * dtype.itemsize
     rows = min(order, max(2 * wanted + 7, 32) if basis is None else basis)
     if rows < least:
         raise ConfigError(f"a basis of {basis} is too small for {wanted} eigenvalues: at least {least} are needed")
+    others = working(wanted)
     if memory is not None:
-        rows = min(rows, memory // size - WORKING)
+        rows = min(rows, memory // size - others)
     if rows < least:
         raise MatrixError(
             f"{memory} bytes hold {(memory or 0) // size} vectors of length {order} but the least basis needs "
-            f"{least + WORKING}: give memory={(least + WORKING) * size} or ask for fewer eigenvalues"
+            f"{least + others}: give memory={(least + others) * size} or ask for fewer eigenvalues"
         )
     logger.info(
         "Lanczos: at most %d vectors of length %d, %.3g MB, %d of them the basis",
-        rows + WORKING,
+        rows + others,
         order,
-        (rows + WORKING) * size / 1e6,
+        (rows + others) * size / 1e6,
         rows,
     )
-    return Plan(rows, rows + WORKING)
+    return rows
+
+
+def working(wanted: int) -> int:
+    """Vectors besides the basis: those of a step, or the result next to the basis that it is copied from."""
+    return max(WORKING, wanted)
 
 
 class Basis:
-    """Storage of up to ``plan.rows`` orthonormal rows of length ``order``; ``size`` of them are filled."""
+    """Storage of up to ``capacity`` orthonormal rows of length ``order``; ``size`` of them are filled."""
 
-    def __init__(self, plan: Plan, order: int, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.order, self.capacity, self.size = order, plan.rows, 0
-        head = min(head, plan.rows)
-        self._pieces = [
-            torch.empty(rows, order, dtype=dtype, device=device) for rows in (head, plan.rows - head) if rows
-        ]
+    def __init__(self, capacity: int, order: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.order, self.capacity, self.size = order, capacity, 0
+        self._storage = torch.empty(capacity, order, dtype=dtype, device=device)
 
-    def parts(self, start: int = 0, stop: int | None = None) -> list[torch.Tensor]:
-        """Return rows ``start`` to ``stop`` (None: the size) as at most two views."""
-        stop = self.size if stop is None else stop
-        views, offset = [], 0
-        for piece in self._pieces:
-            low, high = max(start - offset, 0), min(stop - offset, len(piece))
-            if low < high:
-                views.append(piece[low:high])
-            offset += len(piece)
-        return views
-
-    def rows(self, start: int, stop: int) -> torch.Tensor:
-        """Return rows ``start`` to ``stop`` as a view, or as a copy if they lie in both pieces."""
-        parts = self.parts(start, stop)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    @property
+    def rows(self) -> torch.Tensor:
+        """View (size, n) of the rows that are filled."""
+        return self._storage[: self.size]
 
     def append(self, block: torch.Tensor) -> None:
         """Append the rows of ``block``."""
         start, self.size = self.size, self.size + len(block)
-        for part in self.parts(start):
-            part.copy_(block[: len(part)])
-            block = block[len(part) :]
+        self.rows[start:] = block
 
     def project_(self, block: torch.Tensor, start: int = 0, stop: int | None = None) -> torch.Tensor:
         """Subtract the components C (p, rows) in the rows from ``block`` (p, n): one pass of classical Gram-Schmidt."""
-        parts = self.parts(start, stop)
-        if not parts:
-            return block.new_zeros(len(block), 0)
+        rows = self.rows[start:stop]
         # cublas refuses the strides that the transpose of a column has
         block = block[0][None] if len(block) == 1 else block
-        coefficients = torch.cat([block @ part.T for part in parts], 1)
-        for part, share in zip(parts, coefficients.split([len(part) for part in parts], 1), strict=True):
-            block.addmm_(share, part, alpha=-1)
+        coefficients = block @ rows.T
+        block.addmm_(coefficients, rows, alpha=-1)
         return coefficients
 
     def rotate_(self, Y: torch.Tensor) -> None:
         """Replace the rows V by YᵀV for Y (size, kept), some columns of V at a time: no second basis is needed."""
-        parts = self.parts()
-        mixing = Y.T.to(parts[0])
-        shares = mixing.split([len(part) for part in parts], 1)
+        rows, mixing = self.rows, Y.T.to(self._storage)
         self.size = Y.shape[1]
-        targets = self.parts()
         width = -(-self.order // self.capacity)
-        for start in range(0, self.order, width):
-            columns = slice(start, start + width)
-            rotated = shares[0] @ parts[0][:, columns]
-            for share, part in zip(shares[1:], parts[1:], strict=True):
-                rotated.addmm_(share, part[:, columns])
-            for target, new in zip(targets, rotated.split([len(part) for part in targets]), strict=True):
-                target[:, columns] = new
+        for target, part in zip(self.rows.split(width, 1), rows.split(width, 1), strict=True):
+            target.copy_(mixing @ part)
 
     def release(self, kept: int) -> torch.Tensor:
-        """Return the first ``kept`` rows as columns (n, kept), and free all other rows, and the basis with them."""
-        if kept <= len(self._pieces[0]):
-            first = self._pieces[0][:kept]
-            self._pieces = []
-            return first.T
-        return self.rows(0, kept).T
+        """Return the first ``kept`` rows as columns (n, kept), and free the basis."""
+        first = self._storage[:kept].clone()
+        self._storage, self.size = self._storage.new_empty(0, self.order), 0
+        return first.T
 
 
 def orthonormalize_(
@@ -162,10 +126,6 @@ def orthonormalize_(
         row.div_(torch.linalg.vector_norm(row))
         basis.project_(row)
     return C, 0.0, row.div_(torch.linalg.vector_norm(row))
-
-
-#: Share of a random vector in a given start.
-MIXED = 1e-4
 
 
 class Krylov:
@@ -244,14 +204,10 @@ class Krylov:
         self.norm = max(self.norm, size)
         return product
 
-    def start(self, given: torch.Tensor | None = None) -> None:
+    def start(self) -> None:
         """Continue from one random vector, in which every eigenvector has a component: see `excludes`."""
-        vector, share = self.random(), 1.0
-        if given is not None:
-            vector.div_(torch.linalg.vector_norm(vector) / MIXED).add_(given / torch.linalg.vector_norm(given))
-            share = MIXED / float(torch.linalg.vector_norm(vector))
-        self.seed(vector)
-        self.roots, self.log_norm, self.ended, self.first = self.T.diagonal()[:0], -math.log(share), False, self.size
+        self.seed(self.random())
+        self.roots, self.log_norm, self.ended, self.first = self.T.diagonal()[:0], 0.0, False, self.size
 
     def excludes(self, place: float, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
         """Whether no eigenvalue is at ``place`` or beyond, except with the probability ``missed`` of a bad start.
@@ -293,7 +249,7 @@ class Krylov:
         start = self.size
         self.basis.append(self.next)
         self.next = self.next[:0].clone()  # the rows hold it now
-        product = self.multiply(self.basis.rows(start, self.size))
+        product = self.multiply(self.basis.rows[start:])
         # a product has components in its two predecessors, and in others only rounding; after a restart in all
         local = self.size - 2
         passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
@@ -347,7 +303,7 @@ class Krylov:
         self.next = self.next[:0].clone()
         left: tuple[torch.Tensor, int] | None = None
         for index in range(count):
-            rows = self.basis.rows(index, index + 1)
+            rows = self.basis.rows[index : index + 1]
             residual = self.multiply(rows)
             u, r = rows[0], residual[0]
             theta = torch.dot(u, r)

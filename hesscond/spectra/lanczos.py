@@ -13,7 +13,7 @@ from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
-from hesscond.spectra.krylov import Basis, Krylov, Plan, closest, plan
+from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows, working
 from hesscond.spectra.smallest import smallest_nonzero
 
 #: Choice of eigenvalues that are not at an end of the spectrum.
@@ -136,14 +136,14 @@ def lanczos(
 
     def compute() -> EigenResult:
         room = None if memory is None else int(memory)
-        layout = plan(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
+        rows = planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
-        storage = Basis(layout, A.order, wanted.count, dtype=dtype, device=A.device)
+        storage = Basis(rows, A.order, dtype=dtype, device=A.device)
         # a tolerance far above it does not depend on it
         usual = MARGIN * ROUNDING * max(torch.finfo(own).eps for own in (dtype, A.dtype))
         rounding = None if A.measures_rounding and tol > usual else A.rounding
         process = Krylov(A, storage, dtype=dtype, rounding=rounding, fresh=fresh)
-        run = Run(process, wanted, layout, tol=tol, missed=missed, max_products=max_products)
+        run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
         process.start()
         found = run.finish()
         return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
@@ -203,13 +203,12 @@ class Run:
         self,
         process: Krylov,
         wanted: Wanted,
-        layout: Plan,
         *,
         tol: float,
         missed: float,
         max_products: int,
     ) -> None:
-        self.process, self.wanted, self.layout = process, wanted, layout
+        self.process, self.wanted = process, wanted
         self.tol, self.missed, self.max_products = tol, missed, max_products
         self.norm = 0.0
         self.values = self.residuals = torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -395,7 +394,7 @@ class Run:
             products=products,
             norm=math.ldexp(self.norm, exponent),
             null=0,
-            vectors=self.layout.vectors,
+            vectors=process.basis.capacity + working(self.wanted.count),
             message=self.message(rest, bool(settled.all())),
         )
 

@@ -11,7 +11,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
-from hesscond.spectra.krylov import Basis, Plan
+from hesscond.spectra.krylov import Basis
 
 
 class CountedProducts(SymmetricOperator):
@@ -96,10 +96,8 @@ class RitzSpace:
     """
 
     def __init__(self, capacity: int, order: int, dtype: torch.dtype, device: torch.device) -> None:
-        plan = Plan(capacity, 2 * capacity)
         self.capacity = capacity
-        self.V = Basis(plan, order, capacity, dtype=dtype, device=device)
-        self.W = Basis(plan, order, capacity, dtype=dtype, device=device)
+        self.V, self.W = (Basis(capacity, order, dtype=dtype, device=device) for _ in range(2))
         self.H = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     @property
@@ -163,7 +161,7 @@ class HarmonicSpace(RitzSpace):
         self.W.append(q / torch.linalg.vector_norm(q))
         last = torch.cat([column[0].double().cpu(), torch.tensor([rest], dtype=torch.float64, device="cpu")])
         self.R = bordered(self.R, last, torch.zeros(len(self.R), dtype=torch.float64, device="cpu"))
-        below = inner(self.V, self.W.rows(self.size - 1, self.size))
+        below = inner(self.V, self.W.rows[-1:])
         self.H = bordered(self.H, inner(self.W, v), below[:-1])
 
     def _another(self, q: torch.Tensor) -> torch.Tensor:
@@ -250,7 +248,7 @@ def lowest(
     inverse: ApproximateInverse, row: torch.Tensor, excluded: Excluded, steps: int
 ) -> tuple[torch.Tensor, float]:
     """Approximate eigenvector (1, n) of M's smallest eigenvalue, and an upper bound of it, by Lanczos with M⁻¹."""
-    basis = Basis(Plan(steps, steps), row.shape[1], steps, dtype=row.dtype, device=row.device)
+    basis = Basis(steps, row.shape[1], dtype=row.dtype, device=row.device)
     T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
     v = orthonormal(row, excluded, basis)
     while v is not None and basis.size < steps:
@@ -268,13 +266,12 @@ def lowest(
 
 def inner(basis: Basis, row: torch.Tensor) -> torch.Tensor:
     """Inner products (m,) of ``row`` (1, n) with the rows of a basis, float64 on the host."""
-    return torch.cat([part @ row[0] for part in basis.parts()]).double().cpu()
+    return (basis.rows @ row[0]).double().cpu()
 
 
 def combined(Y: torch.Tensor, basis: Basis) -> torch.Tensor:
     """Yᵀ V (p, n) for the rows V of a basis."""
-    rows = basis.rows(0, basis.size)
-    return Y.T.to(rows) @ rows
+    return Y.T.to(basis.rows) @ basis.rows
 
 
 def bordered(matrix: torch.Tensor, column: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
