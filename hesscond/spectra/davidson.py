@@ -16,7 +16,6 @@ from hesscond.spectra.search_space import (
     CountedProducts,
     Excluded,
     RitzSpace,
-    SingularSpace,
     complement,
     lowest,
     orthonormal,
@@ -302,10 +301,8 @@ FOUND = 1e-3
 #: A wanted pair has at most this residual relative to |θ|, however small its error is estimated to be.
 CLOSE = 0.1
 
-#: Random vectors that the search starts from.
-BLOCK = 2
-
-#: Number of pairs that must be clear: a missed eigenvector hides in unresolved pairs, seldom behind four.
+#: Pairs that must be clear where Ritz values are no bounds: a missed eigenvector hides in unresolved pairs, seldom
+#: behind four.
 PAIRS = 4
 
 #: A clear pair has at most this component in eigenvectors of smaller |λ|.
@@ -335,10 +332,9 @@ class Approximations:
         """Coefficients (m, 1) of the i-th approximation."""
         return self.Y[:, self.indices[i]][:, None]
 
-    def pair(self, i: int, solved: torch.Tensor | None, wanted: torch.Tensor | None = None) -> Pair:
-        """Return the i-th pair with M⁻¹r and all vectors found up to it, including ``wanted`` (k, n)."""
-        vectors = self.vectors[: i + 1] if wanted is None else torch.cat([wanted, self.vectors[: i + 1]])
-        return Pair(float(self.values[i]), self.remainders[i : i + 1], solved, vectors)
+    def pair(self, i: int, solved: torch.Tensor | None) -> Pair:
+        """Return the i-th pair with M⁻¹r and all vectors found up to it."""
+        return Pair(float(self.values[i]), self.remainders[i : i + 1], solved, self.vectors[: i + 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -353,8 +349,8 @@ class Estimates:
 
 
 @dataclass(eq=False)
-class ExpandingSpace(ABC):
-    """Search space that grows by one direction at a time, each to improve one pair: the target."""
+class Davidson:
+    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1."""
 
     products: CountedProducts  # A
     space: RitzSpace
@@ -362,6 +358,8 @@ class ExpandingSpace(ABC):
     inverse: ApproximateInverse | None
     fresh: torch.Generator
     max_products: int
+    k: int  # number of eigenvalues
+    tol: float
     target: int = field(default=0, init=False)  # index of the pair that was improved last
     #: (m, 1) coefficients of the target before the last expansions, in the space at that time
     before: torch.Tensor = field(
@@ -377,88 +375,6 @@ class ExpandingSpace(ABC):
     used: list[str] = field(default_factory=list, init=False)
     #: reason why the search ended without an answer, if it did
     stopped: str | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.begin()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the space spans everything that is not excluded."""
-        return self.space.size >= self.products.order - self.excluded.dimension
-
-    @property
-    @abstractmethod
-    def kept(self) -> int:
-        """Number of pairs kept at a restart."""
-
-    def begin(self) -> None:
-        """Start again with the first method of expansion."""
-        self.ways = expansions(self.products, self.excluded, self.inverse)
-        self.next_way()
-
-    def next_way(self) -> None:
-        """Replace the present method of expansion by the next."""
-        self.way = self.ways.pop(0)
-        self.used = list(dict.fromkeys([*self.used, self.way.name]))
-
-    def forget(self) -> None:
-        """Forget the history of the target."""
-        self.ratio.history.clear()
-        self.before = self.current = self.current[:0]
-
-    def follow(self, target: int) -> None:
-        """Make a pair the target."""
-        if target != self.target:
-            self.target = target
-            self.forget()
-
-    def progresses(self, reason: str) -> bool:
-        """Whether to go on, by the next method if the last one stagnates; without one, ``reason`` stops the search."""
-        if self.ratio.stagnates(self.way.patience):
-            if not self.ways:
-                self.stopped = reason
-                return False
-            self.next_way()
-            self.ratio.history.clear()
-        return True
-
-    def improve(self, pair: Pair, coefficients: torch.Tensor) -> None:
-        """Expand the space by the direction that the present method finds for a pair."""
-        direction = self.way.direction(pair, self.max_products - self.products.count)
-        self.before, self.current = self.current, coefficients
-        self.join(direction)
-
-    def join(self, row: torch.Tensor) -> None:
-        """Expand the space by the new component of ``row`` (1, n), or by a random direction if there is none."""
-        if self.complete:
-            return
-        v = orthonormal(row, self.excluded, self.space.V)
-        while v is None:
-            v = orthonormal(random_rows(1, row, None, self.fresh), self.excluded, self.space.V)
-        if self.space.size == self.space.capacity:
-            self.restart()
-        self.space.append(v, self.products.images(v))
-
-    def restart(self) -> None:
-        """Keep the best pairs, and the target as it was before the last steps (Stathopoulos 2007, GD+k)."""
-        size = self.space.size
-        earlier = [padded(Y, size) for Y in (self.before, self.current) if len(Y)]
-        self.rotate(torch.cat([self.space.pairs()[:, : self.kept], *earlier], 1))
-
-    def rotate(self, Y: torch.Tensor) -> torch.Tensor:
-        """Go on with the span of V Y, and return the coefficients C of its basis V C."""
-        size = self.space.size
-        C = self.space.restart(Y)
-        self.before, self.current = (C.T @ padded(Z, size) if len(Z) else Z for Z in (self.before, self.current))
-        return C
-
-
-@dataclass(eq=False)
-class Davidson(ExpandingSpace):
-    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1."""
-
-    k: int  # number of eigenvalues
-    tol: float
     found: Approximations = field(init=False)
     estimates: Estimates = field(init=False)
     columns: int = field(init=False)  # number of approximations formed
@@ -469,16 +385,19 @@ class Davidson(ExpandingSpace):
     #: (m, m) projector on the directions added since the search for missed pairs began
     family: torch.Tensor | None = field(default=None, init=False)
     searched: float = field(default=math.inf, init=False)  # |λ| up to which missed pairs were searched for
-    #: lower bound of the |λ| that were not found, as far as `search_complement` has seen
-    missed_beyond: float = field(default=math.inf, init=False)
     #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
     shift: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.begin()
         self.columns, self.settled = self.k + 1, [False] * self.k
         self.found = Approximations.none(self.products.order)
         self.estimates = Estimates(Errors([], [], []), self.found.values, self.found.values, self.found.vectors)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the space spans everything that is not excluded."""
+        return self.space.size >= self.products.order - self.excluded.dimension
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
@@ -501,11 +420,16 @@ class Davidson(ExpandingSpace):
             if target is None:
                 if self.complete or self.reach >= self.searched:
                     return
-                (self.search if self.products.psd else self.search_complement)()
+                self.search()
             elif self.products.count >= self.max_products:
                 self.stopped = f"not within {self.max_products} products"
             else:
                 self.expand(target)
+
+    @property
+    def proofs(self) -> int:
+        """Number of pairs of the family that must be clear."""
+        return 1 if self.products.psd else PAIRS
 
     @property
     def reach(self) -> float:
@@ -548,11 +472,11 @@ class Davidson(ExpandingSpace):
             self.columns += 1  # what is found says nothing of what is not
 
     def newest(self, Y: torch.Tensor) -> list[int]:
-        """First pair that lies, for the most part, in the directions added since the search began."""
+        """First pairs that lie, for the most part, in the directions added since the search began."""
         if self.family is None:
             return []
         shares = ((self.family @ Y) * Y).sum(0)
-        mostly = (shares > 0.5).nonzero()[:1, 0].tolist()
+        mostly = (shares > 0.5).nonzero()[: self.proofs, 0].tolist()
         return mostly or [int(shares.argmax())]
 
     def exclude_null(self) -> bool:
@@ -674,23 +598,31 @@ class Davidson(ExpandingSpace):
 
     def expand(self, target: int) -> None:
         """Expand the space once for a pair, by the next method if the last one stagnates."""
-        self.follow(target)
-        if not self.progresses("stagnated"):
-            return
+        if target != self.target:
+            self.target = target
+            self.forget()
+        if self.ratio.stagnates(self.way.patience):
+            if not self.ways:
+                self.stopped = "stagnated"
+                return
+            self.next_way()
+            self.ratio.history.clear()
         solved = None
         if self.inverse is not None:
             solved = self.estimates.solved[target : target + 1]
             if self.shift or not bool(solved.any()):
                 solved = self.solutions([target], self.shift)
-        self.improve(self.found.pair(target, solved), self.found.coefficients(target))
+        direction = self.way.direction(self.found.pair(target, solved), self.max_products - self.products.count)
+        self.before, self.current = self.current, self.found.coefficients(target)
+        self.join(direction)
 
     def search(self) -> None:
         """Add random vectors, and the worst residual as it is, to the space, to see whether a pair was missed.
 
         A missing eigenvector has a component in each random vector, which M⁻¹ enlarges. The *family* consists of these
-        vectors and all that join during the search: the first pair that lies mostly in it is improved until it is
-        `clear` of smaller ones, and above what is wanted. The
-        residual shows directions to which M is blind: where θ falls by more than predicted, the ratio grows.
+        vectors and all that join during the search: its first pair, or first four of an indefinite A, are improved
+        until they are `clear` of smaller ones, and above what is wanted. The residual shows directions to which M is
+        blind: where θ falls by more than predicted, the ratio grows.
         """
         found = self.found
         self.searched = self.reach * (1 - self.slack)
@@ -699,146 +631,54 @@ class Davidson(ExpandingSpace):
         size = self.space.size
         self.family = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         self.begin()
-        for row in [*self.random(FRESH), found.remainders[worst].clone()]:
+        for row in [*self.random(FRESH + self.proofs - 1), found.remainders[worst].clone()]:
             self.join(row[None])
         U, images = self.space.vectors(self.space.pairs(3 * self.products.error)[:, : self.k])
         for (before, energy), now in zip(predicted, (U * images).sum(1).abs().tolist(), strict=False):
             self.ratio.remember(before, energy, now, self.products.error)
         self.forget()
 
-    def search_complement(self) -> None:
-        """Search for missed pairs of an indefinite operator, on the complement of the wanted ones (`Missing`).
-
-        Harmonic Ritz values of a family are no bounds of the eigenvalues that are missing from it. Vectors that are
-        found join the space, and once it has settled, the search is repeated.
-        """
-        missing = Missing.on_complement(self)
-        missing.run()
-        self.stopped, self.missed_beyond = missing.stopped, missing.beyond
-        if not len(missing.smaller):
-            self.searched = self.reach
-        for row in missing.smaller:
-            self.join(row[None])
-        self.begin()
-        self.forget()
-
     def random(self, count: int) -> torch.Tensor:
         """Random vectors (count, n), multiplied by (M − shift)⁻¹ to enlarge components of small eigenvalues."""
         return random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
 
+    def begin(self) -> None:
+        """Start again with the first method of expansion."""
+        self.ways = expansions(self.products, self.excluded, self.inverse)
+        self.next_way()
+
+    def next_way(self) -> None:
+        """Replace the present method of expansion by the next."""
+        self.way = self.ways.pop(0)
+        self.used = list(dict.fromkeys([*self.used, self.way.name]))
+
+    def forget(self) -> None:
+        """Forget the history of the target."""
+        self.ratio.history.clear()
+        self.before = self.current = self.current[:0]
+
     def join(self, row: torch.Tensor) -> None:
-        """Expand the space and the family."""
-        super().join(row)
-        if self.family is not None and len(self.family) < self.space.size:
+        """Expand the space by the new component of ``row`` (1, n), or by a random direction if there is none."""
+        if self.complete:
+            return
+        v = orthonormal(row, self.excluded, self.space.V)
+        while v is None:
+            v = orthonormal(random_rows(1, row, None, self.fresh), self.excluded, self.space.V)
+        if self.space.size == self.space.capacity:
+            self.restart()
+        self.space.append(v, self.products.images(v))
+        if self.family is not None:
             self.family = torch.block_diag(self.family, torch.ones(1, 1, dtype=torch.float64, device="cpu"))
 
-    def rotate(self, Y: torch.Tensor) -> torch.Tensor:
-        C = super().rotate(Y)
+    def restart(self) -> None:
+        """Keep the best pairs, and the target as it was before the last steps (Stathopoulos 2007, GD+k)."""
+        size = self.space.size
+        earlier = [padded(Y, size) for Y in (self.before, self.current) if len(Y)]
+        self.rotate(torch.cat([self.space.pairs()[:, : self.kept], *earlier], 1))
+
+    def rotate(self, Y: torch.Tensor) -> None:
+        """Go on with the span of V Y."""
+        size = self.space.size
+        C = self.space.restart(Y)
+        self.before, self.current = (C.T @ padded(Z, size) if len(Z) else Z for Z in (self.before, self.current))
         self.family = None if self.family is None else C.T @ self.family @ C
-        return C
-
-
-@dataclass(eq=False)
-class Missing(ExpandingSpace):
-    """Search for smaller |λ| on the complement of the pairs that were found, from random vectors alone.
-
-    The approximations are the smallest singular vectors of AV and the Ritz vectors among them. The j-th smallest
-    singular value is an upper bound of the j-th smallest |λ| left, and falls with every vector that joins (Courant and
-    Fischer, for A²): restarts lose nothing, and missing eigenvectors lower it. V grows by M⁻¹r and M⁻¹AM⁻¹r, which
-    together tell both signs apart, for the first pair that is not clear.
-    """
-
-    #: (k, n) vectors that were found, up to |λ| = ``reach``; values closer to it than ``slack`` count as equal
-    wanted: torch.Tensor
-    reach: float
-    slack: float
-    found: Approximations = field(init=False)
-    #: (s, n) approximate eigenvectors whose |λ| is certainly less than ``reach``, since |θ| + ‖r‖ is
-    smaller: torch.Tensor = field(init=False)
-    #: after the search: min |θ| − ‖r‖ over the clear pairs of the complement
-    beyond: float = field(default=math.inf, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.found, self.smaller = Approximations.none(self.products.order), self.wanted[:0]
-
-    @classmethod
-    def on_complement(cls, search: Davidson) -> Missing:
-        """Search on the complement of the pairs that ``search`` found."""
-        products, wanted = search.products, search.found.vectors[: search.k]
-        return cls(
-            products,
-            SingularSpace(search.space.capacity, products.order, wanted.dtype, products.device),
-            search.excluded.extended(wanted),
-            search.inverse,
-            search.fresh,
-            search.max_products,
-            wanted=wanted,
-            reach=search.reach,
-            slack=search.slack,
-        )
-
-    @property
-    def kept(self) -> int:
-        return max(self.space.size // 3, PAIRS)
-
-    def run(self) -> None:
-        """Run until nothing smaller is left, or a pair is found."""
-        for row in random_rows(BLOCK, self.wanted, self.inverse, self.fresh):
-            self.join(row[None])
-        while self.stopped is None:
-            target = self.measure()
-            if target is None:
-                return
-            if self.products.count >= self.max_products:
-                self.stopped = f"not within {self.max_products} products: anything smaller is not excluded yet"
-            else:
-                self.expand(target)
-
-    def measure(self) -> int | None:
-        """Form the first pairs, and return the one to improve, or None if there is an answer."""
-        self.found = self.rayleigh_ritz(self.space.pairs()[:, : PAIRS + 1])
-        sizes, norms, least = self.found.values.abs(), self.found.residuals, self.reach * (1 - self.slack)
-        below = sizes + norms < least
-        if bool(below.any()):
-            self.smaller = self.found.vectors[below.to(self.wanted.device)]
-            return None
-        clear = (sizes >= least) & (norms <= (CLEAR * (sizes - self.reach)).clamp_min(self.slack * self.reach))
-        unclear = (~clear[:PAIRS]).nonzero()[:, 0].tolist()
-        if self.complete or (not unclear and len(clear) >= PAIRS):
-            self.beyond = float((sizes - norms)[:PAIRS].min()) if len(sizes) else math.inf
-            return None
-        return unclear[0] if unclear else 0
-
-    def rayleigh_ritz(self, Y: torch.Tensor) -> Approximations:
-        """Ritz pairs, smallest |θ| first, from singular vectors V Y: those mix λ and −λ."""
-        U, images = self.space.vectors(Y)
-        images = self.excluded.remove(images)
-        H = (U @ images.T).double().cpu()
-        values, Z = torch.linalg.eigh((H + H.T) / 2)
-        ranked = values.abs().argsort(stable=True)
-        values, Z = values[ranked], Z[:, ranked]
-        vectors = Z.T.to(U) @ U
-        remainders = Z.T.to(U) @ images - values[:, None].to(U) * vectors
-        residuals = torch.linalg.vector_norm(remainders, dim=1).double().cpu()
-        return Approximations(Y @ Z, list(range(len(values))), values, residuals, vectors, remainders)
-
-    def expand(self, target: int) -> None:
-        """Make one step for a pair, by the next method if the last one stagnates."""
-        found = self.found
-        self.follow(target)
-        # all the images together: they fall with each step, as |θ| need not
-        size = math.hypot(*found.values.tolist(), *found.residuals.tolist())
-        self.ratio.observe(size, float(found.residuals[target] ** 2), self.products.error)
-        if not self.progresses("the search stagnated: anything smaller is not excluded"):
-            return
-        solved = self.solve(found.remainders[target : target + 1])
-        self.improve(found.pair(target, solved, self.wanted), found.coefficients(target))
-        if isinstance(self.way, PreconditionedResidual) and not self.complete:
-            last = torch.zeros(self.space.size, 1, dtype=torch.float64, device="cpu")
-            last[-1] = 1
-            self.join(self.solve(self.excluded.remove(self.space.vectors(last)[1])))
-
-    def solve(self, row: torch.Tensor) -> torch.Tensor:
-        """Apply M⁻¹ to ``row`` (1, n)."""
-        return row if self.inverse is None else self.inverse.solve(row.T).T.to(row)

@@ -13,6 +13,9 @@ from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator
 from hesscond.spectra.krylov import Basis
 
+#: Approximations with ‖Au‖ up to this multiple of one another may belong to λ and −λ.
+SIMILAR = 1.1
+
 
 class CountedProducts(SymmetricOperator):
     """Operator 2⁻ᵉ A with its products counted and checked; e makes the norm about 1, whatever the precision."""
@@ -76,12 +79,6 @@ class Excluded:
             rows = rows - (rows @ self.found.T) @ self.found
         return rows
 
-    def extended(self, rows: torch.Tensor) -> Excluded:
-        """Return the subspace extended by the span of ``rows`` (p, n), which are no null vectors."""
-        more = Excluded(self.known, rows.shape[1], rows.dtype, rows.device)
-        more.found = torch.cat([self.found, torch.linalg.qr(self.remove(rows).T).Q.T])
-        return more
-
     def add(self, row: torch.Tensor, residual: float) -> None:
         """Exclude a unit vector (1, n) as well."""
         self.found = torch.cat([self.found, row])
@@ -135,13 +132,12 @@ class RitzSpace:
         return C
 
 
-class HarmonicSpace(RitzSpace):
-    """Space of orthonormal V with AV = QR: harmonic Ritz values with respect to zero, from the smallest up.
+class SingularSpace(RitzSpace):
+    """Space of orthonormal V with AV = QR, for an indefinite A: approximations from the smallest ‖Au‖ up.
 
-    They are the reciprocals of the Ritz values of A⁻¹ on the span of Q, eigenvalues of QᵀA⁻¹Q = (QᵀV) R⁻¹. So for an
-    indefinite A, too, the smallest positive and the smallest negative one approach eigenvalues monotonically from
-    outside, where Ritz values may lie anywhere between (Morgan 1991; Paige, Parlett and van der Vorst 1995). Since R
-    is never squared, they are as accurate as the products. W holds Q, and H is QᵀV.
+    The j-th smallest singular value of AV is an upper bound of the j-th smallest |λ|, and falls with every vector that
+    joins (Courant and Fischer, for A²). Singular vectors mix λ and −λ, which Rayleigh-Ritz in groups of similar ‖Au‖
+    takes apart. Since R is never squared, they are as accurate as the products. W holds Q, and H is QᵀV.
     """
 
     def __init__(self, capacity: int, order: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -161,8 +157,7 @@ class HarmonicSpace(RitzSpace):
         self.W.append(q / torch.linalg.vector_norm(q))
         last = torch.cat([column[0].double().cpu(), torch.tensor([rest], dtype=torch.float64, device="cpu")])
         self.R = bordered(self.R, last, torch.zeros(len(self.R), dtype=torch.float64, device="cpu"))
-        below = inner(self.V, self.W.rows[-1:])
-        self.H = bordered(self.H, inner(self.W, v), below[:-1])
+        self.H = bordered(self.H, inner(self.W, v), inner(self.V, self.W.rows[-1:])[:-1])
 
     def _another(self, q: torch.Tensor) -> torch.Tensor:
         """Random direction orthogonal to Q, in place of an image that depends on the others."""
@@ -175,20 +170,17 @@ class HarmonicSpace(RitzSpace):
         return q
 
     def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        """Return coefficients of the harmonic Ritz vectors, after those of vectors with a much smaller ‖Au‖."""
-        R = self.R.clone()
-        # an image of zero has an infinite reciprocal; the vector shows up first either way
-        floor = torch.finfo(torch.float64).eps * float(R.abs().max()) or 1.0
-        small = R.diagonal().abs() < floor
-        R.diagonal()[small] = floor
-        B = torch.linalg.solve_triangular(R, self.H, upper=True, left=False)
-        values, Z = torch.linalg.eigh((B + B.T) / 2)
-        Y = torch.linalg.solve_triangular(R, Z[:, values.abs().argsort(descending=True, stable=True)], upper=True)
-        Y = Y / torch.linalg.vector_norm(Y, dim=0)
         _, sizes, right = torch.linalg.svd(self.R)
-        least = 1 / max(float(values.abs().max()), floor)
-        smaller = int((sizes < least / 2).sum())
-        return torch.cat([right.flip(0)[:smaller].T, Y[:, : len(Y) - smaller]], 1)
+        sizes, Y = sizes.flip(0), right.flip(0).T
+        start = 0
+        while start < len(sizes):
+            own = slice(start, start + int((sizes[start:] <= SIMILAR * sizes[start]).sum()))
+            start = max(own.stop, start + 1)
+            if own.stop - own.start > 1:
+                inside = Y[:, own].T @ self.H.T @ (self.R @ Y[:, own])
+                values, Z = torch.linalg.eigh((inside + inside.T) / 2)
+                Y[:, own] = Y[:, own] @ Z[:, values.abs().argsort(stable=True)]
+        return Y
 
     def vectors(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return U = YᵀV and AU = (RY)ᵀQ as rows."""
@@ -201,17 +193,6 @@ class HarmonicSpace(RitzSpace):
         self.W.rotate_(rotation)
         self.H = rotation.T @ self.H @ C
         return C
-
-
-class SingularSpace(HarmonicSpace):
-    """Space of orthonormal V with AV = QR: the singular vectors of R, smallest first.
-
-    For any symmetric A the j-th smallest singular value of AV is an upper bound of the j-th smallest |λ|, and falls
-    with every vector that joins. The vectors mix λ and −λ.
-    """
-
-    def pairs(self, noise: float = 0.0) -> torch.Tensor:
-        return torch.linalg.svd(self.R).Vh.flip(0).T
 
 
 def orthonormal(row: torch.Tensor, excluded: Excluded, basis: Basis) -> torch.Tensor | None:

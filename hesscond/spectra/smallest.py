@@ -15,7 +15,7 @@ from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP
 from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
 from hesscond.spectra.eigen import EigenResult, Interval, intervals
-from hesscond.spectra.search_space import CountedProducts, Excluded, HarmonicSpace, RitzSpace
+from hesscond.spectra.search_space import CountedProducts, Excluded, RitzSpace, SingularSpace
 
 logger = logging.getLogger("hesscond")
 
@@ -50,7 +50,8 @@ def smallest_nonzero(
     with an eigenvector of M's smallest eigenvalue μ, which takes 12 solutions with M and no product, and grows by
     (M − μ/2)⁻¹r: M − μ/2 is nearer to A − θ. Where that stagnates, or where there is no M, it grows
     by the solution of the Jacobi–Davidson correction equation with MINRES. Approximations are Ritz vectors if A is
-    known to be positive semidefinite, else harmonic Ritz vectors, since the eigenvalues wanted are interior ones.
+    known to be positive semidefinite, else from the smallest singular vectors of AV, since the eigenvalues wanted are
+    interior ones.
     All thresholds are relative to the norm of A: c·A has c times the eigenvalues of A, whatever c.
 
     Parameters
@@ -70,8 +71,8 @@ def smallest_nonzero(
         ‖A‖₂ if it is known; by default from 5 Lanczos steps, whose products count.
     memory
         Bytes for the vectors: a basis of 50, or 2k + 30 if that is more, as many images and 3k + 17 others, plus one
-        for each null direction that is found; if A is not known to be positive semidefinite, a second basis with its
-        images and 2k + 20 others. A smaller basis is restarted earlier. The number is logged before the first product.
+        for each null direction that is found, and 12 if A is not known to be positive semidefinite. A smaller basis is
+        restarted earlier. The number is logged before the first product.
     dtype
         Precision of the vectors; products are formed in that of the operator.
     seed
@@ -111,11 +112,10 @@ def smallest_nonzero(
     *What may be missed.* No finite number of products proves that nothing is smaller. After the wanted pairs have
     settled, the space is searched again from fresh random vectors, in which a missed eigenvector has a component with
     probability one, and which M⁻¹ enlarges; but there is no rate. ``converged`` and the quadratic intervals rest on
-    that; that each interval θ ± (‖r‖ + ε) contains an eigenvalue does not. For a positive semidefinite A the first pair
-    that lies mostly in the new directions is improved until its residual excludes components of smaller eigenvalues.
-    For another A a second space is built on the complement of the wanted pairs, with the smallest singular vectors of
-    AV, until four pairs are clear in that sense (`hesscond.spectra.davidson.Missing`). If the search cannot be
-    finished, nothing converges, and the message says so.
+    that; that each interval θ ± (‖r‖ + ε) contains an eigenvalue does not. The first pair that lies mostly in the new
+    directions, or the first four if A is not known to be positive semidefinite, are improved until their residuals
+    exclude components of smaller eigenvalues. If the search cannot be finished, nothing converges, and the message
+    says so.
 
     Measured: of 2,000 random spectra (graded, clustered, indefinite, with poor inverses) and 100 graded ones with
     alternating signs, no converged result was wrong; of the latter, n 100 to 350 and κ 1e2 to 1e7, a quarter converged
@@ -147,7 +147,7 @@ def smallest_nonzero(
         capacity, vectors = sizes(operator.order, k, memory, dtype, psd=operator.psd)
         if not set_scale(products, norm):
             return nothing(products, excluded, vectors)
-        kind = RitzSpace if operator.psd else HarmonicSpace
+        kind = RitzSpace if operator.psd else SingularSpace
         fresh = torch.Generator(operator.device).manual_seed(seed)
         space = kind(capacity, operator.order, dtype, operator.device)
         search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
@@ -188,34 +188,31 @@ def check(
         raise ConfigError(f"max_products={max_products} is too few for k={k}: at least {k + RANDOM} are needed")
 
 
-def counts(k: int, *, psd: bool) -> tuple[int, int, int]:
-    """Numbers of vectors: the least number in a basis, that outside of the bases, and the number of bases."""
-    if psd:
-        return 2 * k + RANDOM + 7, 3 * k + 17, 2
-    # the search for missed pairs has a separate space, and holds some pairs
-    return 2 * k + RANDOM + 7, 5 * k + 17 + 4 * (PAIRS + 1), 4
+def counts(k: int, *, psd: bool) -> tuple[int, int]:
+    """Least number of vectors in a basis, and number outside of the basis and its images."""
+    return 2 * k + RANDOM + 7, 3 * k + 17 + (0 if psd else 3 * PAIRS)
 
 
 def least_bytes(order: int, *, psd: bool) -> int:
     """Bytes of the fewest vectors with which the smallest nonzero eigenvalue can be found."""
-    least, others, spaces = counts(1, psd=psd)
-    return 8 * order * (spaces * least + others)
+    least, others = counts(1, psd=psd)
+    return 8 * order * (2 * least + others)
 
 
 def sizes(order: int, k: int, memory: float | None, dtype: torch.dtype, *, psd: bool) -> tuple[int, int]:
     """Vectors in the basis, and the most vectors of length n at a time, which is logged."""
-    least, others, spaces = counts(k, psd=psd)
+    least, others = counts(k, psd=psd)
     capacity = max(BASIS, 2 * k + 30)
     size = order * dtype.itemsize
     if memory is not None:
-        capacity = min(capacity, int(memory // size - others) // spaces)
+        capacity = min(capacity, int(memory // size - others) // 2)
         if capacity < least:
-            needed = spaces * least + others
+            needed = 2 * least + others
             raise MatrixError(
                 f"{memory:.4g} bytes hold {int(memory // size)} vectors of length {order} but the least basis needs "
                 f"{needed}: give memory={needed * size} or ask for fewer eigenvalues"
             )
-    vectors = spaces * capacity + others
+    vectors = 2 * capacity + others
     logger.info(
         "Davidson: at most %d vectors of length %d, %.3g MB, and one for each null direction found",
         vectors,
@@ -258,7 +255,7 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
         residuals,
         noise,
         null=math.hypot(*excluded.residuals),
-        beyond=min(search.beyond, search.missed_beyond) if converged else 0.0,
+        beyond=search.beyond if converged else 0.0,
         psd=products.psd,
     )
     place = values.abs().argsort(stable=True).argsort()
