@@ -6,7 +6,7 @@ answer is then compared, along a random vector, with a double backward on a copy
 nothing with hesscond, or with extrapolated central differences of its gradient where torch has no second derivatives.
 The table is ``docs/first-calls.md``; the libraries have to be installed.
 """
-# ruff: noqa: D101, D103
+# ruff: noqa: D103
 
 import argparse
 import collections
@@ -26,12 +26,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import hesscond  # noqa: E402
+from tests.cases import Net  # noqa: E402
+from tests.support import batches, kinds, libraries  # noqa: E402
 from tests.support.truth import InDouble  # noqa: E402
 
 PAGE = ROOT / "docs" / "first-calls.md"
@@ -42,22 +43,14 @@ UNITS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A first call.
-
-    Attributes
-    ----------
-    library, title
-        What the table says.
-    make
-        Makes (model, loss_fn, batch), and the loss of a float64 copy of the model where `as_called` cannot compute it.
-    differences
-        Whether the truth is differences of gradients.
-    """
+    """A first call: ``make`` gives (model, loss_fn, batch), and the loss of a float64 twin where `as_called` cannot."""
 
     library: str
     title: str
     make: Callable[[], tuple[Any, ...]]
+    #: Whether the truth is differences of gradients.
     differences: bool = False
+    twin: Callable[[nn.Module], nn.Module] = kinds.double
 
     @property
     def name(self):
@@ -84,14 +77,10 @@ def doubled(value):
     """Batch with its floating-point tensors in float64."""
     if isinstance(value, torch.Tensor):
         return value.double() if value.is_floating_point() else value
-    if isinstance(value, PackedSequence):
-        return value.double()
     if hasattr(value, "apply") and not isinstance(value, Mapping):
         return copy.copy(value).apply(doubled)
     if isinstance(value, Mapping):
         return {key: doubled(one) for key, one in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(doubled, value))
     return type(value)(map(doubled, value)) if isinstance(value, (tuple, list)) else value
 
 
@@ -99,9 +88,7 @@ def as_called(loss_fn, batch, model):
     """Loss of a model on a batch in float64, as a training loop computes it."""
     inputs, target = doubled(batch) if isinstance(batch, tuple) else (doubled(batch), None)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
-    if isinstance(inputs, tuple) and not hasattr(inputs, "_fields"):
-        args = inputs
-    return loss_fn(model(*args, **kwargs), target)
+    return loss_fn(model(*(inputs if isinstance(inputs, tuple) else args), **kwargs), target)
 
 
 def seeded(seed):
@@ -118,40 +105,37 @@ class Truth:
         self.model, self.loss_of, self.seed, self.differences = model, loss_of, seed, differences
         self.parameters = dict(model.named_parameters(remove_duplicate=False))
 
-    def loss(self):
+    def gradients(self, tensors, **options):
         seeded(self.seed)
         with InDouble(torch.float32), sdpa_kernel(SDPBackend.MATH):
-            return self.loss_of(self.model)
+            loss = self.loss_of(self.model)
+        return torch.autograd.grad(loss, tensors, materialize_grads=True, **options)
 
     def product(self, vectors):
         """H v in the parameters that ``vectors`` name."""
-        tensors = [self.parameters[name] for name in vectors]
-        directions = list(vectors.values())
+        tensors, directions = [self.parameters[name] for name in vectors], list(vectors.values())
         if self.differences:
-            return dict(zip(vectors, self.extrapolated(tensors, directions), strict=True))
-        gradients = torch.autograd.grad(self.loss(), tensors, create_graph=True, materialize_grads=True)
-        total = sum((g * v).sum() for g, v in zip(gradients, directions, strict=True))
-        if not total.requires_grad:
-            return {name: torch.zeros_like(v) for name, v in vectors.items()}
-        return dict(zip(vectors, torch.autograd.grad(total, tensors, materialize_grads=True), strict=True))
+            coarse, fine = (self.central(tensors, directions, step) for step in (2e-3, 1e-3))
+            products = [(4 * f - c) / 3 for f, c in zip(fine, coarse, strict=True)]
+        else:
+            gradients = self.gradients(tensors, create_graph=True)
+            total = sum((g * v).sum() for g, v in zip(gradients, directions, strict=True))
+            linear = not total.requires_grad
+            products = directions if linear else torch.autograd.grad(total, tensors, materialize_grads=True)
+            products = [torch.zeros_like(v) for v in products] if linear else products
+        return dict(zip(vectors, products, strict=True))
 
-    def extrapolated(self, tensors, directions):
-        coarse, fine = (self.central(tensors, directions, step) for step in (2e-3, 1e-3))
-        return [(4 * f - c) / 3 for f, c in zip(fine, coarse, strict=True)]
-
+    @torch.no_grad()
     def central(self, tensors, directions, step):
         step /= max(1.0, max(float(v.abs().max()) for v in directions))
-        found = []
-        for sign in (1, -1):
-            with torch.no_grad():
-                for p, v in zip(tensors, directions, strict=True):
-                    p += sign * step * v
-            found.append(
-                [g.detach().clone() for g in torch.autograd.grad(self.loss(), tensors, materialize_grads=True)]
-            )
-            with torch.no_grad():
-                for p, v in zip(tensors, directions, strict=True):
-                    p -= sign * step * v
+        before, found = [p.clone() for p in tensors], []
+        for signed in (step, -step):
+            for p, at, v in zip(tensors, before, directions, strict=True):
+                p.copy_(at + signed * v)
+            with torch.enable_grad():
+                found.append(self.gradients(tensors))
+        for p, at in zip(tensors, before, strict=True):
+            p.copy_(at)
         return [(up - down) / (2 * step) for up, down in zip(*found, strict=True)]
 
 
@@ -165,9 +149,7 @@ def difference(block, unit, truth):
         vectors[name][index] = entry
     product = truth.product(vectors)
     theirs = torch.stack([product[name].detach()[index] for name, index in places])
-    scale = float(theirs.norm())
-    found = float((H @ v - theirs).norm())
-    return found / scale if scale > 0 else found
+    return float((H @ v - theirs).norm()) / (float(theirs.norm()) or 1.0)
 
 
 # ------------------------------------------------------------------------------------------------------ graph networks
@@ -183,26 +165,23 @@ def molecules(count=6):
     return graphs
 
 
-class GraphNet(nn.Module):
-    """Two graph layers, and a mean over each graph if the batch has several."""
+def nodes(m, data):
+    """Outputs of two graph layers."""
+    return m.second(torch.tanh(m.first(data.x, data.edge_index)), data.edge_index)
 
-    def __init__(self, first, second, pooled):
-        super().__init__()
-        self.first, self.second, self.pooled = first, second, pooled
 
-    def forward(self, data):
-        from torch_geometric.nn import global_mean_pool
+def pooled(m, data):
+    """Mean of `nodes` over each graph of a batch."""
+    from torch_geometric.nn import global_mean_pool
 
-        h = torch.tanh(self.first(data.x, data.edge_index))
-        h = self.second(h, data.edge_index)
-        return global_mean_pool(h, data.batch) if self.pooled else h
+    return global_mean_pool(nodes(m, data), data.batch)
 
 
 def one_graph(make):
     from torch_geometric.data import Data
 
     data = Data(x=torch.randn(9, 3), edge_index=torch.randint(0, 9, (2, 24)), y=torch.randint(0, 2, (9,)))
-    return GraphNet(make(3, 4), make(4, 2), pooled=False), CE, (data, data.y)
+    return Net(nodes, first=make(3, 4), second=make(4, 2)), CE, (data, data.y)
 
 
 @case("torch_geometric", "GCNConv, one graph (Data)")
@@ -227,7 +206,7 @@ def gat():
     from torch_geometric.nn import GATConv
 
     batch = Batch.from_data_list(molecules())
-    model = GraphNet(GATConv(3, 2, heads=2), GATConv(4, 2, heads=1), pooled=True)
+    model = Net(pooled, first=GATConv(3, 2, heads=2), second=GATConv(4, 2, heads=1))
     return model, CE, batch, lambda m: CE(m(doubled(batch)), batch.y)
 
 
@@ -237,10 +216,10 @@ def gin():
     from torch_geometric.loader import DataLoader
     from torch_geometric.nn import GINConv
 
-    mlp = lambda i, o: nn.Sequential(nn.Linear(i, 4), nn.Tanh(), nn.Linear(4, o))  # noqa: E731
+    perceptron = lambda i, o: mlp(i, 4, o)  # noqa: E731
     graphs = molecules()
     whole = Batch.from_data_list(graphs)
-    model = GraphNet(GINConv(mlp(3, 4), train_eps=True), GINConv(mlp(4, 2)), pooled=True)
+    model = Net(pooled, first=GINConv(perceptron(3, 4), train_eps=True), second=GINConv(perceptron(4, 2)))
     return model, CE, DataLoader(graphs, batch_size=4), lambda m: CE(m(doubled(whole)), whole.y)
 
 
@@ -248,16 +227,11 @@ def gin():
 def sage():
     from torch_geometric.nn import SAGEConv
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = SAGEConv(3, 4), SAGEConv(4, 2)
-
-        def forward(self, x, edge_index):
-            return self.b(self.a(x, edge_index).relu(), edge_index)
+    def forward(m, x, edge_index):
+        return m.b(m.a(x, edge_index).relu(), edge_index)
 
     inputs = {"x": torch.randn(9, 3), "edge_index": torch.randint(0, 9, (2, 24))}
-    return Net(), CE, (inputs, torch.randint(0, 2, (9,)))
+    return Net(forward, a=SAGEConv(3, 4), b=SAGEConv(4, 2)), CE, (inputs, torch.randint(0, 2, (9,)))
 
 
 # -------------------------------------------------------------------------------------------- equivariance and splines
@@ -267,16 +241,9 @@ def sage():
 def e3nn_product():
     from e3nn import o3
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.product = o3.FullyConnectedTensorProduct("2x0e + 1x1o", "1x0e + 1x1o", "2x0e + 1x1o")
-            self.out = o3.Linear("2x0e + 1x1o", "1x0e")
-
-        def forward(self, x, y):
-            return self.out(self.product(x, y))
-
-    return Net(), MSE, ((torch.randn(8, 5), torch.randn(8, 4)), torch.randn(8, 1))
+    product = o3.FullyConnectedTensorProduct("2x0e + 1x1o", "1x0e + 1x1o", "2x0e + 1x1o")
+    model = Net(lambda m, x, y: m.out(m.product(x, y)), product=product, out=o3.Linear("2x0e + 1x1o", "1x0e"))
+    return model, MSE, ((torch.randn(8, 5), torch.randn(8, 4)), torch.randn(8, 1))
 
 
 @case("e3nn", "Gate between two o3.Linear")
@@ -327,24 +294,22 @@ def exact_gp(x, y, features=None, size=1):
     import gpytorch
 
     class GP(gpytorch.models.ExactGP):
-        def __init__(self, x, y, likelihood):
-            super().__init__(x, y, likelihood)
+        def __init__(self):
+            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
             self.mean = gpytorch.means.ConstantMean()
             self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=size))
-            self.features = features
+            self.features = features or nn.Identity()
 
         def forward(self, x):
-            h = x if self.features is None else self.features(x)
+            h = self.features(x)
             return gpytorch.distributions.MultivariateNormal(self.mean(h), self.kernel(h))
 
-    model = GP(x, y, gpytorch.likelihoods.GaussianLikelihood())
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
-
     def truth(m):
-        own = gpytorch.mlls.ExactMarginalLogLikelihood(m.likelihood, m)
         m.set_train_data(x.double(), y.double(), strict=False)
-        return -own(m(x.double()), y.double())
+        return -gpytorch.mlls.ExactMarginalLogLikelihood(m.likelihood, m)(m(x.double()), y.double())
 
+    model = GP()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     return model, lambda out, target: -mll(out, target), (x, y), truth
 
 
@@ -395,54 +360,22 @@ def gp_variational():
 
 TINY = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2}
 TOKENS = {"vocab_size": 7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-WIDE = {"initializer_range": 0.5}
 
 
-def ids(n=4, length=4):
-    return torch.randint(3, 7, (n, length))
-
-
-def own_loss(output, target):
-    return output.loss
-
-
-def bert():
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(**TINY, **WIDE, vocab_size=7, max_position_embeddings=4, num_labels=3)
-    inputs = {"input_ids": ids(8), "attention_mask": torch.ones(8, 4, dtype=torch.long)}
-    return BertForSequenceClassification(config), inputs, torch.arange(8) % 3
+own_loss, ids = libraries.own_loss, libraries.sentences
 
 
 @case("transformers", "BERT classifier in training mode, the batch with labels, loss None")
 def bert_none():
-    model, inputs, labels = bert()
+    model, _, (inputs, labels) = libraries.bert()
     batch = {**inputs, "labels": labels}
     return model.train(), None, batch, lambda m: m(**batch).loss
 
 
-@case("transformers", "BERT classifier, logits and a loss of one's own")
-def bert_logits():
-    model, inputs, labels = bert()
-    return model.eval(), lambda out, y: CE(out.logits, y), (inputs, labels)
-
-
 @case("transformers", "GPT-2 in training mode (dropout), own loss")
 def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(n_embd=4, n_layer=1, n_head=2, n_positions=4, n_inner=4, use_cache=False, **TOKENS, **WIDE)
-    batch = {"input_ids": (tokens := ids()), "labels": tokens}
-    return GPT2LMHeadModel(config).train(), own_loss, batch, lambda m: m(**batch).loss
-
-
-@case("transformers", "ViT classifier")
-def vit():
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(**TINY, **WIDE, image_size=4, patch_size=2, num_channels=1, num_labels=3)
-    model = ViTForImageClassification(config).eval()
-    return model, lambda out, y: CE(out.logits, y), ({"pixel_values": torch.randn(8, 1, 4, 4)}, torch.arange(8) % 3)
+    model, tokens = libraries.tiny_gpt2(), ids()
+    return model.train(), own_loss, {"input_ids": tokens, "labels": tokens}
 
 
 @case("transformers", "T5 in training mode, own loss")
@@ -451,7 +384,7 @@ def t5():
 
     config = T5Config(vocab_size=7, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2, decoder_start_token_id=0)
     batch = {"input_ids": ids(), "labels": ids(4, 3)}
-    return T5ForConditionalGeneration(config).train(), own_loss, batch, lambda m: m(**batch).loss
+    return T5ForConditionalGeneration(config).train(), own_loss, batch
 
 
 @case("transformers", "CLIP, contrastive loss of its own")
@@ -462,7 +395,7 @@ def clip():
     vision = CLIPVisionConfig(**TINY, image_size=4, patch_size=2, projection_dim=3)
     model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=3))
     batch = {"input_ids": ids(), "pixel_values": torch.randn(4, 3, 4, 4), "return_loss": True}
-    return model.train(), own_loss, batch, lambda m: m(**doubled(batch)).loss
+    return model.train(), own_loss, batch
 
 
 def wav2vec2(**options):
@@ -480,23 +413,13 @@ def wav2vec2(**options):
 @case("transformers", "Wav2Vec2 in training mode (dropout, LayerDrop, masked spans)")
 def wav2vec2_train():
     model, batch = wav2vec2()
-    return model.train(), own_loss, batch, lambda m: m(**doubled(batch)).loss
+    return model.train(), own_loss, batch
 
 
 @case("transformers", "Wav2Vec2 in evaluation mode")
 def wav2vec2_eval():
     model, batch = wav2vec2()
-    return model.eval(), own_loss, batch, lambda m: m(**doubled(batch)).loss
-
-
-@case("transformers", "Llama, next token, loss of one's own")
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(**TINY, **TOKENS, **WIDE, num_key_value_heads=1, max_position_embeddings=8, use_cache=False)
-    tokens = ids()
-    loss = lambda out, y: F.cross_entropy(out.logits[:, :-1].flatten(0, 1), y[:, 1:].flatten())  # noqa: E731
-    return LlamaForCausalLM(config).eval(), loss, ({"input_ids": tokens}, tokens)
+    return model.eval(), own_loss, batch
 
 
 @case("transformers", "Mamba, own loss")
@@ -505,7 +428,7 @@ def mamba():
 
     config = MambaConfig(vocab_size=7, hidden_size=4, state_size=2, num_hidden_layers=1, expand=1, time_step_rank=2)
     batch = {"input_ids": (tokens := ids()), "labels": tokens}
-    return MambaForCausalLM(config).train(), own_loss, batch, lambda m: m(**batch).loss
+    return MambaForCausalLM(config).train(), own_loss, batch
 
 
 # ----------------------------------------------------------------------------------------------------------- diffusers
@@ -547,12 +470,8 @@ def tensordict_sequential():
         TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]), TensorDictModule(nn.Linear(4, 2), ["h"], ["logits"])
     )
     batch = TensorDict({"x": torch.randn(8, 3), "y": torch.arange(8) % 2}, batch_size=[8])
-    return (
-        model,
-        lambda out, y: CE(out["logits"], y),
-        (batch, batch["y"]),
-        lambda m: CE(m(batch.double())["logits"], batch["y"]),
-    )
+    loss = lambda out, y: CE(out["logits"], y)  # noqa: E731
+    return model, loss, (batch, batch["y"]), lambda m: loss(m(batch.double()), batch["y"])
 
 
 @case("tensordict", "ProbabilisticTensorDictModule's log-probability")
@@ -601,41 +520,27 @@ def cnf():
     return model, likelihood, (c, x)
 
 
-class ODE(nn.Module):
-    """Neural ODE."""
+def neural_ode(solver, width, **options):
+    def forward(m, x):
+        times = torch.tensor([0.0, 1.0], dtype=x.dtype)
+        return m.head(solver(m.field, x, times, **options)[-1])
 
-    def __init__(self, solver, width, **options):
-        super().__init__()
-        self.field, self.head = Field(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 2)), nn.Linear(2, 2)
-        self.solver, self.options = solver, options
-
-    def forward(self, x):
-        return self.head(self.solver(self.field, x, torch.tensor([0.0, 1.0], dtype=x.dtype), **self.options)[-1])
-
-
-class Field(nn.Sequential):
-    """Right-hand side f(t, y)."""
-
-    def forward(self, t, y):
-        return super().forward(y)
+    field = Net(lambda m, t, y: m.net(y), net=mlp(2, width, 2))
+    return Net(forward, field=field, head=nn.Linear(2, 2)), CE, (torch.randn(8, 2), torch.arange(8) % 2)
 
 
 @case("torchdiffeq", "odeint, dopri5")
 def ode():
     from torchdiffeq import odeint
 
-    return ODE(odeint, 4), CE, (torch.randn(8, 2), torch.arange(8) % 2)
+    return neural_ode(odeint, 4)
 
 
 @case("torchdiffeq", "odeint_adjoint, rk4", differences=True)
 def ode_adjoint():
     from torchdiffeq import odeint_adjoint
 
-    return (
-        ODE(odeint_adjoint, 3, method="rk4", options={"step_size": 0.5}),
-        CE,
-        (torch.randn(8, 2), torch.arange(8) % 2),
-    )
+    return neural_ode(odeint_adjoint, 3, method="rk4", options={"step_size": 0.5})
 
 
 @case("normflows", "RealNVP, the loss is a method of the model")
@@ -661,115 +566,53 @@ def mlp(*sizes, act=nn.Tanh):
     return nn.Sequential(*layers[:-1])
 
 
-@case("torch", "PINN: u_xx + sin(u) and a boundary in the loss")
-def pinn():
-    def forward_loss(net, x):
-        x = x.clone().requires_grad_()
-        u = net(x)
-        du = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
-        return (torch.autograd.grad(du.sum(), x, create_graph=True)[0] + u.sin()).square().mean()
-
-    model, x = mlp(1, 6, 6, 1), torch.linspace(-1, 1, 10)[:, None]
-    edge = torch.tensor([[-1.0], [1.0]])
-    loss = lambda out, x: forward_loss(model, x) + model(edge).square().mean()  # noqa: E731
-    return model, loss, (x, x), lambda m: forward_loss(m, x.double()) + m(edge.double()).square().mean()
-
-
-class Sine(nn.Module):
-    def forward(self, x):
-        return torch.sin(30 * x)
-
-
 @case("torch", "SIREN, gradients and values supervised")
 def siren():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp(2, 6, 6, 1, act=Sine)
-            with torch.no_grad():
-                for p in self.parameters():
-                    p /= 10
+    def forward(m, x):
+        x = x.clone().requires_grad_()
+        return torch.cat([y := m.net(x), torch.autograd.grad(y.sum(), x, create_graph=True)[0]], 1)
 
-        def forward(self, x):
-            x = x.clone().requires_grad_()
-            return torch.cat([y := self.net(x), torch.autograd.grad(y.sum(), x, create_graph=True)[0]], 1)
-
-    return Net(), MSE, (torch.rand(10, 2), torch.randn(10, 3))
+    model = Net(forward, net=mlp(2, 6, 6, 1, act=lambda: kinds.Applied(lambda x: torch.sin(30 * x))))
+    with torch.no_grad():
+        for p in model.parameters():
+            p /= 10
+    return model, MSE, (torch.rand(10, 2), torch.randn(10, 3))
 
 
 @case("torch", "DeepONet: branch and trunk, root bias")
 def deeponet():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.branch, self.trunk, self.bias = mlp(4, 5, 3), mlp(1, 5, 3), nn.Parameter(torch.zeros(1))
+    def forward(m, u, y):
+        return torch.einsum("bp,np->bn", m.branch(u), m.trunk(y)) + m.bias
 
-        def forward(self, u, y):
-            return torch.einsum("bp,np->bn", self.branch(u), self.trunk(y)) + self.bias
-
-    return Net(), MSE, ((torch.randn(6, 4), torch.rand(7, 1)), torch.randn(6, 7))
+    model = Net(forward, branch=mlp(4, 5, 3), trunk=mlp(1, 5, 3), bias=nn.Parameter(torch.zeros(1)))
+    return model, MSE, ((torch.randn(6, 4), torch.rand(7, 1)), torch.randn(6, 7))
 
 
 @case("torch", "FNO: spectral layer with complex weights")
 def fno():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lift, self.skip, self.out = nn.Linear(1, 3), nn.Conv1d(3, 3, 1), nn.Linear(3, 1)
-            self.spectral = nn.Parameter(torch.randn(3, 3, 4, dtype=torch.cfloat) / 3)
+    def forward(m, x):
+        h = m.lift(x).mT
+        low = torch.einsum("bim,iom->bom", torch.fft.rfft(h)[..., :4], m.spectral)
+        return m.out(F.gelu(torch.fft.irfft(low, n=h.shape[-1]) + m.skip(h)).mT)
 
-        def forward(self, x):
-            h = self.lift(x).mT
-            modes = torch.fft.rfft(h)[..., :4]
-            low = torch.fft.irfft(torch.einsum("bim,iom->bom", modes, self.spectral), n=h.shape[-1])
-            return self.out(torch.nn.functional.gelu(low + self.skip(h)).mT)
-
-    return Net(), MSE, (torch.randn(4, 12, 1), torch.randn(4, 12, 1))
-
-
-@case("torch", "SimCLR: two views, NT-Xent")
-def simclr():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.projector = mlp(4, 6, 4), mlp(4, 4, 3)
-
-        def forward(self, views):
-            return F.normalize(self.projector(self.encoder(views)), dim=1)
-
-    def loss(z, _):
-        n = len(z) // 2
-        scores = (z @ z.T / 0.5).masked_fill(torch.eye(2 * n, dtype=torch.bool), -torch.inf)
-        return F.cross_entropy(scores, (torch.arange(2 * n) + n) % (2 * n))
-
-    return Net(), loss, (torch.randn(12, 4), None)
+    layers = {"lift": nn.Linear(1, 3), "skip": nn.Conv1d(3, 3, 1), "out": nn.Linear(3, 1)}
+    model = Net(forward, **layers, spectral=nn.Parameter(torch.randn(3, 3, 4, dtype=torch.cfloat) / 3))
+    return model, MSE, (torch.randn(4, 12, 1), torch.randn(4, 12, 1))
 
 
 @case("torch", "triplet margin loss, three inputs")
 def triplet():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp(4, 5, 3)
-
-        def forward(self, a, p, n):
-            return self.net(a), self.net(p), self.net(n)
-
-    return Net(), lambda out, _: F.triplet_margin_loss(*out), (tuple(torch.randn(3, 8, 4)), None)
+    model = Net(lambda m, a, p, n: (m.net(a), m.net(p), m.net(n)), net=mlp(4, 5, 3))
+    return model, lambda out, _: F.triplet_margin_loss(*out), (tuple(torch.randn(3, 8, 4)), None)
 
 
 @case("torch", "ArcFace: W in the loss")
 def arcface():
-    class ArcFace(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.W = nn.Parameter(torch.randn(4, 3))
+    def margin(m, h, y):
+        cos = (F.normalize(h) @ F.normalize(m.W).mT).clamp(-1 + 1e-6, 1 - 1e-6)
+        return CE(5 * torch.where(F.one_hot(y, 4).bool(), (cos.acos() + 0.3).cos(), cos), y)
 
-        def forward(self, h, y):
-            cos = (F.normalize(h) @ F.normalize(self.W).mT).clamp(-1 + 1e-6, 1 - 1e-6)
-            return CE(5 * torch.where(F.one_hot(y, 4).bool(), (cos.acos() + 0.3).cos(), cos), y)
-
-    loss = ArcFace()
+    loss = Net(margin, W=nn.Parameter(torch.randn(4, 3)))
     twin = copy.deepcopy(loss).double()
     x, y = torch.randn(10, 4), torch.arange(10) % 4
     return mlp(4, 5, 3), loss, (x, y), lambda m: twin(m(x.double()), y)
@@ -777,91 +620,26 @@ def arcface():
 
 @case("torch", "CTC over a GRU", differences=True)
 def ctc():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 5)
-
-        def forward(self, x):
-            return self.out(self.rnn(x)[0]).log_softmax(-1).transpose(0, 1)
+    def forward(m, x):
+        return m.out(m.rnn(x)[0]).log_softmax(-1).transpose(0, 1)
 
     lengths = torch.full((3,), 8), torch.full((3,), 3)
     loss = lambda out, y: F.ctc_loss(out, y, *lengths)  # noqa: E731
-    return Net(), loss, (torch.randn(3, 8, 3), torch.randint(1, 5, (3, 3)))
+    model = Net(forward, rnn=nn.GRU(3, 4, batch_first=True), out=nn.Linear(4, 5))
+    return model, loss, (torch.randn(3, 8, 3), torch.randint(1, 5, (3, 3)))
 
 
 @case("torch", "detector: list of images, list of dicts as targets, dict of losses")
 def detector():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.trunk, self.boxes, self.classes = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, images, targets=None):
-            h = torch.stack([torch.tanh(self.trunk(i[None])).mean((2, 3))[0] for i in images])
-            boxes, labels = (torch.stack([t[k] for t in targets]) for k in ("boxes", "labels"))
-            return {"boxes": F.smooth_l1_loss(self.boxes(h), boxes), "classes": CE(self.classes(h), labels)}
+    def forward(m, images, targets=None):
+        h = torch.stack([torch.tanh(m.trunk(i[None])).mean((2, 3))[0] for i in images])
+        boxes, labels = (torch.stack([t[k] for t in targets]) for k in ("boxes", "labels"))
+        return {"boxes": F.smooth_l1_loss(m.boxes(h), boxes), "classes": CE(m.classes(h), labels)}
 
     images = [torch.randn(1, 5 + i % 2, 6) for i in range(5)]
     targets = [{"boxes": torch.rand(4), "labels": torch.tensor(i % 3)} for i in range(5)]
-    loss = lambda out, _: sum(out.values())  # noqa: E731
-    return Net(), loss, ((images, targets), None), lambda m: loss(m(doubled(images), doubled(targets)), None)
-
-
-@case("torch", "LSTM language model over a PackedSequence")
-def packed_lstm():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.rnn, self.head = nn.Embedding(7, 3), nn.LSTM(3, 4), nn.Linear(4, 7)
-
-        def forward(self, packed):
-            h = packed._replace(data=self.embedding(packed.data))
-            return self.head(self.rnn(h)[0].data)
-
-    packed = pack_sequence([torch.randint(0, 7, (n,)) for n in (5, 4, 2)])
-    y = torch.randint(0, 7, (11,))
-    return Net(), CE, (packed, y), lambda m: CE(m(packed), y)
-
-
-@case("torch", "EmbeddingBag with offsets (text classification)")
-def bag():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bag, self.fc = nn.EmbeddingBag(9, 4), nn.Linear(4, 3)
-
-        def forward(self, text, offsets):
-            return self.fc(self.bag(text, offsets))
-
-    return Net(), CE, ((torch.randint(0, 9, (20,)), torch.arange(0, 20, 4)), torch.arange(5) % 3)
-
-
-@case("torch", "mixture of experts: top 2 of 4, balance loss as an attribute")
-def experts():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.experts, self.out = (
-                nn.Linear(4, 4),
-                nn.ModuleList(mlp(4, 3, 4) for _ in range(4)),
-                nn.Linear(4, 3),
-            )
-
-        def forward(self, x):
-            p = self.gate(x).softmax(-1)
-            self.balance = 4 * (p.mean(0) ** 2).sum()
-            top, which = p.topk(2, -1)
-            h = torch.stack([e(x) for e in self.experts], 1)
-            return self.out((h.gather(1, which[..., None].expand(-1, -1, 4)) * top[..., None]).sum(1))
-
-    model, x, y = Net(), torch.randn(10, 4), torch.arange(10) % 3
-    return (
-        model,
-        lambda out, y: CE(out, y) + 0.1 * model.balance,
-        (x, y),
-        lambda m: CE(m(x.double()), y) + 0.1 * m.balance,
-    )
+    model = Net(forward, trunk=nn.Conv2d(1, 4, 3, padding=1), boxes=nn.Linear(4, 4), classes=nn.Linear(4, 3))
+    return model, lambda out, _: sum(out.values()), ((images, targets), None)
 
 
 @case("torch", "quantile regression (pinball loss)")
@@ -871,77 +649,23 @@ def quantiles():
     return mlp(3, 6, 3), loss, (torch.randn(12, 3), torch.randn(12, 1))
 
 
-@case("torch", "VAE: noise in the forward pass, ELBO")
-def vae():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(5, 4), nn.Linear(2, 5)
-
-        def forward(self, x):
-            mu, log_var = self.encoder(x).chunk(2, 1)
-            return self.decoder(mu + (log_var / 2).exp() * torch.randn_like(mu)), mu, log_var
-
-    def loss(out, x):
-        y, mu, v = out
-        return F.binary_cross_entropy_with_logits(y, x) - 0.5 * (1 + v - mu**2 - v.exp()).mean()
-
-    x = torch.rand(8, 5)
-    return Net(), loss, (x, x)
-
-
-@case("torch", "WGAN-GP discriminator: the penalty draws its own points")
-def gan():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(3, 6), nn.Softplus(), nn.Linear(6, 1))
-
-        def forward(self, real, fake):
-            return self.net(real), self.net(fake)
-
-    model, real, fake = Net(), torch.randn(8, 3), torch.randn(8, 3) + 1
-
-    def loss_of(m, real, fake):
-        a = torch.rand(8, 1).to(real)
-        x = (a * real + (1 - a) * fake).requires_grad_()
-        g = torch.autograd.grad(m.net(x).sum(), x, create_graph=True)[0]
-        r, f = m(real, fake)
-        return f.mean() - r.mean() + 10 * (g.norm(dim=1) - 1).square().mean()
-
-    loss = lambda out, _: loss_of(model, real.to(out[0]), fake.to(out[0]))  # noqa: E731
-    return model, loss, ((real, fake), None), lambda m: loss_of(m, real.double(), fake.double())
-
-
 @case("torch", "Chebyshev KAN (einsum over polynomials), no layer of torch")
 def chebyshev():
-    class Layer(nn.Module):
-        def __init__(self, i, o, degree=3):
-            super().__init__()
-            self.coefficients = nn.Parameter(torch.randn(i, o, degree + 1) / i)
+    def forward(m, x):
+        polynomials = [torch.cos(k * torch.tanh(x).acos()) for k in range(4)]
+        return torch.einsum("bid,iod->bo", torch.stack(polynomials, -1), m.coefficients)
 
-        def forward(self, x):
-            x = torch.tanh(x)
-            T = [torch.ones_like(x), x]
-            while len(T) < self.coefficients.shape[2]:
-                T.append(2 * x * T[-1] - T[-2])
-            return torch.einsum("bid,iod->bo", torch.stack(T, -1), self.coefficients)
-
-    return nn.Sequential(Layer(3, 4), Layer(4, 2)), CE, (torch.randn(12, 3), torch.arange(12) % 2)
+    layers = [Net(forward, coefficients=nn.Parameter(torch.randn(i, o, 4) / i)) for i, o in ((3, 4), (4, 2))]
+    return nn.Sequential(*layers), CE, (torch.randn(12, 3), torch.arange(12) % 2)
 
 
-@case("torch", "a deep linear network of plain parameters of the root module")
-def root():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.A, self.B = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))
-            self.scale = nn.Parameter(torch.ones(()))
-
-        def forward(self, x):
-            return self.scale * torch.tanh(x @ self.A) @ self.B
-
-    return Net(), MSE, (torch.randn(10, 3), torch.randn(10, 2))
+#: Kinds of the support table, whose models are those of the tests.
+SHARED = (
+    "pinn gradient_penalty all_against_all siamese mixture_of_experts vae embedding_bag loose packed bert vit llama"
+)
+for one in (*kinds.KINDS, *batches.KINDS, *libraries.KINDS):
+    if one.name in SHARED.split():
+        CASES.append(Case(one.library or "torch", one.title, one.make, twin=one.twin))
 
 
 # ------------------------------------------------------------------------------------------------------------- running
@@ -965,7 +689,7 @@ def tried(one):
     """Row of the table for a case."""
     torch.manual_seed(0)
     model, loss, batch, *own = one.make()
-    twin = copy.deepcopy(model).double()
+    twin = one.twin(model)
     for p in twin.parameters():
         if p.is_complex():
             p.data = p.data.to(torch.complex128)
