@@ -48,9 +48,7 @@ $(VENV)/.bench: $(VENV)/.installed
 bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools beside them (HESSCOND_DATA_DIR)
 	$(BIN)/python benchmarks/training.py study
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/matrix_free.py
 	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/transformer.py
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'

@@ -7,9 +7,10 @@ log-uniformly over 1e-2…1e2. Needs torch and the engine only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,18 +52,27 @@ QUICK = Size(48, 12, 4, 20, channels=4, image=8, images=4, samples=600, stream_b
 class Problem:
     """A model with a loss and one batch."""
 
-    model: nn.Sequential
+    model: nn.Module
     loss_fn: nn.Module
     batch: tuple[torch.Tensor, torch.Tensor]
+
+    def __str__(self) -> str:
+        parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        return f"{parameters:,} parameters, batch of {' × '.join(map(str, self.batch[0].shape))}"
+
+    def gradients(self, create_graph: bool = False) -> tuple[torch.Tensor, ...]:
+        """Gradients of the loss by parameter, by a forward and a backward pass."""
+        loss = self.loss_fn(self.model(self.batch[0]), self.batch[1])
+        return torch.autograd.grad(loss, list(self.model.parameters()), create_graph=create_graph)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Something to time; ``run`` returns the condition numbers it found, if it is a probe."""
+    """Something to time; ``run`` returns a list of the condition numbers it found, if it is a probe."""
 
     key: str
     what: str
-    run: Callable[[], Sequence[ConditionNumber]]
+    run: Callable[[], Any]
 
 
 def network(size: Size, dtype: torch.dtype, init: str = "torch") -> nn.Sequential:
@@ -167,6 +177,29 @@ def transformer(size: Size, dtype: torch.dtype, device: torch.device) -> Problem
     # no dropout, so that the modes agree; that of evaluation has a fused path without forward-mode derivatives
     problem.model.train()
     return problem
+
+
+class Scores(nn.Module):
+    """A GPT whose scores are (N, V, T), as torch's own cross-entropy takes them."""
+
+    def __init__(self, gpt: nn.Module) -> None:
+        super().__init__()
+        self.gpt = gpt
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """(N, V, T) of the tokens (N, T)."""
+        return self.gpt(tokens).transpose(1, 2)
+
+
+def characters(samples: int, length: int, width: int, heads: int, vocabulary: int) -> Problem:
+    """A character GPT of 2 blocks on random characters."""
+    from hesscond.models import build
+
+    generator = torch.Generator().manual_seed(0)
+    options = {"width": width, "depth": 2, "heads": heads}
+    gpt = build("gpt", input_shape=(length,), outputs=vocabulary, generator=generator, **options)
+    inputs, targets = torch.randint(0, vocabulary, (2, samples, length), generator=generator)
+    return Problem(Scores(gpt), nn.CrossEntropyLoss(), (inputs, targets))
 
 
 class Words(nn.Module):
@@ -303,11 +336,10 @@ def step_row(problem: Problem) -> Row:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     inputs, targets = problem.batch
 
-    def step() -> tuple[()]:
+    def step() -> None:
         optimizer.zero_grad()
         problem.loss_fn(model(inputs), targets).backward()
         optimizer.step()
-        return ()
 
     return Row("step", "SGD step", step)
 
@@ -325,9 +357,8 @@ def conditions(result: hesscond.ProbeResult) -> list[ConditionNumber]:
 def dense_rows(problem: Problem) -> list[Row]:
     """The rows of the fully connected network; the first is the SGD step that all are compared with."""
 
-    def captured() -> tuple[()]:
+    def captured() -> None:
         capture(problem.model, problem.loss_fn, problem.batch)
-        return ()
 
     widths = {name: problem.model.get_submodule(name).out_features for name in LAYERS}
     rows = [step_row(problem), Row("capture", "forward pass, all curvatures", captured)]
@@ -344,41 +375,14 @@ def dense_rows(problem: Problem) -> list[Row]:
     return rows
 
 
-def saturated_rows(problem: Problem) -> list[Row]:
-    """The rows of the network with Glorot's weights, whose κ go beyond 1e40."""
-    return [
-        step_row(problem),
-        probe_row("saturated-units", "all units, saturated, 1e-6", problem, rtol=1e-6),
-        probe_row("saturated-layers", "all layers, saturated, 1e-6", problem, level="layer", rtol=1e-6),
-    ]
-
-
-def indefinite_rows(problem: Problem) -> list[Row]:
-    """All units of the network with tanh, and those of its first layer."""
-    return [
-        step_row(problem),
-        probe_row("indefinite-units", "all units, tanh", problem),
-        probe_row("indefinite-units-1", "units of layer 1, tanh", problem, layers=[LAYERS[0]]),
-    ]
-
-
 def convolution_rows(problem: Problem) -> list[Row]:
     """All units of the convolution."""
-    channels = problem.model[0].out_channels
-    return [
-        step_row(problem),
-        *(
-            probe_row(
-                "convolution" if label == "1e-6" else f"convolution-{label}",
-                f"{channels} channels, {label}",
-                problem,
-                layers=["0"],
-                memory=CONVOLUTION_MEMORY,
-                **options,
-            )
-            for label, options in PRECISIONS
-        ),
-    ]
+    rows, options = [step_row(problem)], {"layers": ["0"], "memory": CONVOLUTION_MEMORY}
+    for label, precision in PRECISIONS:
+        key = "convolution" if label == "1e-6" else f"convolution-{label}"
+        what = f"{problem.model[0].out_channels} channels, {label}"
+        rows.append(probe_row(key, what, problem, **options, **precision))
+    return rows
 
 
 def stream_rows(size: Size, samples: Samples) -> list[Row]:
@@ -387,10 +391,9 @@ def stream_rows(size: Size, samples: Samples) -> list[Row]:
     double, loss_fn = copy.deepcopy(model).double(), nn.CrossEntropyLoss()
 
     @torch.no_grad()
-    def forward() -> tuple[()]:
+    def forward() -> None:
         for inputs, _ in samples:
             double(inputs.double())
-        return ()
 
     def probe() -> list[ConditionNumber]:
         return conditions(hesscond.probe(model, loss_fn, samples, layers=[LAYERS[-1]]))
@@ -400,3 +403,36 @@ def stream_rows(size: Size, samples: Samples) -> list[Row]:
         Row("stream-forward", f"forward passes, {count:,} samples", forward),
         Row("stream", f"{size.classes} output units, the same", probe),
     ]
+
+
+def sections(size: Size, device: torch.device) -> dict[str, tuple[str, Callable[[], list[Row]]]]:
+    """Titles of the tables of exact Hessians, and their rows, which are compared with an SGD step of their network."""
+    mlp = f"MLP {size.inputs}-{size.hidden}-{size.hidden}-{size.classes}, batch {size.batch}"
+    image = f"{size.channels} channels, {size.image}×{size.image}, batch {size.images}"
+
+    def saturated() -> list[Row]:
+        problem = dense(size, torch.float64, device, "glorot")
+        return [
+            step_row(problem),
+            probe_row("saturated-units", "all units, saturated, 1e-6", problem, rtol=1e-6),
+            probe_row("saturated-layers", "all layers, saturated, 1e-6", problem, level="layer", rtol=1e-6),
+        ]
+
+    def indefinite() -> list[Row]:
+        problem = smooth(size, torch.float32, device)
+        return [
+            step_row(problem),
+            probe_row("indefinite-units", "all units, tanh", problem),
+            probe_row("indefinite-units-1", "units of layer 1, tanh", problem, layers=[LAYERS[0]]),
+        ]
+
+    return {
+        "float64": (f"{mlp}, float64", lambda: dense_rows(dense(size, torch.float64, device))),
+        "float32": (f"{mlp}, float32", lambda: dense_rows(dense(size, torch.float32, device))),
+        "saturated": ("Saturated softmax, float64", saturated),
+        "indefinite": (f"{mlp}, tanh on uniform inputs, float32", indefinite),
+        "convolution": (
+            f"Convolution 3×3, {image}",
+            lambda: convolution_rows(convolutional(size, torch.float32, device)),
+        ),
+    }

@@ -13,20 +13,32 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from cases import FULL, QUICK, Problem, Size, convolutional, dense, training_set
-from measuring import environment, table
+from cases import (
+    FULL,
+    QUICK,
+    Problem,
+    Residual,
+    Row,
+    Size,
+    characters,
+    convolutional,
+    dense,
+    images,
+    probe_row,
+    training_set,
+)
+from measuring import environment, in_units, interleaved, seconds_of, table
+from products import gradient_row
 from torch import nn
 
-import hesscond
 from hesscond.models import build
 
 CPU = torch.device("cpu")
@@ -40,68 +52,37 @@ COMMANDS = (
 ROUNDS = 3
 
 
-class Task(NamedTuple):
-    """Something that is waited for, and the network and samples whose gradient it is measured in."""
-
-    name: str
-    problem: Problem
-    run: Callable[[], Any]
+#: A probe that is waited for, and the network and samples whose gradient it is measured in.
+Task = tuple[Problem, Row]
 
 
-def probed(problem: Problem, **options: Any) -> Callable[[], Any]:
+def probed(name: str, problem: Problem, **options: Any) -> Task:
     """Every κ of a probe, checked against the model as it is by default."""
-
-    def run() -> Any:
-        found = hesscond.probe(problem.model, problem.loss_fn, problem.batch, **options)
-        return [own.conditions for own in found.values()]
-
-    return run
-
-
-def images(name: str, count: int, size: int) -> Problem:
-    """One of hesscond's networks on random images, in evaluation mode."""
-    generator = torch.Generator().manual_seed(0)
-    model = build(name, input_shape=(3, size, size), outputs=10, generator=generator).eval()
-    x = torch.randn(count, 3, size, size, generator=generator)
-    return Problem(model, nn.CrossEntropyLoss(), (x, torch.randint(10, (count,), generator=generator)))
-
-
-class NextToken(nn.Module):
-    """Cross-entropy of every token."""
-
-    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(output.flatten(0, -2), target.flatten())
-
-
-def sentences(windows: int, context: int, width: int) -> Problem:
-    """A small GPT on random tokens."""
-    generator = torch.Generator().manual_seed(0)
-    options = {"width": width, "depth": 2, "heads": 4}
-    model = build("gpt", input_shape=(context,), outputs=75, generator=generator, **options)
-    tokens = torch.randint(75, (windows, context + 1), generator=generator)
-    return Problem(model, NextToken(), (tokens[:, :-1], tokens[:, 1:]))
+    return problem, probe_row("task", name, problem, **options)
 
 
 def tasks(size: Size) -> Iterator[Task]:
     """The probes."""
     quick = size is QUICK
     perceptron = dense(size, torch.float32, CPU)
-    yield Task("MLP: κ of all units", perceptron, probed(perceptron))
-    yield Task("MLP: κ of the three whole layers", perceptron, probed(perceptron, level="layer"))
+    yield probed("MLP: κ of all units", perceptron)
+    yield probed("MLP: κ of the three whole layers", perceptron, level="layer")
     network = {"level": "network", "products": 30}
-    yield Task("MLP: both ends of the network, 30 products", perceptron, probed(perceptron, **network))
+    yield probed("MLP: both ends of the network, 30 products", perceptron, **network)
     samples = training_set(size, CPU)
     every = Problem(perceptron.model, perceptron.loss_fn, (samples.inputs.float(), samples.targets))
     loader = list(zip(*(part.split(samples.batch) for part in every.batch), strict=True))
     stream = Problem(perceptron.model, perceptron.loss_fn, loader)
-    yield Task(f"MLP: output units over {len(samples.targets):,} samples", every, probed(stream, layers=["4"]))
+    name = f"MLP: output units over {len(samples.targets):,} samples"
+    yield every, probe_row("task", name, stream, layers=["4"])
     convolution = convolutional(size, torch.float32, CPU)
-    yield Task("convolution 3×3, all channels", convolution, probed(convolution, layers=["0"]))
-    residual = images("resnet20", 2 if quick else 16, 8 if quick else 32)
-    one = probed(residual, layers="*", units=[0])
-    yield Task("ResNet-20, evaluation mode: a unit of every layer", residual, one)
-    text = sentences(2, 8, 16) if quick else sentences(4, 32, 64)
-    yield Task("GPT: 4 units of each fc1", text, probed(text, layers="*.fc1", units=range(4)))
+    yield probed("convolution 3×3, all channels", convolution, layers=["0"])
+    count, shape = (2, (3, 8, 8)) if quick else (16, (3, 32, 32))
+    resnet20 = build("resnet20", input_shape=shape, outputs=10, generator=torch.Generator().manual_seed(0))
+    residual = images(resnet20, shape, count, 10, torch.float32, CPU)
+    yield probed("ResNet-20, evaluation mode: a unit of every layer", residual, layers="*", units=[0])
+    text = characters(2, 8, 16, 4, 75) if quick else characters(4, 32, 64, 4, 75)
+    yield probed("GPT: 4 units of each fc1", text, layers="*.fc1", units=range(4))
 
 
 class PINN(nn.Module):
@@ -138,21 +119,6 @@ class Splines(nn.Module):
         return nn.functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", b, self.spline)
 
 
-class Residual(nn.Module):
-    """Two convolutions with batch normalization, and a shortcut."""
-
-    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
-        super().__init__()
-        first, second = (nn.Conv2d(a, width, 3, s, 1, bias=False) for a, s in ((inputs, stride), (width, 1)))
-        norms = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.inner = nn.Sequential(first, norms[0], nn.ReLU(), second, norms[1])
-        other = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-        self.shortcut = nn.Identity() if inputs == width else other
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.inner(x) + self.shortcut(x))
-
-
 def residual_network(widths: tuple[int, ...], images: int, size: int) -> Problem:
     """Network of blocks with these widths on random images, in training mode."""
     stem = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
@@ -167,64 +133,45 @@ def waits(quick: bool) -> Iterator[Task]:
     """Probes that take second derivatives, or are large: what people used to wait for."""
     torch.manual_seed(0)
     pinn = Problem(PINN(), nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
-    yield Task("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn, probed(pinn))
+    yield probed("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn)
     model = nn.Sequential(Splines(8, 16), Splines(16, 5))
     kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
-    yield Task("KAN 8-16-5, 128 samples: a unit", kan, probed(kan, layers=["1"], units=[0]))
+    yield probed("KAN 8-16-5, 128 samples: a unit", kan, layers=["1"], units=[0])
     small = residual_network((4,) if quick else (16,) * 4, 32, 4 if quick else 16)
-    yield Task("residual network, training mode: a unit", small, probed(small, layers=["3.inner.0"], units=[0]))
-    yield Task("the same: default call", small, probed(small))
+    yield probed("residual network, training mode: a unit", small, layers=["3.body.0"], units=[0])
+    yield probed("the same: default call", small)
     width = 8 if quick else 120
     layers = nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 84), nn.Tanh(), nn.Linear(84, 2)
     net = Problem(nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(128, 4), torch.randint(2, (128,))))
-    yield Task(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, probed(net, level="network"))
-    for images in (2,) if quick else (16, 128):
+    yield probed(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, level="network")
+    for count in (2,) if quick else (16, 128):
         widths = (8, 16) if quick else (64, 64, 128, 128, 256, 256, 512, 512)
-        large = residual_network(widths, images, 8 if quick else 32)
+        large = residual_network(widths, count, 8 if quick else 32)
         large.model.eval()
-        last = f"{2 + len(widths)}.inner.3"
-        what = f"ResNet-18, evaluation mode, {images} images: the last convolution, whole"
-        yield Task(what, large, probed(large, layers=[last], level="layer"))
+        name = f"ResNet-18, evaluation mode, {count} images: the last convolution, whole"
+        yield probed(name, large, layers=[f"{2 + len(widths)}.body.3"], level="layer")
 
 
-def waited(quick: bool) -> None:
-    """The table of `waits`, each done once after a first call of its gradient."""
-    rows = []
-    for task in waits(quick):
-        gradient(task.problem)
-        one = float(np.median([seconds(lambda own=task: gradient(own.problem)) for _ in range(7)]))  # type: ignore[misc]
-        took = seconds(task.run)
-        rows.append([task.name, f"{took:.3g}", f"{took / one:,.0f}"])
+def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:
+    """Medians of the task in seconds and in gradients, which it alternates with."""
+    one, took = interleaved([gradient_row(task[0]), task[1]], CPU, seconds=seconds, rounds=rounds, limit=3600.0)
+    if took.error:
+        raise RuntimeError(took.error)
+    return took.median or 0.0, in_units(took, one) or 0.0
+
+
+def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, seconds: float) -> None:
+    """The table of tasks, after that of the commands."""
+    rows = commands
+    for task in found:
+        took, gradients = timed(task, rounds, seconds)
+        rows.append([task[1].what, f"{took:.3g}", f"{gradients:,.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
     print(table(("task", "s", "gradients"), rows, left=(0,)) + "\n", flush=True)
 
 
-def gradient(problem: Problem) -> None:
-    """A forward and a backward pass."""
-    inputs, targets = problem.batch
-    problem.model.zero_grad()
-    problem.loss_fn(problem.model(inputs), targets).backward()
-
-
-def seconds(run: Callable[[], Any]) -> float:
-    """Wall time of a call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def timed(task: Task, rounds: int) -> tuple[float, float]:
-    """Medians of the task and of its gradient, by turns, after a first call of both."""
-    gradient(task.problem)
-    task.run()
-    found = [(seconds(task.run), np.median([seconds(lambda: gradient(task.problem)) for _ in range(5)]))]
-    while len(found) < rounds:
-        found.append((seconds(task.run), seconds(lambda: gradient(task.problem))))
-    return tuple(float(np.median(part)) for part in zip(*found, strict=True))  # type: ignore[return-value]
-
-
-def everyday(size: Size, rounds: int) -> None:
-    """The table of tasks."""
+def everyday(quick: bool) -> None:
+    """Commands, and the probes of `tasks`."""
     rows = []
     data = os.environ.get("HESSCOND_DATA_DIR", "")
     for command, needed in COMMANDS:
@@ -233,14 +180,16 @@ def everyday(size: Size, rounds: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             words = command.split()
             if words[0] == "study":
-                words += ["--out", f"{folder}/run", *(["--iterations", "5"] if size is QUICK else [])]
+                words += ["--out", f"{folder}/run", *(["--iterations", "5"] if quick else [])]
             call = [sys.executable, "-c", "from hesscond.cli import main; main()", *words]
-            took = seconds(partial(subprocess.run, call, check=True, capture_output=True))
+            took, _ = seconds_of(partial(subprocess.run, call, check=True, capture_output=True), CPU)
         rows.append([f"`hesscond {command}`", f"{took:.1f}", ""])
-    for task in tasks(size):
-        took, one = timed(task, rounds)
-        rows.append([task.name, f"{took:.3g}", f"{took / one:,.0f}"])
-    print(table(("task", "s", "gradients"), rows, left=(0,)) + "\n", flush=True)
+    print_tasks(tasks(QUICK if quick else FULL), rows, 1 if quick else ROUNDS, 60.0)
+
+
+def waited(quick: bool) -> None:
+    """The tasks of `waits`, once each, in gradients of before."""
+    print_tasks(waits(quick), [], 7, 0.1)
 
 
 def grown(kind: str, value: int) -> Problem:
@@ -260,7 +209,7 @@ def grown(kind: str, value: int) -> Problem:
     return Problem(model, nn.CrossEntropyLoss(), (x, y))
 
 
-def growth(quick: bool, rounds: int) -> None:
+def growth(quick: bool) -> None:
     """Exponents of what all units and all whole layers take, seconds ~ size^exponent: least squares of logarithms."""
     ranges = {
         "width": (64, 128, 256, 512),
@@ -276,35 +225,32 @@ def growth(quick: bool, rounds: int) -> None:
         sizes = np.log([value**2 if kind == "positions" else value for value in chosen])
         cells = [f"{kind} {chosen[0]} … {chosen[-1]}{' squared' if kind == 'positions' else ''}"]
         for options in ({}, {"level": "layer", "rtol": 1e-6}):
-            found = []
-            for value in chosen:
-                problem = grown(kind, value)
-                found.append(timed(Task("", problem, probed(problem, **options)), rounds))
-            slope, own = (np.polyfit(sizes, np.log(part), 1)[0] for part in zip(*found, strict=True))
-            ends = " … ".join(f"{1e3 * took:.3g}" for took in (found[0][0], found[-1][0]))
-            cells += [ends, f"{slope:.1f} ({own:.1f})"]
+            problems = [grown(kind, value) for value in chosen]
+            found = [timed(probed("", one, **options), 1 if quick else ROUNDS) for one in problems]
+            seconds = np.array([took for took, _ in found])
+            gradients = seconds / [ratio for _, ratio in found]
+            slope, theirs = (np.polyfit(sizes, np.log(part), 1)[0] for part in (seconds, gradients))
+            cells += [f"{1e3 * seconds[0]:.3g} … {1e3 * seconds[-1]:.3g}", f"{slope:.1f} ({theirs:.1f})"]
         rows.append(cells)
     titles = ("", "units, ms", "exponent (gradient's)", "layers, ms", "exponent (gradient's)")
     print(table(titles, rows, left=(0,)) + "\n", flush=True)
 
 
+SECTIONS: dict[str, Callable[[bool], None]] = {"tasks": everyday, "waits": waited, "growth": growth}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["tasks", "waits", "growth"])
+    parser.add_argument("--only", choices=SECTIONS)
     parser.add_argument("--quick", action="store_true", help="everything small, to see that it works")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    size, rounds = (QUICK, 1) if arguments.quick else (FULL, ROUNDS)
     print(", ".join(f"{key} {value}" for key, value in environment(CPU).items()) + "\n", flush=True)
-    if arguments.only in (None, "tasks"):
-        everyday(size, rounds)
-    if arguments.only in (None, "waits"):
-        waited(arguments.quick)
-    if arguments.only in (None, "growth"):
-        growth(arguments.quick, rounds)
+    for name in [arguments.only] if arguments.only else SECTIONS:
+        SECTIONS[name](arguments.quick)
 
 
 if __name__ == "__main__":

@@ -35,13 +35,11 @@ from cases import (  # noqa: E402
     QUICK,
     Problem,
     Row,
-    convolution_rows,
-    convolutional,
     dense,
     dense_rows,
     probe_row,
     resnet18,
-    saturated_rows,
+    sections,
     step_row,
     stream_rows,
     training_set,
@@ -58,7 +56,7 @@ from measuring import (  # noqa: E402
     time_limit,
     timing_table,
 )
-from products import described, product_rows, products_a_second, whole_network_rows  # noqa: E402
+from products import product_rows, products_a_second, whole_network_rows  # noqa: E402
 
 import hesscond  # noqa: E402
 
@@ -373,36 +371,24 @@ def run_tests(report: Report, seconds: float) -> None:
 def time_rows(report: Report, small: bool) -> None:
     """All rows of the engine's benchmark on the device."""
     size, device = QUICK if small else FULL, report.device
-    network = f"{size.inputs}-{size.hidden}-{size.hidden}-{size.classes}"
-    samples = report.attempt("data of the stream", lambda: training_set(size, device), 60)
-    sections: list[tuple[str, Callable[[], list[Row]]]] = [
-        (f"MLP {network}, batch {size.batch}, float64", lambda: dense_rows(dense(size, torch.float64, device))),
-        (f"MLP {network}, batch {size.batch}, float32", lambda: dense_rows(dense(size, torch.float32, device))),
-        (
-            f"Convolution 3×3, {size.channels} channels, {size.image}×{size.image}, batch {size.images}",
-            lambda: convolution_rows(convolutional(size, torch.float32, device)),
-        ),
-        (
-            "Saturated softmax, float64",
-            lambda: saturated_rows(dense(size, torch.float64, device, "glorot")),
-        ),
-    ]
-    title, _ = sections[0]
-    sections.insert(1, (ON_CPU + title, lambda: dense_rows(dense(size, torch.float64, CPU))))
+    tables: dict[str, Callable[[], list[Row]]] = {}
+    network = report.attempt("ResNet-18", lambda: resnet18(size, torch.float32, device), 60)
+    if network is not None:
+        tables[f"ResNet-18, products: {network}, float32"] = lambda: whole_network_rows(network)
+        tables["ResNet-18, one product of each tool"] = lambda: rows_of_tools(network)
+    exact = dict(sections(size, device).values())
+    title = next(iter(exact))
+    tables |= {title: exact.pop(title), ON_CPU + title: lambda: dense_rows(dense(size, torch.float64, CPU)), **exact}
     whole = replace(size, inputs=64, hidden=40) if not small else size
     title = f"Network {whole.inputs}-{whole.hidden}-{whole.hidden}-{whole.classes}, level network, float64"
-    for where, start in ((device, ""), (CPU, ON_CPU)):
-        sections.append((start + title, lambda at=where: network_rows(dense(whole, torch.float64, at))))
-    network_problem = report.attempt("ResNet-18", lambda: resnet18(size, torch.float32, device), 60)
-    if network_problem is not None:
-        title = f"ResNet-18, products: {described(network_problem)}, float32"
-        sections.insert(0, (title, lambda: whole_network_rows(network_problem)))
-        sections.insert(1, ("ResNet-18, one product of each tool", lambda: rows_of_tools(network_problem)))
+    tables[title] = lambda: network_rows(dense(whole, torch.float64, device))
+    samples = report.attempt("data of the stream", lambda: training_set(size, device), 60)
     if samples is not None:
-        title = f"Output layer over a stream: {samples.source}, batches of {samples.batch:,}"
-        sections.insert(len(sections) - 1, (title, lambda: stream_rows(size, samples)))
+        stream = f"Output layer over a stream: {samples.source}, batches of {samples.batch:,}"
+        tables[stream] = lambda: stream_rows(size, samples)
+    tables[ON_CPU + title] = lambda: network_rows(dense(whole, torch.float64, CPU))
     total = TOTAL_SMALL if small else TOTAL
-    for title, make in sections:
+    for title, make in tables.items():
         left = total - report.elapsed
         if left < 5:
             report.notes.append(f"{title}: left out, the time was over.")

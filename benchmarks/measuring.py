@@ -68,21 +68,15 @@ def finish(device: torch.device) -> None:
 
 @dataclass
 class Outcome:
-    """What a row took and found.
-
-    Attributes
-    ----------
-    first
-        Seconds of the first call, which the median does not count.
-    error
-        The traceback of a failure, or that the time was up.
-    """
+    """What a row took and found."""
 
     key: str
     what: str
+    #: Seconds of the first call, which the median does not count.
     first: float | None = None
     times: list[float] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)
+    #: The traceback of a failure, or that the time was up.
     error: str | None = None
     peak_bytes: int | None = None
 
@@ -111,18 +105,7 @@ def interleaved(
 ) -> list[Outcome]:
     """Every row ``rounds`` times, or as often as fits into its ``seconds``, by turns: noise disturbs all of them alike.
 
-    Parameters
-    ----------
-    rows
-        What to time; a row that fails is reported and does not stop the others.
-    device
-        Where the work is done.
-    seconds
-        What the repetitions of one row may take.
-    rounds
-        How many repetitions are enough.
-    limit
-        Seconds after which the calls of one row are broken off.
+    A row that fails, or whose calls take longer than ``limit`` seconds, is reported and does not stop the others.
     """
     outcomes = [Outcome(row.key, row.what) for row in rows]
     repeats = {}
@@ -134,7 +117,7 @@ def interleaved(
             outcome.first, found = seconds_of(row.run, device)
             if device.type == "cuda":
                 outcome.peak_bytes = torch.cuda.max_memory_allocated(device) - held
-            outcome.found = summary(found)
+            outcome.found = summary(found) if isinstance(found, list) else {}
             warm = outcome.first
             if warm < seconds:
                 warm, _ = seconds_of(row.run, device)
@@ -161,8 +144,6 @@ def caught(outcome: Outcome, limit: float) -> Iterator[None]:
 
 def summary(conditions: Sequence[ConditionNumber]) -> dict[str, Any]:
     """What a table says of many condition numbers."""
-    if not conditions:
-        return {}
     resolved = sorted(kappa.value for kappa in conditions if kappa.resolved)
     return {
         "hessians": len(conditions),
@@ -223,6 +204,20 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence
     return "\n".join([line(headings), f"|{'|'.join(rule)}|", *map(line, rows)])
 
 
+def in_units(outcome: Outcome, unit: Outcome) -> float | None:
+    """Median over the turns of a row's time in that of ``unit`` at the same turn, so that slow moments count alike."""
+    pairs = list(zip(outcome.times, unit.times, strict=False))
+    if pairs:
+        return statistics.median(seconds / one for seconds, one in pairs)
+    return outcome.first / unit.median if outcome.first and unit.median else None
+
+
+def why_not(error: str | None) -> str:
+    """What a table says of a row without a time."""
+    reason = (error or "not run").strip().splitlines()[-1]
+    return "not installed" if reason.startswith(("ModuleNotFoundError", "ImportError")) else f"FAILED: {reason}"[:50]
+
+
 def milliseconds(seconds: float) -> str:
     """A time in a table."""
     ms = 1e3 * seconds
@@ -241,8 +236,7 @@ def timing_table(outcomes: Sequence[Outcome]) -> str:
 def timing_line(outcome: Outcome, step: float | None) -> list[str]:
     """One line of `timing_table`."""
     if outcome.error is not None or outcome.median is None:
-        reason = (outcome.error or "not run").strip().splitlines()[-1]
-        return [outcome.what, "–", "–", "–", "–", f"FAILED: {reason}"[:50]]
+        return [outcome.what, "–", "–", "–", "–", why_not(outcome.error)]
     found = outcome.found
     kappa, widest, solver = "", "", ""
     if found:

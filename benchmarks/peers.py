@@ -11,17 +11,21 @@ import statistics
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from cases import LAYERS, Problem
+from cases import LAYERS, Problem, characters
 from measuring import TimeUp, seconds_of, time_limit
+from scipy.sparse.linalg import LinearOperator as ScipyOperator
+from scipy.sparse.linalg import eigsh
 from torch.func import functional_call, hessian, jacrev, vmap
 
 import hesscond
+from hesscond.hessians import HessianOperator
+from hesscond.spectra.lanczos import lanczos
 
 CPU = torch.device("cpu")
 #: Seconds; calls that take less are repeated, the first one not counted.
@@ -64,10 +68,6 @@ class Answer:
     processor: float | None = None
     passes: int | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return dict(vars(self))
-
 
 def features_and_factors(problem: Problem, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Ĥ (N, n̂) of a layer and B (N, units, classes), the second derivatives of sample j in its outputs B_j B_jᵀ."""
@@ -89,6 +89,18 @@ def eigenvalues_of(factor: torch.Tensor) -> Truth:
     """The nonzero eigenvalues of FᵀF."""
     sigma = np.linalg.svd(factor.numpy(), compute_uv=False)
     return Truth(sigma[sigma > 1e-12 * sigma[0]] ** 2, factor.shape[1])
+
+
+def dense_truth(problem: Problem, layer: str) -> Truth:
+    """The nonzero eigenvalues by double backward, one row at a time; zero is what is below 1e-12 of the largest."""
+    parameters = list(problem.model.get_submodule(layer).parameters())
+    loss = problem.loss_fn(problem.model(problem.batch[0]), problem.batch[1])
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
+    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
+    H = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    values = torch.linalg.eigvalsh((H + H.T) / 2).numpy()
+    values = values[np.argsort(-np.abs(values), kind="stable")]
+    return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
 
 
 def true_layer(problem: Problem, layer: str) -> Truth:
@@ -159,14 +171,10 @@ class Comparison:
 
         self.ask("torch.func.hessian", label, dense, says)
 
-    def whole_layer(self, layer: str, label: str) -> None:
-        """Ends of a layer's spectrum, by every tool."""
-        self.ends(layer, label, true_layer(self.problem, layer))
-
     def ends(self, layer: str, label: str, truth: Truth) -> None:
         """Ends of the spectrum of the parameters of one module, by every tool."""
         self.truths[label] = str(truth)
-        top, bottom = truth.eigenvalues[0], truth.eigenvalues[-1]
+        bottom = truth.eigenvalues[-1]
         lowest = min(*truth.eigenvalues, 0.0) if truth.rank < truth.order else min(truth.eigenvalues)
         model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
 
@@ -174,61 +182,114 @@ class Comparison:
             return hesscond.probe(model, loss_fn, batch, layers=[layer], level="layer", rtol=1e-6)[layer].kappa
 
         self.ask("hesscond", label, ours, lambda found: inside([found], [truth]))
-
-        def curvlinops(**options: Any) -> Callable[[], np.ndarray]:
-            def run() -> np.ndarray:
-                from curvlinops import HessianLinearOperator
-                from scipy.sparse.linalg import eigsh
-
-                parameters = list(model.get_submodule(layer).parameters())
-                operator = HessianLinearOperator(model, loss_fn, parameters, [batch]).to_scipy()
-                return eigsh(operator, return_eigenvectors=False, **options)
-
-            return run
-
-        name = "curvlinops, eigsh"
-        self.ask(f"{name} LM", label, curvlinops(k=1, which="LM"), lambda e: f"top {off(e[-1], top)}")
+        self.tops(layer, label, truth.eigenvalues[0])
         # restarts are limited, since a product that is cut off in the middle leaves torch.func's levels behind
-        self.ask(f"{name} SM", label, curvlinops(k=1, which="SM", maxiter=30), lambda e: f"smallest {e[0]:.1e}")
+        smallest = self.curvlinops(layer, k=1, which="SM", maxiter=30)
+        self.ask("curvlinops, eigsh SM", label, smallest, lambda e: f"smallest {e[0]:.1e}")
         if truth.rank < min(truth.order, MOST_TOLD):
-            told = curvlinops(k=truth.rank, which="LM")
-            self.ask(f"{name} k={truth.rank}", label, told, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
-
-        def pyhessian(**options: Any) -> Callable[[], float]:
-            def run() -> float:
-                from pyhessian import hessian as pyhessian_hessian
-
-                with only_trained(model, layer) as alone, double_by_default():
-                    return pyhessian_hessian(alone, loss_fn, data=batch, cuda=False).eigenvalues(**options)[0][0]
-
-            return run
-
-        # the whole model is all it offers: the other layers are frozen here
-        self.ask("PyHessian", label, pyhessian(), lambda value: f"top {off(value, top)}; no bottom")
-        tight = pyhessian(maxIter=1000, tol=1e-10)
-        self.ask("PyHessian, tol 1e-10", label, tight, lambda value: f"top {off(value, top)}; no bottom")
-
-        def eigenthings(**options: Any) -> Callable[[], Any]:
-            def run() -> Any:
-                from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
-
-                chosen = match_names(f"{layer}.*")
-                operator = HessianOperator(model, [batch], supervised_loss(loss_fn), param_filter=chosen)
-                return lanczos(operator, k=1, seed=0, **options)
-
-            return run
-
-        def top_says(found: Any) -> str:
-            return f"top {off(float(found.eigenvalues[0]), top)}, converged={bool(found.converged[0])}"
+            told = self.curvlinops(layer, k=truth.rank, which="LM")
+            tool = f"curvlinops, eigsh k={truth.rank}"
+            self.ask(tool, label, told, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
 
         def bottom_says(found: Any) -> str:
             # of an indefinite matrix the lowest end is another question than the smallest nonzero size
             return f"lowest {float(found.eigenvalues[0]):.1e} for {lowest:.1e}, converged={bool(found.converged[0])}"
 
         steps = min(50, truth.order)
-        self.ask("hessian-eigenthings", label, eigenthings(), top_says)
-        self.ask("the same, 50 steps", label, eigenthings(max_iter=steps), top_says)
-        self.ask("the same, 50 steps, SA", label, eigenthings(max_iter=steps, which="SA"), bottom_says)
+        lower = self.eigenthings(layer, max_iter=steps, which="SA")
+        self.ask("hessian-eigenthings, 50 steps, SA", label, lower, bottom_says)
+
+    def tops(self, layer: str, label: str, top: float) -> None:
+        """Eigenvalue of the largest size of one module ("": of the network), by every other tool."""
+
+        def top_says(found: Any) -> str:
+            return f"top {off(float(found.eigenvalues[0]), top)}, converged={bool(found.converged[0])}"
+
+        def value_says(value: float) -> str:
+            return f"top {off(value, top)}; no bottom"
+
+        largest = self.curvlinops(layer, k=1, which="LM")
+        self.ask("curvlinops, eigsh LM", label, largest, lambda e: f"top {off(e[-1], top)}")
+        self.ask("PyHessian", label, self.pyhessian(layer), value_says)
+        self.ask("PyHessian, tol 1e-10", label, self.pyhessian(layer, maxIter=1000, tol=1e-10), value_says)
+        steps = min(50, sum(parameter.numel() for parameter in self.parameters(layer)))
+        self.ask("hessian-eigenthings", label, self.eigenthings(layer), top_says)
+        self.ask("hessian-eigenthings, 50 steps", label, self.eigenthings(layer, max_iter=steps), top_says)
+
+    def whole_network(self, label: str) -> None:
+        """λ_max of the network, by every tool; the truth is scipy's, on a product of a few lines, from two starts."""
+        order = sum(parameter.numel() for parameter in self.parameters(""))
+        options = {"which": "LA", "tol": 1e-14, "ncv": min(40, order - 1), "return_eigenvectors": False}
+        truth = ScipyOperator((order, order), matvec=self.double_backward, dtype=np.float64)
+        starts = [np.random.default_rng(seed).standard_normal(order) for seed in (0, 1)]
+        top, again = (float(eigsh(truth, 1, v0=start, **options)[0]) for start in starts)
+        if abs(top - again) > 1e-12 * top:
+            raise RuntimeError(f"the truth is not known: {top}, {again} from two random starts")
+        self.truths[label] = f"λ_max {top:.12g}"
+        given = self.problem.model, self.problem.loss_fn, self.problem.batch
+        for tol in (1e-4, 1e-8):
+
+            def ours(tol: float = tol) -> float:
+                return float(lanczos(HessianOperator(*given), 1, "top", tol=tol).eigenvalues[0])
+
+            self.ask(f"hesscond, tol {tol:.0e}", label, ours, lambda value: f"top {off(value, top)}")
+
+        def operator() -> np.ndarray:
+            return eigsh(HessianOperator(*given).to_scipy(), 1, which="LA", return_eigenvectors=False)
+
+        self.ask("hesscond's operator, eigsh", label, operator, lambda e: f"top {off(e[-1], top)}")
+        self.tops("", label, top)
+
+    def double_backward(self, vector: np.ndarray) -> np.ndarray:
+        """H v of the network."""
+        parameters = self.parameters("")
+        parts = torch.from_numpy(vector.ravel()).split([parameter.numel() for parameter in parameters])
+        gradients = self.problem.gradients(create_graph=True)
+        along = sum((g * part.view_as(g)).sum() for g, part in zip(gradients, parts, strict=True))
+        return torch.cat([h.reshape(-1) for h in torch.autograd.grad(along, parameters)]).numpy()
+
+    def parameters(self, layer: str) -> Sequence[torch.nn.Parameter]:
+        """Parameters of a module."""
+        return list(self.problem.model.get_submodule(layer).parameters())
+
+    def curvlinops(self, layer: str, **options: Any) -> Callable[[], np.ndarray]:
+        """Eigenvalues by scipy on the operator of curvlinops."""
+
+        def run() -> np.ndarray:
+            from curvlinops import HessianLinearOperator
+
+            given = self.problem.model, self.problem.loss_fn, self.parameters(layer), [self.problem.batch]
+            # the check takes several products
+            operator = HessianLinearOperator(*given, check_deterministic=False)
+            return eigsh(operator.to_scipy(), return_eigenvectors=False, **options)
+
+        return run
+
+    def pyhessian(self, layer: str, **options: Any) -> Callable[[], float]:
+        """Eigenvalue by PyHessian, of a model in which all other layers are frozen: the whole is all it offers."""
+
+        def run() -> float:
+            from pyhessian import hessian as pyhessian_hessian
+
+            data = {"data": self.problem.batch, "cuda": False}
+            with only_trained(self.problem.model, layer) as alone, double_by_default():
+                return pyhessian_hessian(alone, self.problem.loss_fn, **data).eigenvalues(**options)[0][0]
+
+        return run
+
+    def eigenthings(self, layer: str, **options: Any) -> Callable[[], Any]:
+        """Lanczos of hessian-eigenthings."""
+
+        def run() -> Any:
+            from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
+
+            chosen = {"param_filter": match_names(f"{layer}.*")} if layer else {}
+            loss = supervised_loss(self.problem.loss_fn)
+            return lanczos(
+                HessianOperator(self.problem.model, [self.problem.batch], loss, **chosen), k=1, seed=0, **options
+            )
+
+        return run
 
 
 def inside(found: Any, truths: list[Truth]) -> str:
@@ -303,5 +364,27 @@ def compare(problem: Problem, seconds: float) -> Comparison:
     comparison.every_unit(LAYERS[2], classes, f"{classes} output units")
     comparison.every_unit(LAYERS[1], hidden, f"{hidden} units of layer 2")
     comparison.every_unit(LAYERS[0], 1, "1 unit of layer 1")
-    comparison.whole_layer(LAYERS[1], "whole layer 2")
+    comparison.ends(LAYERS[1], "whole layer 2", true_layer(problem, LAYERS[1]))
+    return comparison
+
+
+#: Blocks of a GPT that all tools are asked about.
+BLOCKS = {
+    "gpt.block1.norm1": "layer normalization",
+    "gpt.block1.attention.q": "queries of attention",
+    "gpt.block1.fc1": "first matrix of the MLP",
+    "gpt.embedding": "embedding of tokens",
+}
+
+
+def compare_blocks(seconds: float, blocks: Sequence[str]) -> Comparison:
+    """All tools on blocks of a GPT 16 wide, on 4 × 8 tokens, in float64, with weights large enough to attend."""
+    problem = characters(4, 8, 16, 2, 30)
+    problem.model.double()
+    for parameter in problem.model.parameters():
+        if parameter.ndim > 1:
+            parameter.data *= 8
+    comparison = Comparison(problem, seconds)
+    for layer in blocks:
+        comparison.ends(layer, BLOCKS[layer], dense_truth(problem, layer))
     return comparison

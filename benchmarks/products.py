@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from cases import Problem, Row, step_row
-from measuring import Outcome
+from measuring import Outcome, in_units
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -23,22 +22,6 @@ BLOCK = 8
 RAGGED = (1.0, 1.0, 1.0, 0.6, 0.25)
 
 
-def described(problem: Problem) -> str:
-    """Its parameters and batch, in words."""
-    parameters = sum(parameter.numel() for parameter in problem.model.parameters())
-    return f"{parameters:,} parameters, batch of {' × '.join(map(str, problem.batch[0].shape))}"
-
-
-def row(key: str, what: str, call: Callable[[], Any]) -> Row:
-    """A row whose result is not a list of condition numbers."""
-
-    def run() -> tuple[()]:
-        call()
-        return ()
-
-    return Row(key, what, run)
-
-
 def direction(problem: Problem) -> torch.Tensor:
     """A vector (n,) in the precision and on the device of the model."""
     parameters = list(problem.model.parameters())
@@ -47,9 +30,9 @@ def direction(problem: Problem) -> torch.Tensor:
     return drawn.to(parameters[0])
 
 
-def gradient_row(problem: Problem, data: Data, key: str = "gradient") -> Row:
-    """Forward and backward passes over the data, weighted by samples: the unit of all other times."""
-    parameters = list(problem.model.parameters())
+def gradient_row(problem: Problem, data: Data | None = None, key: str = "gradient") -> Row:
+    """Forward and backward passes over the batch or the data, weighted by samples: the unit of other times."""
+    parameters, data = list(problem.model.parameters()), data or [problem.batch]
     total = sum(len(inputs) for inputs, _ in data)
 
     def gradient() -> None:
@@ -57,7 +40,7 @@ def gradient_row(problem: Problem, data: Data, key: str = "gradient") -> Row:
             loss = problem.loss_fn(problem.model(inputs), targets)
             torch.autograd.grad(loss * (len(inputs) / total), parameters)
 
-    return row(key, "gradient", gradient)
+    return Row(key, "gradient", gradient)
 
 
 def product_rows(problem: Problem) -> list[Row]:
@@ -71,15 +54,15 @@ def product_rows(problem: Problem) -> list[Row]:
     room = vector.numel() * vector.element_size() + 1
     rebuilt = HessianOperator(model, loss_fn, stream, dtype=vector.dtype, memory=room)
     return [
-        gradient_row(problem, [batch]),
-        row("hessian", "hesscond, Hessian", lambda: H @ vector),
-        row("ggn", "hesscond, Gauss-Newton", lambda: G @ vector),
-        row("jvp", "torch.func, jvp of grad", jvp_of_gradient(problem, vector)),
-        row("curvlinops", "curvlinops, Hessian", curvlinops_product(problem, [batch], vector)),
+        gradient_row(problem),
+        Row("hessian", "hesscond, Hessian", lambda: H @ vector),
+        Row("ggn", "hesscond, Gauss-Newton", lambda: G @ vector),
+        Row("jvp", "torch.func, jvp of grad", jvp_of_gradient(problem, vector)),
+        Row("curvlinops", "curvlinops, Hessian", curvlinops_product(problem, [batch], vector)),
         gradient_row(problem, stream, "gradient-stream"),
-        row("kept-stream", f"hesscond, {len(RAGGED)} ragged batches, all graphs kept", lambda: kept @ vector),
-        row("rebuilt-stream", "hesscond, the same, 1 kept", lambda: rebuilt @ vector),
-        row("curvlinops-stream", "curvlinops, the same", curvlinops_product(problem, stream, vector)),
+        Row("kept-stream", f"hesscond, {len(RAGGED)} ragged batches, all graphs kept", lambda: kept @ vector),
+        Row("rebuilt-stream", "hesscond, the same, 1 kept", lambda: rebuilt @ vector),
+        Row("curvlinops-stream", "curvlinops, the same", curvlinops_product(problem, stream, vector)),
     ]
 
 
@@ -91,12 +74,12 @@ def whole_network_rows(problem: Problem) -> list[Row]:
     double, block = HessianOperator(model, loss_fn, batch), vector[:, None].repeat(1, BLOCK)
     return [
         step_row(problem),
-        gradient_row(problem, [batch]),
-        row("network-product", "Hessian product", lambda: H @ vector),
-        row("network-block", f"Hessian product with {BLOCK} vectors", lambda: H @ block),
-        row("network-ggn", "Gauss-Newton product", lambda: G @ vector),
-        row("network-double", "Hessian product in float64", lambda: double @ vector),
-        row("network-top", "λ_max, tol 1e-3", lambda: lanczos(H, 1, "top", tol=1e-3, dtype=torch.float64)),
+        gradient_row(problem),
+        Row("network-product", "Hessian product", lambda: H @ vector),
+        Row("network-block", f"Hessian product with {BLOCK} vectors", lambda: H @ block),
+        Row("network-ggn", "Gauss-Newton product", lambda: G @ vector),
+        Row("network-double", "Hessian product in float64", lambda: double @ vector),
+        Row("network-top", "λ_max, tol 1e-3", lambda: lanczos(H, 1, "top", tol=1e-3, dtype=torch.float64)),
     ]
 
 
@@ -106,7 +89,7 @@ def products_a_second(outcomes: Sequence[Outcome]) -> str:
     found = []
     for key, vectors in (("network-product", 1), ("network-block", BLOCK), ("network-ggn", 1), ("network-double", 1)):
         if key in rows and "gradient" in rows and (seconds := rows[key].median):
-            ratio = (in_gradients(rows[key], rows["gradient"]) or float("nan")) / vectors
+            ratio = (in_units(rows[key], rows["gradient"]) or float("nan")) / vectors
             found.append(f"{rows[key].what}: {vectors / seconds:.4g} a second, {ratio:.2f} gradients each")
     return "; ".join(found)
 
@@ -144,11 +127,3 @@ def curvlinops_product(problem: Problem, data: Data, vector: torch.Tensor) -> Ca
             return operator() @ vector
 
     return product
-
-
-def in_gradients(outcome: Outcome, gradient: Outcome) -> float | None:
-    """Median over the turns of a row's time in gradients of the same turn, so that slow moments count alike."""
-    pairs = list(zip(outcome.times, gradient.times, strict=False))
-    if pairs:
-        return statistics.median(seconds / unit for seconds, unit in pairs)
-    return outcome.first / gradient.median if outcome.first and gradient.median else None
