@@ -36,6 +36,8 @@ BEGIN, END = "<!-- measured: figures/preconditioners.py -->", "<!-- end of what 
 ITERATIONS = 200
 #: Before which steps is measured: the first of them when averages over ten steps are there.
 MOMENTS = {"start": 10, "half": 100, "end": 199}
+#: Moments of the tables.
+SHOWN = ("half", "end")
 #: Of every network.
 PROBE: dict[str, Any] = {
     "levels": ["layer", "network"],
@@ -202,7 +204,7 @@ def share(row: dict[str, Any], kind: str) -> str:
 
 def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
     """The table of one network."""
-    columns = ["rate", "loss", "time", *(f"κ layers, {name}" for name in MOMENTS), "κ network, end", "λη/2"]
+    columns = ["rate", "loss", "time", *(f"κ layers, {name}" for name in SHOWN), "κ network, end", "λη/2"]
     columns += ["of diagonal", "of Kronecker"]
     rows, missing = {}, of_network(network, MAIN + FURTHER)[1]
     for row in compared[compared["network"] == network].to_dict("records"):
@@ -210,12 +212,13 @@ def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
             missing = {row["method"]: row["refusal"]} | missing
             continue
         own = cells[(cells["network"] == network) & (cells["method"] == row["method"])]
-        sharp = own.loc[own["level"] == "network"].groupby("iteration")["sharpness"].median().dropna()
+        later = own[(own["level"] == "network") & (own["iteration"] != MOMENTS["start"])]
+        sharp = later.groupby("iteration")["sharpness"].median().dropna()
         rows[row["method"]] = [
             f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
             spread(row),
             "–" if math.isnan(row["time"]) else f"{row['time']:.2f}",
-            *(gains(own, moment, "layer") for moment in MOMENTS.values()),
+            *(gains(own, MOMENTS[name], "layer") for name in SHOWN),
             gains(own, MOMENTS["end"], "network"),
             ", ".join(f"{value:.2g}" for value in sharp) or "–",
             *(share(row, kind) for kind in ("diagonal", "kronecker")),

@@ -219,25 +219,29 @@ OF = {
 
 
 def claim_row(study: str, panel: str, claim: Claim) -> list[str]:
-    """What a paper claims, what came out, and the verdict."""
+    """What a paper claims, the verdict, and the numbers behind it that the tables above do not have."""
     column, better, words = OF[claim.of, claim.at]
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: by_seed(runs_of(study, panel), name, column, better) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
     fewest = min(len(one.values) for one in seeds.values())
-    return [claim.says, f"{words}: {', '.join(map(str, seeds.values()))}", of_seeds(verdict, fewest), str(fewest)]
+    further = "" if column in ("error", "accuracy") else f"{words}: {', '.join(map(str, seeds.values()))}"
+    return [claim.says, of_seeds(verdict, fewest), str(fewest), further]
 
 
 def small_claims(*studies: str) -> list[str]:
     """The claims of tables at a small size."""
-    rows = []
+    rows: list[list[str]] = []
+    before = ""
     for study in studies:
         found = small(study)
         for panel in found.panels:
             for claim in found.claims:
                 if panel.name in claim.of_panels:
-                    rows.append([title_of(panel), *claim_row(study, panel.name, claim)])
-    return markdown(["", "the paper", "here", "verdict", "seeds"], rows)
+                    title = title_of(panel)
+                    rows.append(["" if title == before else title, *claim_row(study, panel.name, claim)])
+                    before = title
+    return markdown(["", "the paper", "verdict", "seeds", "further numbers"], rows)
 
 
 def iteration_times() -> list[str]:
