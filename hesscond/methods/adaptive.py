@@ -138,7 +138,6 @@ class AdaGrad(Adaptive):
     """`torch.optim.Adagrad`: v_t = v_{t−1} + g_t², M = diag(1/(√v_t + ε)), step −α M g_t.
 
     Source: Duchi, Hazan, Singer, JMLR 12 (2011), Figure 1 (diagonal).
-
     """
 
     name = "adagrad"
@@ -160,7 +159,6 @@ class RMSProp(Adaptive):
     A momentum averages the M g of all steps, each with its own M; the last of them is measured.
 
     Source: Tieleman, Hinton, *Neural Networks for Machine Learning*, lecture 6.5 (2012), ε outside the root.
-
 
     Notes
     -----
@@ -214,7 +212,6 @@ class RMSProp(Adaptive):
 class Adam(Adaptive):
     """`torch.optim.Adam`: m_t = β₁m_{t−1} + (1−β₁)g_t, v_t = β₂v_{t−1} + (1−β₂)g_t², step −α m̂_t/(√v̂_t + ε).
 
-
     Notes
     -----
     torch has the first of the three. Its corrections are 1 at step t = ∞, so the second is torch's optimizer with a
@@ -251,7 +248,6 @@ class AdamW(Adam):
     """`torch.optim.AdamW`: p ← (1 − αω) p, then the step of Adam with the gradient of the loss alone.
 
     It is Adam with L2 regularization in z, ω = 2λ: ``--method adam+l2:space=z,strength=λ`` takes the same steps.
-
     """
 
     name = "adamw"

@@ -88,7 +88,6 @@ class BatchNormalization(Normalization):
     Lange, Helfrich and Ye (JMLR 2022) normalize after the activations, h_l = g(W B(h_{l−1}) + b), with the defaults of
     TensorFlow 1.13 in their fully connected networks and the CNN of five layers:
     ``batchnorm:position=post,eps=0.001,momentum=0.01,running_variance=tensorflow``; their ResNets have those of torch.
-
     """
 
     name = "batchnorm"

@@ -19,12 +19,7 @@ from hesscond.methods.registry import register
 
 
 class BatchRenorm(nn.Module):
-    """One layer of batch renormalization; takes activations (N, C, *positions). See `BatchRenormalization`.
-
-    The counter of training batches and the running statistics are buffers. With ``track_running_stats`` false they
-    are read, not written. With ``debias`` the running statistics are the debiased ones. With ``second_average`` there
-    are averages of them, ``moving_mean`` and ``moving_variance``, for inference.
-    """
+    """One layer of batch renormalization; takes activations (N, C, *positions). See `BatchRenormalization`."""
 
     running_mean: torch.Tensor
     running_std: torch.Tensor
@@ -120,7 +115,6 @@ class BatchRenormalization(Normalization):
     100 units, CIFAR-10, batch 6, rate 0.05, ``position=post``, five seeds, 1,000 iterations: on inputs in [0, 1] three
     did (after 600 to 900), and without ``debias`` all five (within 230); on standardized inputs none, with it or
     without.
-
     """
 
     name = "batchrenorm"

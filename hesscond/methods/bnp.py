@@ -38,8 +38,6 @@ RHO = 0.99
 REFRESH = 1000
 #: Training inputs in one forward pass over all of them.
 CHUNK = 2000
-#: Largest number of entries of the matrix to which the variances of all layers are padded.
-PADDED = 2**16
 
 Statistics = Literal["running", "batch", "data"]
 #: Name of the coordinates that the data alone define.
@@ -50,25 +48,6 @@ NAMES = {"running": "running statistics", "batch": "statistics of the batch", "d
 def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2: float = EPSILON_2) -> torch.Tensor:
     """σ̃² = σ² + ε₁ max σ² + ε₂ (Algorithm 2, step 3); the maximum is taken over each row."""
     return variance + (variance.amax(-1, keepdim=True) * epsilon_1 + epsilon_2)
-
-
-class Bank:
-    """Running variances of all layers and groups, one row each; shorter rows are padded with zeros at the end.
-
-    A few operations on this matrix replace many on small tensors, whose cost is the overhead of the calls.
-    """
-
-    def __init__(self, rows: int, features: int, like: torch.Tensor) -> None:
-        self.variance, self.factor = like.new_zeros(rows, features), like.new_ones(rows, 1)
-        self.inverse, self._largest = torch.empty_like(self.variance), torch.empty_like(self.factor)
-
-    def refresh(self, epsilon_1: float, epsilon_2: float) -> None:
-        """1/(q² σ̃²), and 0 where σ̃ = 0: P leaves these features out."""
-        torch.amax(self.variance, 1, keepdim=True, out=self._largest)
-        torch.add(self.variance, self._largest.mul_(epsilon_1).add_(epsilon_2), out=self.inverse)
-        torch.div(self.factor, self.inverse, out=self.inverse)
-        if not epsilon_2:
-            self.inverse.nan_to_num_(posinf=0.0)
 
 
 class Snapshot(NamedTuple):
@@ -96,16 +75,9 @@ class BNPState(LayerState):
         #: How many entries of a kernel share their statistics.
         self.repeat = 1 if self.exact else kernel
         self.mu = layer.weight.detach().new_zeros(groups * self.geometry.fan_in // self.repeat)
+        self.variance = torch.ones_like(self.mu)
         #: Shapes of the weights (group, unit, channel, kernel entry) and of the statistics that broadcast to them.
         self.by_group, self.beside = (groups, -1, channels, kernel), (groups, 1, channels, kernel // self.repeat)
-
-    def place(self, bank: Bank, start: int) -> None:
-        """Keep the variances in the rows of a bank from ``start`` on, which are as long as needed or a single one."""
-        groups = self.geometry.groups
-        rows, width = slice(start, start + groups), len(self.mu) // groups
-        self.variance, self.inverse = bank.variance[rows, :width].view(-1), bank.inverse[rows, :width].view(-1)
-        self.variance.fill_(1)
-        self.factor, self._factor_is_of = bank.factor[rows], 1.0
 
     def snapshot(self) -> Snapshot:
         """The statistics as they are now."""
@@ -132,11 +104,12 @@ class BNPState(LayerState):
             return h.reshape(-1, channels, prod(h.shape[-dims:]))
         return torch.cat([h.movedim(-1 - dims, -1).reshape(-1, channels) for h, _ in self.inputs])
 
-    def set_factor(self) -> None:
-        """Write 1/q² to the bank."""
-        if self._factor_is_of != self.q_squared:
-            self.factor.fill_(1 / self.q_squared)
-            self._factor_is_of = self.q_squared
+    def invert(self, epsilon_1: float, epsilon_2: float) -> None:
+        """1/(q² σ̃²), and 0 where σ̃ = 0: P leaves these features out."""
+        tilde = regularized(self.variance.view(self.geometry.groups, -1), epsilon_1, epsilon_2).view(-1)
+        self.inverse = torch.full_like(tilde, 1 / self.q_squared).div_(tilde)
+        if not epsilon_2:
+            self.inverse.nan_to_num_(posinf=0.0)
 
     def precondition(self) -> None:
         """Apply steps 4 and 5 of the algorithm in place."""
@@ -225,32 +198,9 @@ class BNP(InputMethod[BNPState]):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self._inputs: torch.Tensor | None = None
         super().__init__(model, **options)
-        self.banks = self._banks()
 
     def state_of(self, layer: Layer) -> BNPState:
         return BNPState(layer, exact=self.exact)
-
-    def _banks(self) -> list[Bank]:
-        """Storage of the variances: one matrix for all layers without groups, unless padding makes it too large."""
-        single = [len(s.mu) for s in self.layers.values() if s.geometry.groups == 1]
-        widest = max(single, default=0)
-        together = len(single) * widest <= PADDED
-        alike: dict[tuple[int, torch.device, torch.dtype], list[BNPState]] = {}
-        for state in self.layers.values():
-            width = len(state.mu) // state.geometry.groups
-            if state.geometry.groups == 1 and together:
-                width = widest
-            alike.setdefault((width, state.mu.device, state.mu.dtype), []).append(state)
-        banks = []
-        for (width, _, _), states in alike.items():
-            starts = [0]
-            for state in states:
-                starts.append(starts[-1] + state.geometry.groups)
-            bank = Bank(starts.pop(), width, states[0].mu)
-            for state, start in zip(states, starts, strict=True):
-                state.place(bank, start)
-            banks.append(bank)
-        return banks
 
     def fit(self, inputs: torch.Tensor) -> None:
         """Keep the training inputs, for ``statistics="data"``."""
@@ -297,9 +247,7 @@ class BNP(InputMethod[BNPState]):
         elif self.steps % self.refresh == 0 and (self.steps or self._inputs is None):
             self._survey()
         for state in states:
-            state.set_factor()
-        for bank in self.banks:
-            bank.refresh(self.epsilon_1, self.epsilon_2)
+            state.invert(self.epsilon_1, self.epsilon_2)
 
     def of_groups(self, state: BNPState) -> list[CentringScaling]:
         """P = (1/q) U D with the μ and σ̃ that the last step used."""

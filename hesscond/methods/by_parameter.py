@@ -22,10 +22,7 @@ State = dict[str, torch.Tensor]
 
 
 class ByParameter(Method):
-    """A method whose M = P Pᵀ is known for each parameter, in a layer or not. Subclasses write `map_of`.
-
-    Parameters that take no steps have M = 0.
-    """
+    """A method whose M = P Pᵀ is known for each parameter, in a layer or not, and 0 for one that takes no steps."""
 
     preconditions = True
 
@@ -126,11 +123,7 @@ class ByParameter(Method):
 
 
 class Learned(ByParameter):
-    """G ← M U for every parameter, U its gradient or an average of them, and M = P Pᵀ learnt from them.
-
-    A convolution's weight is the matrix of its filters, one a row. States and M are computed in float64. Subclasses
-    write `begun`, `learn` and `read`.
-    """
+    """G ← M U for every parameter, U its gradient or an average of them, and M = P Pᵀ learnt from them in float64."""
 
     #: Whether M has a factor for each side of a weight.
     sided: ClassVar[bool] = True

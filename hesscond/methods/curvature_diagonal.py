@@ -19,10 +19,7 @@ from hesscond.methods.registry import register
 
 
 class CurvatureDiagonal(Learned):
-    """Base of both methods: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps.
-
-    It needs the loss before the backward pass: a custom training loop calls ``method.observe(loss)``.
-    """
+    """Base of both methods: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps."""
 
     sided = False
 
@@ -99,7 +96,6 @@ class Sophia(CurvatureDiagonal):
 
     h ← β₂h + (1 − β₂) z ∘ Hz every ``update_every`` steps; negative h count as ε does. Clipped entries move by ±1, so
     the step is no fixed linear map of m: measured is M = diag(1/max(γh, ε, |m|)), which is what was done to this m.
-
     """
 
     name = "sophia"
@@ -126,7 +122,6 @@ class AdaHessian(CurvatureDiagonal):
 
     v ← β₂v + (1 − β₂) ĥ², corrected as Adam's; the paper averages ĥ over the entries of a filter too, which is left
     out.
-
     """
 
     name = "adahessian"

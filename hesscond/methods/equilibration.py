@@ -113,7 +113,6 @@ class Equilibration(Reparametrization):
     ``E frozen``
         in W, with E a constant: P_i = diag(1, e_i) for unit i. The coordinates of the method if ``frozen``.
 
-
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))

@@ -25,13 +25,7 @@ from hesscond.methods.registry import register
 
 
 class GhostNorm(nn.Module):
-    """Normalization over ghost batches and groups of channels; takes activations (N, C, *positions).
-
-    Notes
-    -----
-    The running averages are of h and h² by channel, (C,) each. With ``track_running_stats`` false they are read, not
-    written.
-    """
+    """Normalization over ghost batches and groups of channels; takes activations (N, C, *positions)."""
 
     running_mean: torch.Tensor
     running_square: torch.Tensor
@@ -96,7 +90,6 @@ class FourThings(Normalization):
     3. Decay: the loss gets (λ/2) (‖γ − 1‖² + ‖β‖²); the weights themselves are not decayed.
     4. For small batches: with ``groups``, statistics are over the samples of the ghost batch and the channels of a
        group, in training and at inference; ``ghost=1`` is then group normalization.
-
     """
 
     name = "four-things-batchnorm"

@@ -255,7 +255,6 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
     which samples do not influence one another; parameters outside of these layers step along their gradients.
 
     Source: Schraudolph, Neural Computation 14 (2002), for G; Abreu et al., ICLR 2026, for its use layer by layer.
-
     """
 
     name = "gauss-newton"

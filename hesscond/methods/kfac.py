@@ -89,7 +89,6 @@ class KFAC(LayerMethod[FisherState]):
     layers step along their gradients.
 
     Source: Martens, Grosse, ICML 2015, sections 4.2, 5 and 6.3; Grosse, Martens, ICML 2016, for convolutions.
-
     """
 
     name = "kfac"

@@ -30,7 +30,6 @@ class Muon(Learned):
     these coefficients. It is one of many that explain this step: any M with M vec U = vec X_k does.
 
     Source: Jordan et al., 2024; the factor: Liu et al., 2025.
-
     """
 
     name = "muon"

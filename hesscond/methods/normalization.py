@@ -116,7 +116,6 @@ class LayerNormalization(Normalization):
     `torch.nn.LayerNorm` over the features (of each token by itself). At a convolution, the statistics are over
     channels and positions and γ, β are by channel: `torch.nn.GroupNorm` with one group, as the size of the images is
     not known beforehand.
-
     """
 
     name = "layernorm"
@@ -136,7 +135,6 @@ class GroupNormalization(Normalization):
 
     y = γ (h − μ_jg) / √(σ_jg² + ε) + β with the mean and variance over the channels of group g and all positions (or
     tokens) of sample j; γ, β by channel. `torch.nn.GroupNorm`.
-
     """
 
     name = "groupnorm"
@@ -157,7 +155,6 @@ class InstanceNormalization(Normalization):
 
     y = γ (h − μ_jc) / √(σ_jc² + ε) + β, in training and at inference; `torch.nn.InstanceNorm1d` to ``3d``. It is not
     defined at a dense layer, whose channels have one value per sample: dense layers are left out.
-
     """
 
     name = "instancenorm"

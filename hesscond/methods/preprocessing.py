@@ -37,17 +37,8 @@ class Preprocessing(Method):
     """Replacement of the model's first argument x by (x − s)/c, with s and c from all training inputs.
 
     s and c become buffers of the model (``input_shift``, ``input_scale``), so that its ``state_dict`` has them. What is
-    constant over the training inputs is divided by 1. Subclasses say what s and c of every feature (pixel) are.
-
-    Parameters
-    ----------
-    model
-        Any whose first positional argument is a tensor.
-
-    Notes
-    -----
-    The Hessian is measured in the parameters that are trained, of the transformed inputs. For a dense layer with a bias
-    that sees just these, `readings` has that of the same function of the raw inputs, H = P⁻ᵀH'P⁻¹.
+    constant over the training inputs is divided by 1. The Hessian is measured in the parameters that are trained, of
+    the transformed inputs; of a dense layer with a bias that sees just these, `readings` has that of raw inputs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -124,13 +115,7 @@ class Preprocessing(Method):
 
 @register
 class Standardization(Preprocessing):
-    """x' = (x − μ)/σ with the mean and the deviation of the training inputs (1/N).
-
-    Parameters
-    ----------
-    model
-        See `Preprocessing`.
-    """
+    """x' = (x − μ)/σ with the mean and the deviation of the training inputs (1/N)."""
 
     name = "standardize"
     summary = "inputs of mean 0 and deviation 1 over the training set"
@@ -147,13 +132,7 @@ class Standardization(Preprocessing):
 
 @register
 class MinMax(Preprocessing):
-    """x' = (x − min)/(max − min) over the training inputs: in [0, 1] there, and not bounded elsewhere.
-
-    Parameters
-    ----------
-    model
-        See `Preprocessing`.
-    """
+    """x' = (x − min)/(max − min) over the training inputs: in [0, 1] there, and not bounded elsewhere."""
 
     name = "minmax"
     summary = "inputs scaled to [0, 1] over the training set"

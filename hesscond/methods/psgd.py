@@ -21,7 +21,6 @@ class PSGD(Learned):
     B = Q_L⁻ᵀ V Q_R⁻¹, Q_L ← Q_L − μ triu(AAᵀ − BBᵀ) Q_L/‖AAᵀ + BBᵀ‖₂, and Q_R with AᵀA and BᵀB. A vector has a
     diagonal Q. û is the averaged gradient, corrected as Adam's. A direction whose root mean square exceeds 1.1 is
     shortened to it, which is part of M.
-
     """
 
     name = "psgd"

@@ -84,7 +84,6 @@ class L2(Regularization):
 
     A probe measures the Hessian of the loss with the penalty, in the coordinates z of the whole method. A study also
     logs, among the `readings`, the Hessian without it.
-
     """
 
     name = "l2"
@@ -148,7 +147,6 @@ class GradientRegularization(Regularization):
 
     It takes a second backward pass through the first. In z, M is that of the last step, since the loss is formed before
     the method that it belongs to has seen its gradient; P = I before the first step of an adaptive method.
-
     """
 
     name = "gradient-regularization"

@@ -25,7 +25,6 @@ class Shampoo(Learned):
     unit's own parameters counts.
 
     Source: Gupta, Koren, Singer, ICML 2018, Algorithm 1 (p = 1/4); Morwani et al., ICLR 2025 (p = 1/2).
-
     """
 
     name = "shampoo"
@@ -89,7 +88,6 @@ class SOAP(Learned):
 
     The method has no momentum: a momentum of the training averages M G. At the unit level, where M mixes units, the
     block of M of a unit's own parameters counts.
-
     """
 
     name = "soap"

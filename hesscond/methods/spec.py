@@ -21,6 +21,16 @@ from hesscond.methods.registry import method_class
 from hesscond.methods.regularization import Penalized
 
 
+def in_turn(hook: str) -> Callable[..., None]:
+    """Hook of `Composed` that calls that of each part, in their order."""
+
+    def call(self: Composed, *arguments: Any) -> None:
+        for part in self.parts:
+            getattr(part, hook)(*arguments)
+
+    return call
+
+
 class Composed(Method):
     """Methods one after another: they build the network, transform the gradient and follow the step in this order.
 
@@ -49,17 +59,13 @@ class Composed(Method):
         for part in self.parts:
             part.whole = self
 
-    def fit(self, inputs: torch.Tensor) -> None:
-        for part in self.parts:
-            part.fit(inputs)
+    fit, check_batch, follow, observe = map(in_turn, ("fit", "check_batch", "follow", "observe"))
+    transform_gradients, after_step = in_turn("transform_gradients"), in_turn("after_step")
+    check_network, detach = in_turn("check_network"), in_turn("detach")
 
     @property
     def reads_all_inputs(self) -> bool:
         return any(part.reads_all_inputs for part in self.parts)
-
-    def check_batch(self, samples: int) -> None:
-        for part in self.parts:
-            part.check_batch(samples)
 
     def optimizer(self, lr: float, **options: Any) -> torch.optim.Optimizer:
         """Optimizer of the part that is itself an optimizer, otherwise the one that is asked for."""
@@ -71,25 +77,9 @@ class Composed(Method):
     def without_decay(self) -> set[int]:
         return set().union(*(part.without_decay() for part in self.parts))
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        for part in self.parts:
-            part.follow(optimizer)
-
-    def observe(self, loss: torch.Tensor) -> None:
-        for part in self.parts:
-            part.observe(loss)
-
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
         return torch.stack(found).sum() if found else None
-
-    def transform_gradients(self) -> None:
-        for part in self.parts:
-            part.transform_gradients()
-
-    def after_step(self) -> None:
-        for part in self.parts:
-            part.after_step()
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         """Preconditioner of the layer, if its `coordinates` are linear; otherwise None."""
@@ -119,10 +109,6 @@ class Composed(Method):
     def unmoved(self, names: Sequence[str]) -> dict[str, str]:
         return {name: why for part in self.parts for name, why in part.unmoved(names).items()}
 
-    def check_network(self) -> None:
-        for part in self.parts:
-            part.check_network()
-
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g by the part that preconditions; if there is none, as in `Method`."""
         own = [part for part in self.parts if part.preconditions]
@@ -133,10 +119,6 @@ class Composed(Method):
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         return {column: value for part in self.parts for column, value in part.diagnostics(layer).items()}
-
-    def detach(self) -> None:
-        for part in self.parts:
-            part.detach()
 
     def state_dict(self) -> dict[str, Any]:
         return {part.name: part.state_dict() for part in self.parts}

@@ -162,7 +162,6 @@ class Sphere(Method):
     α / (1 − αλ / (1 − μ)) with momentum μ (by 1 % for the paper's WRN-28-10: α = 0.2, λ = 0.005, μ = 0.9). It does
     shrink weights that are free or only centred, as those of the output layer.
 
-
     Examples
     --------
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))

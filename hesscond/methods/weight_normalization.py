@@ -57,7 +57,6 @@ class WeightNormalization(Reparametrization):
     At a point that is critical in v_i (Qq = 0) it is (g/‖v‖)² times Q ∇²_w L Q − (wᵀq/‖w‖²) Q, the Riemannian Hessian
     on the sphere ‖w_i‖ = |g_i|: so the nonzero spectrum of the block in v_i is that of the tangent space, up to this
     factor. That of all of [g_i, v_i] is not: where q = 0 and |g| = ‖v‖ it is the one of ∇²_w L itself.
-
     """
 
     name = "weightnorm"
@@ -83,7 +82,6 @@ class CentredWeightNormalization(WeightNormalization):
     It starts from the weights given, less each unit's mean. Measured in [b_i, g_i, v_i]; the loss changes neither
     along v_i nor along (1, …, 1), so that the Hessian in v_i has a null space of dimension 2 at a critical point, and
     its nonzero spectrum there is (g/‖ṽ‖)² times the one on the tangent space of {‖w_i‖ = |g_i|, 1ᵀw_i = 0}.
-
     """
 
     name = "centred-weightnorm"

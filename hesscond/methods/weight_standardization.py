@@ -42,7 +42,6 @@ class WeightStandardization(Reparametrization):
     The paper standardizes convolutions, each followed by a normalization of its outputs: the output layer is left as it
     is unless it is named. Without such a normalization (combine with one) a layer multiplies its inputs by
     about √n for n weights a unit, and needs a small learning rate.
-
     """
 
     name = "weightstandardization"

@@ -87,7 +87,6 @@ class Whitening(InputMethod[WhiteningState]):
     κ(PᵀHP) ≤ κ(S) where S > 0. It costs n³ for a layer with n inputs; of a convolution these are the entries of its
     patches. Each group of a grouped convolution has its own P.
 
-
     Notes
     -----
     One step on a layer with G_w (m, n), G_b (m,) and rows H (N, n)::

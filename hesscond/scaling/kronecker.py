@@ -50,9 +50,8 @@ ROUNDS = 3
 #: Null directions are removed only if the smallest nonzero singular value is at least this many times the errors.
 CLEAR = 1e3
 
-#: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits. In single
-#: precision, which holds fewer, that takes half the time.
-LARGE, DIGITS = 512, {np.float32: 3e-4, np.float64: 1e-8}
+#: From this order on eigenvalues come from the Gram matrix, where it holds the smallest to some digits.
+LARGE, DIGITS = 512, 1e-8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +248,6 @@ class PairSearch:
     factors: Factors
     convex: bool = False
     evaluations: int = 0
-    single: bool = False
     least: ScalingPair | None = None  # point where κ was smallest
     kappa: float = math.inf  # smallest κ
     highest: ScalingPair | None = None  # point where `lower_bound` was largest
@@ -329,7 +327,7 @@ class PairSearch:
             E, E_right = steps(x)
             point = ScalingPair(self.L @ E, self.R @ E_right, power)
             try:
-                found = decomposed(self.scaled(point.L, point.R), rank, exact=False, single=self.single)
+                found = decomposed(self.scaled(point.L, point.R), rank, exact=False)
                 with np.errstate(divide="raise"):
                     logs = np.log(found.values)
                 above, below, value = weighted(logs, power)
@@ -343,16 +341,14 @@ class PairSearch:
             return value, np.concatenate(parts)
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
-        for centring in range(CENTRINGS):
-            # rounding ends the descent in single precision, which then continues in double precision
-            self.single = centring == 0 and self.order > LARGE
+        for _ in range(CENTRINGS):
             try:
                 result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
             except Enough:
                 return True
             E, E_right = steps(result.x)
             self.L, self.R = self.L @ E, self.R @ E_right
-            if result.nit < STEPS and not self.single:
+            if result.nit < STEPS:
                 break
         return False
 
@@ -377,7 +373,7 @@ class PairSearch:
         # of log κ over the bound, the part that no better agreement of the partial traces takes away
         lost = math.log(kappa) - float((above - below) @ logs)
         # a margin for the rounding that certification subtracts from the bound
-        closed = self.kappa <= self.bound * (1 + (0.9 if self.single else 0.999) * rtol)
+        closed = self.kappa <= self.bound * (1 + 0.999 * rtol)
         if closed or (lost >= LOSS * math.log(kappa / bound) and point.power < POWERS[-1]):
             self.L, self.R, _ = point
             raise Enough
@@ -563,17 +559,15 @@ def completed(basis: np.ndarray, inner: np.ndarray) -> np.ndarray:
     return np.hstack([basis @ inner, rest * np.abs(inner).max()])
 
 
-def decomposed(K: np.ndarray, rank: int, *, exact: bool = True, single: bool = False) -> Spectrum:
+def decomposed(K: np.ndarray, rank: int, *, exact: bool = True) -> Spectrum:
     """Spectrum of the ``rank`` largest singular values of K, from its Gram matrix if it is large."""
-    for kind, digits in DIGITS.items() if not exact and min(K.shape) > LARGE else ():
-        if kind is np.float32 and not single:
-            continue
-        own, tall = K.astype(kind, copy=False), len(K) >= K.shape[1]
-        values, U = eigh(own.T @ own if tall else own @ own.T, driver="evd", check_finite=False)
-        values, U = values[: -rank - 1 : -1].astype(float), U[:, : -rank - 1 : -1]
-        if values[-1] > digits * values[0]:
+    if not exact and min(K.shape) > LARGE:
+        tall = len(K) >= K.shape[1]
+        values, U = eigh(K.T @ K if tall else K @ K.T, driver="evd", check_finite=False)
+        values, U = values[: -rank - 1 : -1], U[:, : -rank - 1 : -1]
+        if values[-1] > DIGITS * values[0]:
             s = np.sqrt(values)
-            return Spectrum(s, np.ascontiguousarray(U.T, float) if tall else (U.T @ own) / s[:, None])
+            return Spectrum(s, np.ascontiguousarray(U.T) if tall else (U.T @ K) / s[:, None])
     _, s, Vh = svd(K, full_matrices=False)
     return Spectrum(s[:rank], Vh[:rank])
 

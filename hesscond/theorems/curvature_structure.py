@@ -24,7 +24,7 @@ from hesscond.theorems.base import (
     not_applicable,
     register,
 )
-from hesscond.theorems.matrices import kappa, random_size
+from hesscond.theorems.matrices import kappa, random_orthogonal, random_size
 from hesscond.theorems.networks import ROUND_OFF, cross_entropy
 from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 
@@ -32,12 +32,6 @@ from hesscond.theorems.weight_conditioning import sees_common_change, too_large
 DRAWS, ERRORS = 2000, 7.0
 #: What inequalities that are attained allow for round-off.
 SLACK = 1 + 1e-9
-
-
-def random_orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
-    """A random orthogonal matrix."""
-    found: np.ndarray = np.linalg.qr(rng.standard_normal((size, size)))[0]
-    return found
 
 
 @register

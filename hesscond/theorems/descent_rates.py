@@ -13,7 +13,7 @@ from torch import Tensor
 from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import exact, networks, rates
 from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, not_applicable, register
-from hesscond.theorems.matrices import CLEAR, integer_matrices
+from hesscond.theorems.matrices import CLEAR, integer_matrices, random_orthogonal
 
 #: A start is at most this share of the distance to a kink away; one nearer than `NEAR` ‖θ‖ leaves no room for it.
 CLEARANCE, NEAR = 0.25, 1e-6
@@ -153,18 +153,13 @@ class PreconditionedRate(StepSizes):
                 return
 
 
-def random_orthogonal(rng: np.random.Generator, size: int) -> Tensor:
-    """A random orthogonal matrix, of determinant 1 or −1."""
-    return torch.linalg.qr(rates.normal(rng, size, size)).Q
-
-
 def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
     """Rough preconditioner P, as methods have it: a power of H between −0.4 and −0.5, skewed and turned at random."""
     values, vectors = torch.linalg.eigh(H)
     values = torch.where(values > networks.ROUND_OFF * values[-1], values, values[-1])
     skew = torch.from_numpy(10.0 ** rng.uniform(-0.3, 0.3, len(H)))
     power = vectors * values ** -rng.uniform(0.4, 0.5)
-    return skew[:, None] * power @ random_orthogonal(rng, len(H))
+    return skew[:, None] * power @ torch.from_numpy(random_orthogonal(rng, len(H)))
 
 
 def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Minimum | None]:
@@ -173,7 +168,7 @@ def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Mini
         size = int(rng.integers(3, 21))
         spectrum = 10.0 ** rng.uniform(0, rng.uniform(0.3, 2), size)
         spectrum[2:][rng.random(size - 2) < rng.choice([0.0, 0.2])] = 0.0
-        Q, point = random_orthogonal(rng, size), rates.normal(rng, size)
+        Q, point = torch.from_numpy(random_orthogonal(rng, size)), rates.normal(rng, size)
         H = (Q * torch.from_numpy(spectrum)) @ Q.T
         return lambda p: (p - point) @ H @ (p - point) / 2, rates.Minimum(point, H)
     sizes = rng.integers(2, 4, 3).tolist()

@@ -36,6 +36,12 @@ def random_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarr
     return A
 
 
+def random_orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
+    """A random orthogonal matrix, of determinant 1 or −1."""
+    found: np.ndarray = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    return found
+
+
 @dataclass(frozen=True)
 class Kappa:
     """Bounds ``lower`` ≤ κ⁺(A) ≤ ``upper`` of κ⁺ = σ_max / smallest nonzero σ; NaN if the rank is unresolved."""

@@ -125,10 +125,7 @@ def preactivations(network: Network, theta: Tensor) -> Tensor:
 
 
 def distance_to_kink(network: Network) -> float:
-    """How far the weights are, to first order, from where some pre-activation a changes its sign: min |a| / ‖∇a‖.
-
-    Source: the distance of a point to the zeros of a linear function.
-    """
+    """How far the weights are, to first order, from where some pre-activation a changes its sign: min |a| / ‖∇a‖."""
     theta = network.parameters
     a = preactivations(network, theta)
     slopes = jacrev(lambda own: preactivations(network, own))(theta).norm(dim=-1)

@@ -226,22 +226,8 @@ def test_layers_that_are_not_there_or_computed_are_refused():
         method.coordinates("fc2")
 
 
-def stepped(spec, kind="mlp", activation="tanh", steps=5):
-    """A model and its method between gradient and step."""
-    model, method = build(spec, kind, activation=activation)
-    x, y = digits()
-    optimizer = method.optimizer(0.01)
-    for t in range(steps):
-        backward(model, method, x[40 * t : 40 * t + 40], y[40 * t : 40 * t + 40])
-        method.transform_gradients()
-        if t + 1 < steps:
-            optimizer.step()
-            method.after_step()
-    return model, method
-
-
 def test_jacobi_of_layers_and_networks():
-    model, _ = stepped("adam", activation="tanh")
+    model = network("mlp", activation="tanh")
     x, y = digits()
     data, chart = (x[:50], y[:50]), Jacobi()
     for level, maker in (("layer", {"layers": ["fc3"]}), ("network", {"layers": ["fc2", "fc3"]})):
@@ -259,7 +245,7 @@ def test_jacobi_of_layers_and_networks():
 
 
 def test_a_zero_on_the_diagonal_is_left_as_it_is():
-    model, _ = stepped("adam", activation="relu")
+    model = network("mlp")
     x, y = digits()
     # unit 3 of fc2 is dead: column 4 of fc3's Hessians
     model.fc2.weight.data[3], model.fc2.bias.data[3] = 0, -1

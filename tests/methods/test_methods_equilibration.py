@@ -85,13 +85,6 @@ def test_a_layer_multiplies_with_the_equilibrated_matrix(kind, axis, p):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
-def test_rows_are_those_of_the_paper_whose_matrix_is_inputs_by_outputs():
-    layer = seeded("dense")
-    Equilibration(layer)
-    assert torch.allclose(layer.weight.norm(dim=0), torch.ones(5).double())
-    assert not torch.allclose(layer.weight.norm(dim=1), torch.ones(4).double(), rtol=0.05)
-
-
 def test_jacobi_divides_by_the_diagonal():
     layer = seeded("square")
     (truth,) = [equilibrated(W, "jacobi", None) for W in matrices(layer, layer.weight)]
@@ -323,12 +316,6 @@ def test_the_network_is_probed_in_what_is_trained(spec):
     # what the network's κ needs is there, too
     values = torch.linalg.eigvalsh(found.hessian())
     assert float(found.block(None).condition_number().lambda_max) == pytest.approx(float(values.abs().max()), rel=1e-6)
-
-
-def test_the_state_has_the_weight_that_is_trained():
-    model, _ = build("equilibration", "mlp")
-    assert "fc1.parametrizations.weight.original" in model.state_dict()
-    assert torch.equal(model.state_dict()["fc1.parametrizations.weight.original"], network("mlp").fc1.weight)
 
 
 def tied():

@@ -121,13 +121,6 @@ def test_layers_that_are_normalized(kind, spec, expected):
     assert places(model) == expected
 
 
-def test_options_reach_the_modules():
-    model = network("cnn")
-    parse("batchnorm:momentum=0.25,eps=0.5,affine=false").create(model)
-    norm = model.get_submodule("0.after")
-    assert (norm.momentum, norm.eps, norm.weight) == (0.25, 0.5, None)
-
-
 @pytest.mark.parametrize("dimensions", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_convolutions_of_every_dimension(name, dimensions):

@@ -360,24 +360,6 @@ def test_noise_has_its_deviation_and_leaves_the_random_states_alone():
     assert torch.equal(noises[0].eval()(a), a)
 
 
-def test_noise_is_drawn_once_a_channel_of_a_sample():
-    """y = (1 + n) γ x + β in the place of a normalization."""
-    model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 2)).double()
-    method = parse("sphere:noise=constant").create(model)
-    assert method.noises[0].deviation == 0.4
-    a = torch.randn(3, 4, 2).double()
-    affine = model[1].affine
-    nn.init.normal_(affine.weight)
-    nn.init.normal_(affine.bias)
-    gamma, beta = affine.weight.detach()[:, None], affine.bias.detach()[:, None]
-    y = model[1](a).detach()
-    n = (y - beta) / gamma / a - 1
-    assert torch.allclose(n, n[:, :, :1].expand_as(n), rtol=1e-9, atol=1e-9)
-    assert len(n[:, :, 0].flatten().round(decimals=6).unique()) == 12
-    method.after_step()
-    assert not torch.allclose(model[1](a), y)
-
-
 def test_the_deviation_of_the_paper_is_that_of_the_schedule():
     model, _ = mlp()
     assert [noise.deviation for noise in parse("sphere:noise=linear").create(model).noises] == [0.5, 1.0]
@@ -539,22 +521,7 @@ def test_a_frozen_layer_is_no_part_of_the_network():
     assert found.operator.null_space.dimension == 2 * 4
 
 
-# ------------------------------------------------------------------------------------------------------- the local rate
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ("constraint=ball", "must be one of none, centred, sphere, both, not 'ball'"),
-        ("layers=fc9", "no layer 'fc9' to choose"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        parse(f"sphere:{options}").create(network("mlp"))
 
 
 def test_weights_that_nothing_can_be_projected_of_are_refused():

@@ -136,21 +136,6 @@ def run(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_a_study_trains_with_the_method_of_an_installed_package(tmp_path):
-    """With its options, and in its own coordinates."""
-    folder = distribution(tmp_path, "boost = their_package:BiasBooster")
-    out = tmp_path / "run"
-    done = run(
-        folder,
-        *("study", "fc-digits", "--method", "bias-booster:boost=2", "--lr", "0.1", "--iterations", 2, "--out", out),
-    )
-    assert done.returncode == 0, done.stderr
-    probed = open_run(out).table("probe")
-    assert set(probed.coordinates) == {"bias booster"}
-    assert set(open_run(out).table("training").iteration) == {0, 1}
-
-
-@pytest.mark.slow
 def test_a_package_that_is_broken_is_one_sentence(tmp_path):
     """Exit code 2, the entry point and the reason, and no traceback."""
     found = run(distribution(tmp_path, "boost = no_such_module"), "methods")

@@ -9,16 +9,12 @@ import torch
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
 from hesscond.theorems.bnp_algorithms import (
-    BNPProposition5,
-    BNPProposition10,
     bn_as_written,
     bn_shared,
     bnp_step,
-    entry_means,
     flops,
     random_layer,
 )
-from hesscond.theorems.bnp_condition_numbers import BNPProposition11
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 
@@ -28,17 +24,6 @@ def test_proposition_5():
     # neither the trivial bound √min(n, N), nor far from it
     assert 0.4 < found["bounded fourth moments"].worst < 0.9
     assert found["bounded fourth moments"].not_applicable > 20
-
-
-def test_a_tie_of_means_is_unresolved():
-    """One feature: every ‖Ĝ‖ is √N up to round-off, so that all ratios are C."""
-
-    class Same(BNPProposition5):
-        def q(self, n, N):
-            return 1 / 3
-
-    outcome = Same().mean_ratio(np.random.default_rng(0), lambda rng, shape: rng.standard_normal(shape)[:, :1], 50, 50)
-    assert outcome.status == "unresolved"
 
 
 def test_the_size_of_the_inputs_of_a_layer():
@@ -95,37 +80,6 @@ def test_what_is_counted_is_right():
     expected = np.column_stack([arrays["G_b"], arrays["G_w"]]) @ P @ P.T
     new, bias = bnp_step(arrays)
     assert np.allclose(np.column_stack([bias, new]), expected, rtol=1e-10)
-
-
-def test_proposition_10():
-    verdict = check_known("bnp-proposition-10", trials=200)
-    found = tallies(verdict)
-    assert found["attained"].holds == 200
-    assert 0.8 < found["bound"].worst <= 1
-
-
-def test_a_constant_channel_is_a_tie():
-    assert BNPProposition10().within(np.full((2, 4, 5), 0.3), 2).status == "unresolved"
-
-
-def test_means_of_the_entries_of_a_kernel():
-    h = np.arange(12.0).reshape(1, 3, 4)
-    found = entry_means(h, 3)
-    assert found[1, 1] == pytest.approx(h.mean())
-    assert found[0, 0] == pytest.approx(h[0, :2, :3].sum() / 12)
-    assert found[2, 1] == pytest.approx(h[0, 1:, :].sum() / 12)
-
-
-@pytest.mark.slow
-def test_proposition_11():
-    verdict = check_known("bnp-proposition-11", trials=150)
-    assert tallies(verdict)["S > 0"].holds > 140
-
-
-def test_without_curvature_the_product_is_a_tie():
-    """S = 1: both sides are κ(Ĥ)²."""
-    H = np.random.default_rng(0).standard_normal((8, 3))
-    assert BNPProposition11().product(np.linalg.qr(np.eye(8))[0] @ H, H, np.eye(8)).status == "unresolved"
 
 
 def test_kappa_of_indefinite_matrices_exactly():

@@ -6,8 +6,7 @@ import torch
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import verify
-from hesscond.theorems.networks import random_network
-from hesscond.theorems.weight_conditioning import compared, random_linear_networks, scale_directions
+from hesscond.theorems.weight_conditioning import compared, random_linear_networks
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 READINGS = ("(a) through E(W)W", "(b) at the point EW", "(c) E frozen")
@@ -91,26 +90,9 @@ def test_rational_hessians_against_automatic_differentiation(number):
     assert np.allclose(found, both, rtol=1e-11, atol=1e-12 * abs(both).max())
 
 
-def test_a_layer_with_squared_loss_is_a_tie_at_the_point_of_equilibration():
-    """Its Hessian does not depend on the weights."""
-    H = np.cov(np.random.default_rng(0).standard_normal((3, 20)))
-    assert compared(condition_number(H), condition_number(H)).status == "unresolved"
-
-
 def test_what_does_not_apply():
     full, singular = condition_number(np.eye(3)), condition_number(np.diag([1.0, 1.0, 0.0]))
     assert compared(singular, full).status == "not-applicable"
     assert compared(full, singular).reason == "a Hessian has not full rank"
     unresolved = condition_number(np.diag([1.0, 1e-3]), error=1e-2)
     assert compared(unresolved, full).status == "unresolved"
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_the_directions_of_rows(dim):
-    network = random_network(np.random.default_rng(1), [3, 4, 2], 5)
-    directions = scale_directions(network, dim)
-    assert len(directions) == (3 + 4 if dim == 0 else 4 + 2)
-    first, second = network.split(directions.sum(0))
-    for found, weight in zip((first, second), network.weights, strict=True):
-        assert torch.equal(found[:, 1:], weight[:, 1:])
-        assert not found[:, 0].any()

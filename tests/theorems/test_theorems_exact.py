@@ -53,10 +53,3 @@ def test_kappa_of_a_known_matrix():
     assert high - low < Fraction(1, 10**9)
     with pytest.raises(ValueError, match="not certainly positive definite"):
         exact.kappa_squared(fractions([[1, 1], [1, 1]]))
-
-
-def test_gram():
-    A = [[1, 2], [3, -1], [0, 5]]
-    weights = [Fraction(1, 2), Fraction(3), Fraction(2, 7)]
-    expected = np.array(A).T @ np.diag([0.5, 3, 2 / 7]) @ np.array(A)
-    assert np.allclose(np.array(exact.gram(A, weights), dtype=float), expected, rtol=1e-14)

@@ -6,26 +6,8 @@ import torch
 from scipy.optimize import minimize
 
 from hesscond.theorems import verify
-from hesscond.theorems.base import equal
 from hesscond.theorems.constrained_weights import nearest, projected_step
-from hesscond.theorems.matrices import Kappa
-from hesscond.theorems.preconditioning import GradientRegularization, L2InP, L2InZ, compared, random_problem
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
-
-UPDATES = {"prec-l2-z": L2InZ, "prec-l2-p": L2InP, "prec-gradient-regularization": GradientRegularization}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id", UPDATES)
-def test_updates(id):
-    verdict = check_known(id, trials=100)
-    for tally in verdict.tallies:
-        assert tally.holds == (100 if tally.claim.true else 0)
-
-
-def test_averages():
-    verdict = check_known("prec-averages", trials=100)
-    assert all(tally.holds == 100 for tally in verdict.tallies if tally.claim.true)
 
 
 def test_what_torch_averages():
@@ -46,12 +28,6 @@ def test_what_torch_averages():
                 # RMSprop starts at zero without a correction, which the others have or do not need
                 assert torch.allclose(p.detach(), -0.1 * row.sign(), rtol=1e-12)
         assert torch.allclose(made.state[p][name], expected, rtol=1e-12)
-
-
-def test_an_update_that_is_off_by_little_more_than_round_off_is_unresolved():
-    problem = random_problem(np.random.default_rng(0))
-    p = problem.p.numpy()
-    assert equal(p * (1 + 1e-11), p).status == "unresolved"
 
 
 def test_the_counterexample_to_the_minus():
@@ -83,17 +59,7 @@ def test_adaptive():
     assert by_row / scaled(np.diag(H)) / 2**0.5 == pytest.approx(example.factor, rel=1e-6)
 
 
-def test_a_scaling_that_reaches_the_bound_is_unresolved():
-    assert compared(Kappa(2 - 1e-13, 2 + 1e-13, 4), 1 - 1e-13, 1 + 1e-13, 2.0).status == "unresolved"
-
-
-def test_projection():
-    verdict = check_known("cwo-projection", trials=200)
-    for tally in verdict.tallies:
-        assert max(tally.holds, tally.violated) > 190
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_projected_step_is_what_a_constrained_solver_finds(seed):
     rng = np.random.default_rng(seed)
     n, c, alpha = int(rng.integers(2, 12)), float(rng.uniform(0.5, 4)), 0.3

@@ -33,13 +33,6 @@ def diagonals(example):
     return [np.sqrt([float(Fraction(entry.strip().removeprefix("√"))) for entry in part]) for part in parts]
 
 
-def test_van_der_sluis_holds():
-    verdict = verify("van-der-sluis", trials=15)
-    assert (verdict.status, verdict.expected, verdict.violations) == ("holds", "holds", 0)
-    assert all(tally.holds >= 12 for tally in verdict.tallies)
-    assert 0.2 < verdict.worst < 1
-
-
 def test_equilibration_is_not_optimal():
     verdict = verify("wc-theorem-1", trials=20)
     assert (verdict.status, verdict.expected, verdict.ok) == ("violated", "violated", True)
@@ -80,6 +73,7 @@ def test_bnp_theorem_4():
     assert found["centring"].not_applicable > 2
     assert found["centring"].reasons == {"Ĥ has no full column rank": found["centring"].not_applicable}
     assert found["scaling"].holds > 30
+    assert found["strict"].holds > 20
     examples = {example.claim: example for example in verdict.counterexamples}
     assert set(examples) == {"both together"}
 
@@ -90,13 +84,6 @@ def test_bnp_theorem_4():
         return plain((H - H.mean(0)) / H.std(0))
 
     check_counterexample(examples["both together"], normalized, plain)
-
-
-@pytest.mark.slow
-def test_strictness():
-    found = tallies(verify("bnp-theorem-4", trials=60, counterexamples=False))
-    assert found["strict"].holds > 35
-    assert found["strict"].worst > 0.9
 
 
 def test_the_theorem_of_prec_is_true_under_its_standing_assumption_and_false_without():
@@ -124,11 +111,6 @@ def test_a_mean_along_the_top_eigenvector_lowers_kappa_by_what_is_claimed():
     kappa = ((trace / 2 + root) / (trace / 2 - root)) ** 0.5
     assert outcomes[3].used == pytest.approx(a / kappa * (1 + m**2 / a**2) ** 0.5, rel=1e-9)
     assert outcomes[3].status == "holds"
-
-
-def test_with_property_a_scaling_is_optimal():
-    verdict = check_known("bnp-property-a", trials=60)
-    assert tallies(verdict)["D optimal"].holds == 60
 
 
 def test_property_a_is_told():

@@ -17,6 +17,15 @@ TRIALS = {
 IDS = [one.id for one in statements()]
 #: What `check_known` is asked of statements that have no test with more to say.
 KNOWN = {
+    "van-der-sluis": {"trials": 15},
+    "bnp-algorithm-2": {"trials": 60, "least": 0.3},
+    "bnp-algorithm-3": {"trials": 60, "least": 0.3},
+    "bnp-merging": {"trials": 40},
+    "bnp-property-a": {"trials": 40},
+    "bnp-proposition-7": {"trials": 60, "least": 0.4},
+    "bnp-proposition-10": {"trials": 100},
+    "prec-averages": {"trials": 60},
+    "shampoo-power-step": {"trials": 60},
     "bnp-proposition-6": {"trials": 40, "seldom": ("comparison, sums shared",)},
     "adam-diagonal": {"trials": 60},
     "adam-blocks": {"trials": 100},
@@ -27,12 +36,20 @@ KNOWN = {
     "muon-row-blocks": {"trials": 100, "least": 0.4},
     **{f"cwo-{name}": {"trials": 20} for name in ("variance", "mean", "standardized-gradient", "projection")},
 }
+#: The same of those whose trials are dear.
+SLOW = {
+    "bnp-proposition-2": {"trials": 100, "least": 0.1},
+    "bnp-theorem-3": {"trials": 100},
+    "bnp-proposition-9": {"trials": 100},
+    "bnp-proposition-11": {"trials": 150},
+    **{f"prec-{name}": {"trials": 100} for name in ("l2-z", "l2-p", "gradient-regularization")},
+}
 
 
-@pytest.mark.share(2)
-@pytest.mark.parametrize("id", KNOWN)
+@pytest.mark.share(3)
+@pytest.mark.parametrize("id", [*KNOWN, *(pytest.param(id, marks=pytest.mark.slow) for id in SLOW)])
 def test_what_is_known(id):
-    check_known(id, **KNOWN[id])
+    check_known(id, **(KNOWN | SLOW)[id])
 
 
 @pytest.mark.share(8)

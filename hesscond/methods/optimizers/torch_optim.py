@@ -112,11 +112,7 @@ def asgd(look: Look) -> float:
 
 @reads("torch.optim.Muon")
 def muon(look: Look) -> ParameterMap:
-    """The matrix that the Newton–Schulz steps multiply the momentum buffer with, exactly: torch rounds to bfloat16.
-
-    It is of one side, the shorter; any other L′, R′ with L′ B R′ = L B would explain the step of B as well. With
-    Nesterov's step torch orthogonalizes (1 − μ) g + μ B, and g is not kept.
-    """
+    """The matrix that the Newton–Schulz steps multiply the momentum buffer with, exactly: torch rounds to bfloat16."""
     m, n = look.parameter.shape
     adjusted = {"match_rms_adamw": 0.2 * math.sqrt(max(m, n))}.get(
         look.group["adjust_lr_fn"] or "original", math.sqrt(max(1, m / n))
