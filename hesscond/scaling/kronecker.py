@@ -9,7 +9,7 @@ and of functions of Kronecker products: Wiesel, IEEE Trans. Signal Process. 60 (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -34,12 +34,6 @@ STEPS, CENTRINGS = 60, 3
 
 #: An exponent is finished once this share of log κ over the bound is due to the smooth objective itself.
 LOSS = 0.5
-
-#: Evaluations after which a search for densities that agree better begins, if they gained less than ``rtol``.
-SETTLED = 8
-
-#: Steps of that search, weight of the disagreement in it, and number of eigenvectors at each end over √(m n).
-AGREEMENT_STEPS, AGREEMENT, AGREEING = 100, 1000.0, 4
 
 #: Eigenvectors with less than this share of the largest weight are left out of a density.
 NEGLIGIBLE = 1e-20
@@ -252,8 +246,6 @@ class PairSearch:
     kappa: float = math.inf  # smallest κ
     highest: ScalingPair | None = None  # point where `lower_bound` was largest
     bound: float = 1.0  # largest lower bound, not yet certified
-    looked: int = 0  # number of evaluations at the last search for densities, made or skipped
-    settled: float = math.inf  # κ at that time
 
     @classmethod
     def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> PairSearch:
@@ -360,14 +352,9 @@ class PairSearch:
         if not self.convex:
             return
         shape = len(self.L), len(self.R)
-        bound = best = lower_bound(found, shape, of_eigenvectors(found, point.power), self.factors)
-        if self.evaluations >= self.looked + SETTLED and kappa <= self.kappa * (1 + rtol / 10):
-            if self.kappa > self.bound * (1 + rtol) and self.settled < self.kappa * (1 + rtol):
-                mixed = agreeing(found, shape, point.power, self.factors)
-                best = max(best, lower_bound(found, shape, mixed, self.factors))
-            self.looked, self.settled = self.evaluations, self.kappa
-        if best > self.bound:
-            self.highest, self.bound = point, best
+        bound = lower_bound(found, shape, of_eigenvectors(found, point.power), self.factors)
+        if bound > self.bound:
+            self.highest, self.bound = point, bound
         logs = np.log(found.values)
         above, below, _ = weighted(logs, point.power)
         # of log κ over the bound, the part that no better agreement of the partial traces takes away
@@ -394,10 +381,8 @@ class PairSearch:
         eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
         if not eta < 0.5:
             return 1.0
-        shape = len(L), len(R)
-        pairs = of_eigenvectors(found, power), agreeing(found, shape, power, self.factors)
-        best = max(lower_bound(found, shape, pair, self.factors) for pair in pairs)
-        return max(1.0, best * (1 - eta) / (1 + eta))
+        bound = lower_bound(found, (len(L), len(R)), of_eigenvectors(found, power), self.factors)
+        return max(1.0, bound * (1 - eta) / (1 + eta))
 
 
 def lower_bound(found: Spectrum, shape: tuple[int, int], densities: Densities, factors: Factors) -> float:
@@ -444,64 +429,6 @@ def of_eigenvectors(found: Spectrum, power: int) -> Densities:
         kept = weights > NEGLIGIBLE * weights.max()
         densities.append(DensityMatrix(weights[kept] / weights[kept].sum(), found.vectors[kept], sign * logs[kept]))
     return densities[0], densities[1]
-
-
-def agreeing(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> Densities:
-    """Density matrices in the spans of eigenvectors at both ends, whose partial traces agree better than eigenvectors'.
-
-    Where the objective is not yet stationary, mixtures of several eigenvectors can agree though single ones do not.
-    They maximize tr P log Λ − tr Q log Λ less half the squared norm of the disagreement, weighted, by projected
-    gradients with momentum (Beck and Teboulle, SIAM J. Imaging Sci. 2 (2009), 183-202), which restarts where it points
-    uphill (O'Donoghue and Candès, Found. Comput. Math. 15 (2015), 715-732).
-    """
-    logs = np.log(found.values)
-    k = min(math.ceil(AGREEING * math.sqrt(shape[0] * shape[1])), len(logs))
-    above, below, _ = weighted(logs, power)
-    ends = found.vectors[:k], found.vectors[-k:]
-    gains = np.diag(2 * (logs[:k] - logs[0])), np.diag(2 * (logs[-1] - logs[-k:]))
-    free = [float(fixed != factors) for fixed in ("right", "left")]
-
-    def pull(pair: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The gradient of half the squared disagreement."""
-        P, Q = (traces_between(M @ V, V, shape) for V, M in zip(ends, pair, strict=True))
-        left, right = (one * (p - q) for one, p, q in zip(free, P, Q, strict=True))
-        images = ((left @ V.reshape(-1, *shape) + V.reshape(-1, *shape) @ right).reshape(k, -1) for V in ends)
-        return [sign * image @ V.T for sign, image, V in zip((1, -1), images, ends, strict=True)]
-
-    start = np.random.default_rng(0).standard_normal((2, k, k))
-    probe = list(start + start.transpose(0, 2, 1))
-    for _ in range(8):
-        size = math.sqrt(sum(float((M**2).sum()) for M in probe))
-        probe = pull([M / size for M in probe])
-    step = 1 / (1.05 * AGREEMENT * math.sqrt(sum(float((M**2).sum()) for M in probe)))
-    pair = [np.diag(w / w.sum()) for w in (above[:k], below[-k:])]
-    ahead, t = pair, 1.0
-    for _ in range(AGREEMENT_STEPS):
-        slopes = pull(ahead)
-        new = [
-            nearest_density(M - step * (AGREEMENT * slope - gain))
-            for M, slope, gain in zip(ahead, slopes, gains, strict=True)
-        ]
-        if sum(float(((a - n) * (n - o)).sum()) for a, n, o in zip(ahead, new, pair, strict=True)) > 0:
-            t = 1.0
-        following = (1 + math.sqrt(1 + 4 * t * t)) / 2
-        ahead = [n + (t - 1) / following * (n - o) for n, o in zip(new, pair, strict=True)]
-        pair, t = new, following
-    densities = []
-    for M, V, forms in zip(pair, ends, (found.values[:k] ** -2.0, found.values[-k:] ** 2), strict=True):
-        e, W = np.linalg.eigh(M)
-        weights = np.maximum(e, 0)
-        densities.append(DensityMatrix(weights / weights.sum(), W.T @ V, np.log((W.T**2) @ forms)))
-    return densities[0], densities[1]
-
-
-def nearest_density(M: np.ndarray) -> np.ndarray:
-    """Positive semidefinite matrix of trace 1 that is nearest to a symmetric one in the Frobenius norm."""
-    e, W = np.linalg.eigh((M + M.T) / 2)
-    above = (np.cumsum(e[::-1]) - 1) / np.arange(1, len(e) + 1)
-    # by how much the largest eigenvalues have to come down so that they sum to 1
-    excess = above[e[::-1] > above][-1]
-    return (W * np.maximum(e - excess, 0)) @ W.T
 
 
 def mended(e: np.ndarray, apart: float, size: int) -> np.ndarray:
@@ -574,10 +501,5 @@ def decomposed(K: np.ndarray, rank: int, *, exact: bool = True) -> Spectrum:
 
 def partial_traces(vectors: np.ndarray, weights: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Partial traces (m, m) and (n, n) of Σ_k w_k v_k v_kᵀ for rows v_k (r, m n)."""
-    return traces_between(weights[:, None] * vectors, vectors, shape)
-
-
-def traces_between(A: np.ndarray, B: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Partial traces (m, m) and (n, n) of AᵀB for A, B (r, m n), if AᵀB is symmetric."""
-    left, right = A.reshape(-1, *shape), B.reshape(-1, *shape)
+    left, right = (weights[:, None] * vectors).reshape(-1, *shape), vectors.reshape(-1, *shape)
     return np.tensordot(left, right, ((0, 2), (0, 2))), np.tensordot(left, right, ((0, 1), (0, 1)))

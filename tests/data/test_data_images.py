@@ -109,15 +109,6 @@ def test_other_kinds_of_pixels_become_rgb(folder, mode):
     assert not np.array_equal(found, written["train"][0][0])
 
 
-def test_jpegs_are_what_pillow_makes_of_them(folder):
-    image_folders.write(folder, train=1, val=1)
-    path = folder / "val" / "cat" / "000.png"
-    path.unlink()
-    Image.fromarray(image_folders.noise(np.random.default_rng(1), 12, 15)).save(path.with_suffix(".JPEG"))
-    wanted = image_folders.centre(np.asarray(Image.open(path.with_suffix(".JPEG"))), 10)
-    assert same(loaded(folder).test_inputs[2:], images_from_bytes([wanted[None]], (3, 10, 10)))
-
-
 # -- as a tensor ------------------------------------------------------------------------------------------------------
 
 

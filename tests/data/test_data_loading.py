@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from pathlib import Path
 
@@ -12,15 +11,8 @@ import requests
 import torch
 import urllib3
 
-from hesscond.data import Dataset, fetch, form, load, names, options
+from hesscond.data import Dataset, fetch, form, load, options
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
-
-
-def test_names():
-    images = ("cifar10", "cifar100", "csv", "digits", "fashion-mnist", "mnist")
-    assert names() == tuple(
-        sorted((*images, "image-folder", "image-regression", "llff", "modelnet40", "occupancy", "shapes", "text"))
-    )
 
 
 @pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes", "text"])
@@ -227,13 +219,6 @@ def test_a_wrong_delivery_is_not_kept(small_cifar, served, cache):
     with pytest.raises(DataNotFoundError, match=f"has not the published md5 {archive.md5}"):
         load(small_cifar.source.name)
     assert list(cache.iterdir()) == []
-
-
-def test_a_download_is_logged(small_cifar, served, caplog):
-    served[small_cifar.source.archive.url] = small_cifar.archive
-    with caplog.at_level(logging.INFO, logger="hesscond.data"):
-        fetch(small_cifar.source.name)
-    assert small_cifar.source.archive.url in caplog.text
 
 
 def test_to_moves_all_four_tensors():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hesscond.data import load, part, preparation, standardized
+from hesscond.data import load, part, standardized
 from hesscond.data.preparation import (
     AUGMENTATIONS,
     PADDING,
@@ -203,10 +203,3 @@ def test_where_crops_are():
     # 0.08 of 2 × 60 pixels, 4/3 as wide as high, are 2.7 pixels high
     for sides, only in (((2, 60), (0, 28, 2, 3)), ((60, 2), (28, 0, 3, 2))):
         assert {tuple(own) for own in torch.stack(boxes(50, *sides, torch.Generator())).T.tolist()} == {only}
-
-
-def test_a_crop_of_all_is_the_image(monkeypatch):
-    monkeypatch.setattr(preparation, "AREA", (1.0, 1.0))
-    monkeypatch.setattr(preparation, "ASPECT", (1.0, 1.0))
-    x = torch.rand(3, 2, 9, 9, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(resized_crop(x, torch.Generator()), x, rtol=0, atol=1e-6)

@@ -39,13 +39,6 @@ def test_the_same_whatever_the_global_random_state(name, requested_urls):
     assert requested_urls == []
 
 
-@pytest.mark.parametrize("name", ["occupancy", "shapes"])
-def test_another_seed_is_another_set(name):
-    first, other = load(name, train=20, test=10), load(name, train=20, test=10, seed=1)
-    assert first.train_inputs.shape == other.train_inputs.shape
-    assert not torch.equal(first.train_inputs, other.train_inputs)
-
-
 @pytest.mark.parametrize("name", [name for name in GENERATED if name != "digits"])
 def test_they_are_listed_and_there_is_nothing_to_fetch(name):
     assert name in names()

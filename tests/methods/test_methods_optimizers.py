@@ -313,15 +313,12 @@ def pair(model):
 
 
 def dense_M(model, optimizers):
-    """M column by column, from `AtWork` itself on unit gradients: its parts are tested against steps above."""
-    method = AtWork(model, optimizers)
-    sizes = {name: p.shape for name, p in model.named_parameters()}
-    columns = []
-    for row in torch.eye(sum(s.numel() for s in sizes.values()), dtype=torch.float64):
-        parts = row.split([s.numel() for s in sizes.values()])
-        unit = {name: part.view(s) for (name, s), part in zip(sizes.items(), parts, strict=True)}
-        columns.append(torch.cat([g.flatten() for g in method.preconditioned(unit).values()]))
-    return torch.stack(columns, 1)
+    """M of `AtWork`, block by block on unit gradients: its parts are tested against steps above."""
+    blocks = []
+    for p, P in zip(model.parameters(), AtWork(model, optimizers).maps(model.parameters()), strict=True):
+        units = torch.eye(p.numel(), dtype=torch.float64)
+        blocks.append(torch.stack([P.applied(unit.view(p.shape)).flatten() for unit in units], 1))
+    return torch.block_diag(*blocks)
 
 
 @pytest.mark.parametrize("layers", [None, ["2"]])

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 import hesscond
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.scaling import optimal_kronecker_scaling
-from hesscond.scaling.kronecker import Spectrum, agreeing, lower_bound, multiplied, of_eigenvectors
+from hesscond.scaling.kronecker import Spectrum, lower_bound, multiplied, of_eigenvectors
 
 
 def ill(rows, m, n, seed):
@@ -58,14 +58,14 @@ def test_no_other_search_gets_below_the_bound_and_one_arrives_at_it(seed):
     best = optimal_kronecker_scaling(A, (2, 2), rtol=1e-4)
     rng = np.random.default_rng(seed)
     found = []
-    for _ in range(8):
+    for _ in range(4):
         # lower triangular with a positive diagonal: every positive definite LLᵀ once, and the scale of R is free
         def objective(x):
             L, R = np.array([[1, 0], [x[0], math.exp(x[1])]]), np.array([[1, 0], [x[2], math.exp(x[3])]])
             return math.log(kappa(A, L, R))
 
         x = rng.standard_normal(4) * 3
-        for _ in range(6):
+        for _ in range(4):
             x = minimize(
                 objective, x, method="Nelder-Mead", options={"maxiter": 4000, "xatol": 1e-10, "fatol": 1e-12}
             ).x
@@ -86,8 +86,7 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
             K = K @ np.kron(best.left, best.right)
         _, s, Vh = np.linalg.svd(K, full_matrices=False)
         found, power = Spectrum(s, Vh), int(rng.choice([1, 4, 30]))
-        densities = [of_eigenvectors(found, power), agreeing(found, (m, n), power, factors)]
-        bound = max(lower_bound(found, (m, n), pair, factors) for pair in densities)
+        bound = lower_bound(found, (m, n), of_eigenvectors(found, power), factors)
         above.append(bound > 1.01)
         assert bound <= s[0] / s[-1] * (1 + 1e-9)
         for _ in range(10):
@@ -96,21 +95,6 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
             L, R = (np.eye(m) if factors == "right" else L), (np.eye(n) if factors == "left" else R)
             assert kappa(K, L, R) >= bound * (1 - 1e-7)
     assert sum(above) >= 7
-
-
-def test_mixtures_of_eigenvectors_bound_more_than_eigenvectors_before_the_optimum():
-    m, n = 6, 7
-    A = ill(200, m, n, 4)
-    rough = optimal_kronecker_scaling(A, (m, n), rtol=0.9)
-    K = A @ np.kron(rough.left, rough.right)
-    _, s, Vh = np.linalg.svd(K, full_matrices=False)
-    found = Spectrum(s, Vh)
-    one, mixed = (
-        lower_bound(found, (m, n), pair, "both")
-        for pair in (of_eigenvectors(found, 32), agreeing(found, (m, n), 32, "both"))
-    )
-    best = optimal_kronecker_scaling(A, (m, n), rtol=1e-3)
-    assert one * 1.1 < mixed <= best.upper
 
 
 def test_a_pair_put_in_front_changes_nothing():
@@ -166,15 +150,11 @@ def test_large_numbers_and_small_ones():
         ((np.ones((3, 6)), (2, 4)), ConfigError, "6 columns, not 2 × 4"),
         ((np.ones((3, 6)), (0, 4)), ConfigError, "does not fit"),
         ((np.ones((3, 6)), (2, 3), "row"), ConfigError, "'left', 'right' or 'both'"),
+        ((np.eye(4), (2, 2), "both", 2.0), ConfigError, "rtol"),
         ((np.zeros((3, 6)), (2, 3)), MatrixError, "zero"),
         ((np.full((3, 6), np.nan), (2, 3)), MatrixError, "NaN|finite"),
     ],
 )
 def test_wrong_arguments_are_one_sentence(arguments, error, words):
     with pytest.raises(error, match=words):
-        optimal_kronecker_scaling(*arguments)
-
-
-def test_a_gap_that_cannot_be():
-    with pytest.raises(ConfigError, match="rtol"):
-        optimal_kronecker_scaling(np.eye(4), (2, 2), rtol=2.0)
+        optimal_kronecker_scaling(*arguments[:3], **dict(zip(["rtol"], arguments[3:], strict=False)))

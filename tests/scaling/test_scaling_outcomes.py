@@ -140,14 +140,6 @@ def test_an_unresolved_rank_is_said():
         assert "unresolved" in str(best)
 
 
-def test_bad_scales_are_no_obstacle():
-    A = rng(1).standard_normal((20, 20))
-    plain = optimal_diagonal_scaling(A)
-    best = optimal_diagonal_scaling(A * 10.0 ** rng(2).uniform(-200, 100, (20, 1)))
-    assert best.kappa == pytest.approx(plain.kappa, rel=1e-5)
-    assert best.gap < 1 + 1e-5
-
-
 @pytest.mark.parametrize("side", ["row", "both"])
 def test_many_rows(side, monkeypatch):
     A = rng(3).standard_normal((400, 4)) * 10.0 ** rng(4).uniform(-2, 2, (400, 1))

@@ -27,8 +27,7 @@ def check(best, A, truth, rtol=2e-6):
     assert best.gap - 1 < rtol
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize(("seed", "n"), [(0, 2), (1, 3), (2, 7)])
 def test_two_rows_are_best_with_equal_norms(seed, n):
     A = np.random.default_rng(seed).standard_normal((2, n)) * np.array([[1e9], [1e-12]])
     a, b = A / np.linalg.norm(A, axis=1)[:, None]
@@ -37,7 +36,7 @@ def test_two_rows_are_best_with_equal_norms(seed, n):
     check(optimal_diagonal_scaling(A.T, side="column"), A.T, truth)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_both_sides_of_a_two_by_two_matrix(seed):
     A = np.random.default_rng(seed).standard_normal((2, 2))
     # equal sizes on each diagonal can be reached: [[α, β], [±β, α]]
@@ -69,7 +68,7 @@ def test_jacobi_is_best_for_a_tridiagonal_matrix(seed):
 
 @pytest.mark.share(3)
 @pytest.mark.parametrize("side", ["row", "column", "both"])
-@pytest.mark.parametrize("shape", [(3, 3), (5, 4), (4, 6)])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 6)])
 def test_brute_force(shape, side):
     rng = np.random.default_rng(sum(shape))
     A = rng.standard_normal(shape)

@@ -137,14 +137,14 @@ def test_a_step_that_is_too_long_diverges():
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_minima_are_exact_to_round_off(activation):
     found = []
-    for seed in range(6):
+    for seed in range(3):
         network = taught(np.random.default_rng(seed), [2, 2, 1], 60, activation, 0.01)
         loss = flat_loss(network)
         minimum = newton(loss, second_order(loss), network.parameters)
         if minimum is not None:
             found.append(float(gradient(loss, minimum.point).norm()))
             assert float(loss(minimum.point)) < float(loss(network.parameters))
-    assert len(found) >= 3
+    assert len(found) >= 2
     assert max(found) < 1e-13
 
 

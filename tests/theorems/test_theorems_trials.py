@@ -63,7 +63,7 @@ def test_many_trials(id):
 @pytest.mark.parametrize("id", [one.id for one in statements() if any(not claim.true for claim in one.claims)])
 def test_counterexamples_from_any_seed(id):
     false = {claim.name for claim in statement(id).claims if not claim.true}
-    for seed in range(4):
+    for seed in range(2):
         found = list(statement(id).counterexamples(seed))
         assert {example.claim for example in found} == false
         assert all(example.factor > 1 for example in found)
