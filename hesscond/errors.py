@@ -55,6 +55,7 @@ GONE: dict[str, str] = {
     "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
     "optimal-diagonal": "measure with method=hesscond.hessians.OptimalDiagonal(); train with bnp",
+    "p": "equilibration takes 2-norms, as its paper does",
     "targets": "kfac takes the targets of the data; gauss-newton has the matrix that drawn targets estimate",
     "gauss-newton-linear": "its abstract alone was at hand: the bounds were ours",
     "initial_accumulator": "adagrad starts from 0; probe(method=optimizer) reads M of a torch.optim.Adagrad of yours",

@@ -6,7 +6,6 @@ sec. 4 and 5.1; Van der Sluis, *Condition numbers and equilibration of matrices*
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -26,11 +25,11 @@ from hesscond.operators import SymmetricOperator
 Axis = Literal["row", "column", "row-column", "jacobi"]
 
 
-def inverse_norms(A: torch.Tensor, dim: int, p: float) -> torch.Tensor:
-    """1/‖·‖_p of ``A`` along a dimension, which is kept; 1 where all entries are zero."""
+def inverse_norms(A: torch.Tensor, dim: int) -> torch.Tensor:
+    """1/‖·‖ of ``A`` along a dimension, which is kept; 1 where all entries are zero."""
     zero = (A == 0).all(dim, keepdim=True)
     # the norm has no derivative at zero, and NaN must not come from where it is not used
-    norms = torch.linalg.vector_norm(torch.where(zero, torch.ones_like(A), A), ord=p, dim=dim, keepdim=True)
+    norms = torch.linalg.vector_norm(torch.where(zero, torch.ones_like(A), A), dim=dim, keepdim=True)
     return torch.where(zero, torch.ones_like(norms), norms.reciprocal())
 
 
@@ -39,9 +38,9 @@ class Equilibrated(WeightParametrization):
 
     differentiated: torch.Tensor
 
-    def __init__(self, layer: Layer, *, axis: Axis, frozen: bool, p: float) -> None:
+    def __init__(self, layer: Layer, *, axis: Axis, frozen: bool) -> None:
         super().__init__(layer)
-        self.axis, self.frozen, self.p = axis, frozen, p
+        self.axis, self.frozen = axis, frozen
         # a buffer: an operator keeps the buffers that the model had when the operator was created
         self.register_buffer("differentiated", torch.tensor(not frozen, device=layer.weight.device), persistent=False)
 
@@ -53,9 +52,9 @@ class Equilibrated(WeightParametrization):
         if self.axis == "jacobi":
             return A.diagonal(dim1=1, dim2=2)[:, None, :].reciprocal()
         if self.axis == "column":
-            return inverse_norms(A, 2, self.p)
-        by_row = inverse_norms(A, 1, self.p)
-        return by_row if self.axis == "row" else by_row * inverse_norms(by_row * A, 2, self.p)
+            return inverse_norms(A, 2)
+        by_row = inverse_norms(A, 1)
+        return by_row if self.axis == "row" else by_row * inverse_norms(by_row * A, 2)
 
     def forward(self, weight: torch.Tensor) -> torch.Tensor:
         """E(W) W."""
@@ -94,7 +93,7 @@ class Equilibration(Reparametrization):
     E is computed anew in every forward pass. The paper's matrix W is inputs × outputs, the transpose of torch's; for a
     convolution it is the (k²c) × c' matrix of its filters, one matrix for each group. In the paper's terms::
 
-        row          E = diag(1/‖W_j‖_p) over its rows j: each input's weights to all units get norm 1
+        row          E = diag(1/‖W_j‖) over its rows j: each input's weights to all units get norm 1
         column       each unit's weights get norm 1
         row-column   rows first, then the columns of what that gives
         jacobi       E = diag(W)⁻¹ from the left: each input's weights are divided by that to the unit of its number
@@ -128,7 +127,6 @@ class Equilibration(Reparametrization):
 
     axis: Axis = option("row", "Kind of E, see above.")
     frozen: bool = option(False, "Whether the gradient takes E for a constant.")
-    p: float = option(2.0, "Exponent of the norm, 1 ≤ p ≤ inf; below it is no norm.", least=1, most=math.inf)
     layers: tuple[str, ...] | None = option(
         None,
         "Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all "
@@ -140,7 +138,7 @@ class Equilibration(Reparametrization):
         self.chart = ThroughE(model, self.coordinates_name)
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
-        own = Equilibrated(layer, axis=self.axis, frozen=self.frozen, p=self.p)
+        own = Equilibrated(layer, axis=self.axis, frozen=self.frozen)
         if self.axis == "jacobi":
             A = own.rows(layer.weight.detach())
             if A.shape[1] != A.shape[2]:

@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
-from hesscond.capture import dense_layers
-from hesscond.capture.forward import run_forward
-from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import CentringScaling, Coordinates
+from hesscond.errors import ConfigError
 from hesscond.methods.base import Method
 from hesscond.methods.registry import register
-from hesscond.problem.containers import tensors_of
 
 #: Number of samples in the parts in which inputs are read in float64.
 CHUNK = 4096
@@ -38,7 +32,7 @@ class Preprocessing(Method):
 
     s and c become buffers of the model (``input_shift``, ``input_scale``), so that its ``state_dict`` has them. What is
     constant over the training inputs is divided by 1. The Hessian is measured in the parameters that are trained, of
-    the transformed inputs; of a dense layer with a bias that sees just these, `readings` has that of raw inputs.
+    the transformed inputs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,7 +40,6 @@ class Preprocessing(Method):
         owners = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
         if any(isinstance(owner, Preprocessing) for owner in owners):
             raise ConfigError(f"method {self.name!r}: the inputs of this model are transformed already: do it once")
-        self._sample: torch.Tensor | None = None
         self._handle = model.register_forward_pre_hook(self._transform)
 
     @abstractmethod
@@ -64,8 +57,6 @@ class Preprocessing(Method):
         constant = (low == high) | (scale == 0)
         self.model.register_buffer(SHIFT, shift)
         self.model.register_buffer(SCALE, scale.where(~constant, 1.0))
-        self._sample = inputs[:2].detach().clone()
-        self.__dict__.pop("first_layer", None)
 
     def _transform(self, model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         shift, scale = getattr(model, SHIFT, None), getattr(model, SCALE, None)
@@ -74,40 +65,6 @@ class Preprocessing(Method):
         if not args or not isinstance(args[0], torch.Tensor):
             raise ConfigError(f"method {self.name!r} transforms the first positional argument, which is no tensor here")
         return ((args[0] - shift) / scale, *args[1:])
-
-    @cached_property
-    def first_layer(self) -> str | None:
-        """The dense layer whose inputs are those of the model, transformed and flattened."""
-        if self._sample is None:
-            return None
-        sample = self._sample.to(getattr(self.model, SHIFT))
-        expected = self._transform(self.model, (sample,))[0].flatten(1)
-        width = expected.shape[1]
-        layers = {name: layer for name, layer in dense_layers(self.model).items() if layer.in_features == width}
-        if not layers:
-            return None
-
-        def total(output: Any, target: torch.Tensor) -> torch.Tensor:
-            return torch.stack([part.sum() for part in tensors_of(output)]).sum()
-
-        try:
-            # without side effects
-            seen = run_forward(self.model, total, (sample, sample), layers, dtype=None, optional=True)
-        except CaptureError:
-            return None
-        for name, calls in seen.calls.items():
-            if [call.inputs.shape for call in calls] == [expected.shape] and torch.equal(calls[0].inputs, expected):
-                return name
-        return None
-
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
-        """P⁻¹ for the layer that sees the inputs: its Hessian as if they had not been transformed."""
-        if layer != self.first_layer or dense_layers(self.model)[layer].bias is None:
-            return {}
-        shift, scale = (getattr(self.model, name).to(torch.float64).flatten() for name in (SHIFT, SCALE))
-        name = f"plain, without {self.name}"
-        # P⁻¹ = [[1, sᵀ], [0, diag(c)]]
-        return {name: CentringScaling(-shift / scale, 1 / scale, name=name)}
 
     def detach(self) -> None:
         self._handle.remove()

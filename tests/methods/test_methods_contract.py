@@ -68,7 +68,7 @@ OUT_OF_RANGE = [
     *("sphere:seed=-1", "whitening:rho=1", "whitening:epsilon=0", "whitening:update_every=0", "sphere:c=0"),
     *("sphere:noise_scale=-1", "l2:strength=-1", "gradient-regularization:strength=nan"),
     *("weightstandardization:epsilon=-1", "sphere:c=nan", "shampoo:epsilon=0", "soap:beta=1", "muon:steps=0"),
-    *("psgd:fitting_rate=1", "kfac:damping=0", "equilibration:p=0", "sophia:gamma=0", "adahessian:power=2"),
+    *("psgd:fitting_rate=1", "kfac:damping=0", "sophia:gamma=0", "adahessian:power=2"),
     *("gauss-newton:damping=0", "gauss-newton:widest=0", "batchrenorm:r_max=inf", "four-things-batchnorm:ghost=0"),
     *("four-things-batchnorm:example_weight=2", "batchrenorm:start=-1"),
 ]

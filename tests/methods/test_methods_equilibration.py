@@ -36,7 +36,7 @@ LAYERS = {
 class TestVariants(MethodContract):
     specs = (
         "equilibration:axis=column",
-        "equilibration:axis=row-column,p=3",
+        "equilibration:axis=row-column",
         "equilibration:frozen=true",
         "equilibration:axis=row-column,frozen=true",
         "batchnorm+equilibration",
@@ -55,18 +55,18 @@ def matrices(layer, weight):
     return [part.T for part in np.split(rows, getattr(layer, "groups", 1))]
 
 
-def equilibrated(W, axis, p):
+def equilibrated(W, axis):
     """E(W) W of an inputs × outputs matrix."""
     if axis == "jacobi":
         return np.diag(1 / np.diag(W)) @ W
     W = W.copy()
     if axis != "column":
         for j in range(W.shape[0]):
-            norm = np.linalg.norm(W[j], p)
+            norm = np.linalg.norm(W[j])
             W[j] /= norm if norm else 1
     if axis != "row":
         for i in range(W.shape[1]):
-            norm = np.linalg.norm(W[:, i], p)
+            norm = np.linalg.norm(W[:, i])
             W[:, i] /= norm if norm else 1
     return W
 
@@ -74,20 +74,19 @@ def equilibrated(W, axis, p):
 # -------------------------------------------------------------------------------------------------------- the weights
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, np.inf])
 @pytest.mark.parametrize("axis", ["row", "column", "row-column"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_multiplies_with_the_equilibrated_matrix(kind, axis, p):
+def test_a_layer_multiplies_with_the_equilibrated_matrix(kind, axis):
     layer = seeded(kind)
-    truth = [equilibrated(W, axis, p) for W in matrices(layer, layer.weight)]
-    Equilibration(layer, axis=axis, p=p)
+    truth = [equilibrated(W, axis) for W in matrices(layer, layer.weight)]
+    Equilibration(layer, axis=axis)
     for found, expected in zip(matrices(layer, layer.weight), truth, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
 
 
 def test_jacobi_divides_by_the_diagonal():
     layer = seeded("square")
-    (truth,) = [equilibrated(W, "jacobi", None) for W in matrices(layer, layer.weight)]
+    (truth,) = [equilibrated(W, "jacobi") for W in matrices(layer, layer.weight)]
     Equilibration(layer, axis="jacobi")
     np.testing.assert_allclose(layer.weight.detach().numpy().T, truth, rtol=1e-13)
 
@@ -101,7 +100,7 @@ def test_rows_of_zeros_stay_and_have_derivatives(axis, frozen):
         model[0].weight[2] = 0
     (W,) = matrices(model[0], model[0].weight)
     method = Equilibration(model, axis=axis, frozen=frozen, layers=("0",))
-    np.testing.assert_allclose(model[0].weight.detach().numpy().T, equilibrated(W, axis, 2), rtol=1e-13)
+    np.testing.assert_allclose(model[0].weight.detach().numpy().T, equilibrated(W, axis), rtol=1e-13)
     batch = torch.randn(9, 5).double(), torch.randint(0, 3, (9,))
     F.cross_entropy(model(batch[0]), batch[1]).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())

@@ -366,7 +366,7 @@ PARTS = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("part", PARTS)
 def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
