@@ -35,9 +35,6 @@ STEPS, CENTRINGS = 60, 3
 #: An exponent is finished once this share of log κ over the bound is due to the smooth objective itself.
 LOSS = 0.5
 
-#: Eigenvectors with less than this share of the largest weight are left out of a density.
-NEGLIGIBLE = 1e-20
-
 #: Initial rounds in which both partial traces are made the identity.
 ROUNDS = 3
 
@@ -120,18 +117,6 @@ class Spectrum(NamedTuple):
 
     values: np.ndarray
     vectors: np.ndarray
-
-
-class DensityMatrix(NamedTuple):
-    """Density matrix Σ_i p_i u_i u_iᵀ of trace 1, at one end of the spectrum of a matrix G."""
-
-    weights: np.ndarray  # p (k,)
-    vectors: np.ndarray  # orthonormal rows u_i (k, m n)
-    logs: np.ndarray  # log u_iᵀG⁻¹u_i at the upper end, log u_iᵀGu_i at the lower one
-
-
-#: One density matrix at each end of a spectrum.
-Densities = tuple[DensityMatrix, DensityMatrix]
 
 
 def optimal_kronecker_scaling(
@@ -352,7 +337,7 @@ class PairSearch:
         if not self.convex:
             return
         shape = len(self.L), len(self.R)
-        bound = lower_bound(found, shape, of_eigenvectors(found, point.power), self.factors)
+        bound = lower_bound(found, shape, point.power, self.factors)
         if bound > self.bound:
             self.highest, self.bound = point, bound
         logs = np.log(found.values)
@@ -381,11 +366,11 @@ class PairSearch:
         eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
         if not eta < 0.5:
             return 1.0
-        bound = lower_bound(found, (len(L), len(R)), of_eigenvectors(found, power), self.factors)
+        bound = lower_bound(found, (len(L), len(R)), power, self.factors)
         return max(1.0, bound * (1 - eta) / (1 + eta))
 
 
-def lower_bound(found: Spectrum, shape: tuple[int, int], densities: Densities, factors: Factors) -> float:
+def lower_bound(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> float:
     """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
     Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
@@ -395,15 +380,16 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], densities: Densities, f
 
         log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv.
 
-    A difference of the partial traces of the ``densities`` P, Q is compensated by a share of product states.
+    Here u and v are eigenvectors, with weights ∝ λ^p and λ^−p for p = ``power``: their partial traces agree where the
+    smooth objective is stationary. A difference is compensated by a share of product states.
     """
     s, vectors = found
-    value = -sum(float(density.weights @ density.logs) for density in densities)
-    P, Q = (partial_traces(density.vectors, density.weights, shape) for density in densities)
+    above, below, _ = weighted(np.log(s), power)
+    value = 2 * float((above - below) @ np.log(s))
     # a factor that is fixed has no partial trace to agree in
     sides = [
-        (np.zeros(len(p)), np.eye(len(p))) if fixed == factors else np.linalg.eigh(q - p)
-        for p, q, fixed in zip(P, Q, ("right", "left"), strict=True)
+        (np.zeros(len(apart)), np.eye(len(apart))) if fixed == factors else np.linalg.eigh(apart)
+        for apart, fixed in zip(partial_traces(vectors, below - above, shape), ("right", "left"), strict=True)
     ]
     parts = [np.maximum(e, 0).sum() for e, _ in sides]
     apart = max(parts)
@@ -418,17 +404,6 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], densities: Densities, f
         )
         value = (1 - share) * value - share * float(X @ np.log(inverse) + Y @ np.log(G))
     return math.exp(value / 2)
-
-
-def of_eigenvectors(found: Spectrum, power: int) -> Densities:
-    """Density matrices ∝ λ^p and λ^−p, whose partial traces agree where the smooth objective is stationary."""
-    logs = np.log(found.values)
-    above, below, _ = weighted(logs, power)
-    densities = []
-    for weights, sign in ((above, -2), (below, 2)):
-        kept = weights > NEGLIGIBLE * weights.max()
-        densities.append(DensityMatrix(weights[kept] / weights[kept].sum(), found.vectors[kept], sign * logs[kept]))
-    return densities[0], densities[1]
 
 
 def mended(e: np.ndarray, apart: float, size: int) -> np.ndarray:
