@@ -163,12 +163,6 @@ def test_a_momentum_that_the_optimizer_has_not_is_refused(spec):
         parse(spec).create(network("mlp")).optimizer(0.1, momentum=0.9)
 
 
-def test_two_that_precondition_are_refused():
-    for text in ("bnp+adam", "adam+rmsprop"):
-        with pytest.raises(ConfigError, match="both precondition"):
-            parse(text)
-
-
 @pytest.mark.parametrize("spec", ["adagrad", "rmsprop", "adam", "adam:start=zero", "adam:start=first-gradient"])
 def test_coordinates_are_plain_before_the_first_step(spec):
     model, method = build(spec, "mlp")

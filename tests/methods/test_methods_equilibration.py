@@ -1,6 +1,5 @@
 """Weight equilibration against its definition in numpy, and its Hessian in three readings against dense ones."""
 
-from collections import OrderedDict
 from functools import partial
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from hesscond.capture import capture, eligible_layers
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import HessianOperator, Reparametrized, Scaling, UnitScaling
+from hesscond.hessians import HessianOperator, Reparametrized
 from hesscond.hessians.build import unit_hessian
 from hesscond.methods import Equilibration, parse
 from hesscond.methods.wrapping import wrap
@@ -215,22 +214,6 @@ def test_readings_are_the_same_whichever_the_method_trains_with():
     assert not torch.allclose(found[True, READINGS[0]], found[True, READINGS[2]], rtol=1e-2)
 
 
-@pytest.mark.parametrize("spec", ["equilibration", "equilibration:axis=column,frozen=true"])
-def test_readings_are_three_and_named(spec):
-    model, method = build(spec, "mlp")
-    readings = method.readings("fc2")
-    assert list(readings) == READINGS
-    assert isinstance(readings[READINGS[0]], Reparametrized)
-    assert readings[READINGS[1]] is None
-    assert isinstance(readings[READINGS[2]], UnitScaling if "column" in spec else Scaling)
-    own = method.coordinates("fc2")
-    assert own.name == READINGS[2 if "frozen" in spec else 0]
-    W = model.fc2.parametrizations.weight.original.detach()
-    e = 1 / W.norm(dim=1 if "column" in spec else 0)
-    d = torch.cat([torch.ones(1).double(), e[3].expand(20) if "column" in spec else e])
-    assert torch.allclose(readings[READINGS[2]].of_unit(3).matrix(21), d.diag(), rtol=1e-14)
-
-
 # ----------------------------------------------------------------------------------------------- which layers, and how
 
 
@@ -358,9 +341,3 @@ def test_the_ends_are_the_first_and_the_last_layer(spec, name, ends):
     model = build_network(name, input_shape=shape, outputs=10, generator=torch.Generator().manual_seed(0))
     method = parse(f"{spec}:layers=ends").create(model)
     assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ends
-
-
-def test_a_layer_may_have_the_name_ends():
-    model = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), ends=nn.Linear(4, 4), last=nn.Linear(4, 2)))
-    method = parse("equilibration:layers=ends").create(model)
-    assert [layer for layer in eligible_layers(model) if method.coordinates(layer) is not None] == ["ends"]

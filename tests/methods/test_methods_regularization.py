@@ -7,7 +7,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
-from hesscond.methods import BNP, GradientRegularization, parse
+from hesscond.methods import BNP, parse
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, backward, digits, network
 
@@ -174,25 +174,6 @@ def test_l2_in_p_is_torch_s_weight_decay_of_sgd():
     np.testing.assert_allclose(flat(models[0]), flat(models[1]), rtol=1e-12, atol=1e-14)
 
 
-def test_attached_to_an_optimizer_it_does_the_same():
-    ways = []
-    for attached in (True, False):
-        model = small()
-        method, _ = frozen_bnp(f"bnp:{FROZEN}+l2:space=z,strength={STRENGTH}", model)
-        if attached:
-            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-            method.attach(optimizer)
-        else:
-            optimizer = method.optimizer(LR)
-        for seed in range(3):
-            backward(model, method, *batch(seed=seed))
-            if not attached:
-                method.transform_gradients()
-            optimizer.step()
-        ways.append(flat(model))
-    assert np.array_equal(*ways)
-
-
 def test_a_penalty_does_not_count_the_batch_twice_in_bnp():
     """The gradient is taken twice in one step, but there are as many samples as before: q² = n/N, not n/2N."""
     x, y = digits()
@@ -260,13 +241,6 @@ def test_in_a_chart_the_penalty_is_not_read():
     method = parse("sphere+l2").create(network("mlp"))
     assert not any("L2" in name for name in method.readings(method.layer("fc2")))
     assert any("L2" in name for name in method.readings("fc3"))
-
-
-def test_a_space_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="must be one of p, z"):
-        parse("l2:space=w")
-    with pytest.raises(ConfigError, match="space must be one of p, z"):
-        GradientRegularization(small(), space="w")
 
 
 def test_coordinates_without_M_are_refused():

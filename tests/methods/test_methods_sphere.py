@@ -326,17 +326,6 @@ def test_networks_without_their_normalizations_are_probed(name):
     assert found.kappa[0].nullity >= 2
 
 
-def test_which_layers_are_constrained():
-    def constrained(options):
-        model, _ = mlp()
-        method = parse(f"sphere:affine=false,{options}").create(model)
-        return [name for name in ("0", "2", "4") if method.coordinates(name) is not None]
-
-    assert constrained("output=false") == ["0", "2"]
-    assert constrained("output=true") == ["0", "2", "4"]
-    assert constrained("layers=2/4,output=true") == ["2", "4"]
-
-
 def test_noise_has_its_deviation_and_leaves_the_random_states_alone():
     noises = [Noise(0.1 * i, (5, i), 1) for i in range(1, 5)]
     a = torch.ones(1, 5000, 2, dtype=torch.float64)
@@ -512,15 +501,6 @@ def test_the_projected_hessian_is_read_beside(level, constraint):
     assert bool((found - T @ R @ T.T).norm() <= 1e-11 * H.norm()) is (constraint == "centred")
 
 
-def test_a_frozen_layer_is_no_part_of_the_network():
-    model, batch = mlp()
-    method = parse("sphere:affine=false").create(model)
-    model[0].requires_grad_(False)
-    found = probe(model, LOSS, batch, level="network", method=method)["network"]
-    assert found.n_params == 24 + 15
-    assert found.operator.null_space.dimension == 2 * 4
-
-
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -572,15 +552,3 @@ def test_float32_digits():
     assert on_the_set(weight, "both", 2.0, 1e-5)
     kappa = probe(model, LOSS, (x[:100], y[:100]), ["fc2.layer"], units=[3], method=method)["fc2.layer"].kappa[0]
     assert kappa.nullity >= 2
-
-
-def test_with_scale_and_bias_the_curvature_is_that_of_their_gradients():
-    """a ↦ γ a + β behind w h: ⟨w_i, ∇_w_i L⟩ = γ_i ∂L/∂γ_i, nothing at a stationary point."""
-    model, batch = mlp()
-    method = parse("sphere:c=1.5").create(model)
-    stepped(model, method, batch)
-    truth = Truth(model, method, batch)
-    A = SphereTangentOperator(HessianOperator(model, LOSS, batch, layers="2.layer"), centred=True)
-    gamma = truth.where["2.after.affine.weight"]
-    found = A.operator.layout.rows("2.layer", A.curvature)[:, 0, 0]
-    assert torch.allclose(found, truth.point[gamma] * truth.g[gamma] / 1.5, rtol=1e-10, atol=1e-13)

@@ -99,7 +99,7 @@ def difficult(rng):
     return A
 
 
-@pytest.mark.parametrize("trials", [30, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trials", [15, pytest.param(1500, marks=pytest.mark.slow)])
 def test_difficult_matrices_in_exact_arithmetic(trials):
     rng = np.random.default_rng(trials)
     sharp = 0
@@ -119,20 +119,3 @@ def test_difficult_matrices_in_exact_arithmetic(trials):
                 truth = mpmath.sqrt(max(squares) / min(squares))
                 assert best.lower <= truth <= best.upper
     assert sharp > trials / 2
-
-
-@pytest.mark.parametrize("side", ["row", "column", "both"])
-@pytest.mark.parametrize("decades", [0, 5, 9])
-def test_kappa_of_the_scaling_in_60_digits(side, decades):
-    rng = np.random.default_rng(decades)
-    U, V = (np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(2))
-    A = U * np.logspace(0, -decades, 6) @ V * 10.0 ** rng.uniform(-8, 8, (6, 1))
-    best = optimal_diagonal_scaling(A, side=side)
-    with mpmath.workdps(60):
-        B = mpmath.matrix([[mpmath.mpf(x) for x in row] for row in A.tolist()])
-        B = mpmath.diag(best.row.tolist()) * B * mpmath.diag(best.column.tolist())
-        squares = mpmath.eigsy(B.T * B, eigvals_only=True)
-        truth = mpmath.sqrt(max(squares) / min(squares))
-        assert best.lower <= truth <= best.upper
-        assert abs(best.kappa / truth - 1) < 1e-5
-        assert abs(mpmath.sqrt(max(squares)) - 1) < 1e-9
