@@ -146,6 +146,8 @@ def main() -> None:
             sys.exit(BAD_USE)
         names = re.findall(r"(?<=')[\w-]+(?=')|--[\w-]+", message)
         gone = [f"{name!r} is gone: {GONE[name]}" for name in names if name in GONE]
+        if message.startswith("Missing"):
+            message = f"{message.rstrip('.')}: {error.ctx.command_path} --help has examples"  # type: ignore[attr-defined]
         fail(gone[0] if gone else number_expected(message, names) or message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")

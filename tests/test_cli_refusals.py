@@ -21,7 +21,7 @@ def line_of(words):
 BAD = {
     "frobnicate": ["frobnicate"],
     # study
-    "study": ["name"],
+    "study": ["name", "study --help has examples"],
     "study nope -m bnp": ["unknown study 'nope'", "fc-digits"],
     "study nope.toml -m bnp": ["no study file nope.toml"],
     f"study {300 * 'a'}.toml -m bnp": ["too long"],
