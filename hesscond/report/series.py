@@ -188,19 +188,6 @@ def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
     return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
 
 
-#: Quantiles that tables show.
-QUANTILES = {"q10": 0.1, "median": 0.5, "q90": 0.9}
-
-
-def quantiles(name: str, ends: tuple[np.ndarray, np.ndarray]) -> dict[str, float]:
-    """Columns of the `QUANTILES` of values that are known by their bounds, such as NAME_q10 (see `located`)."""
-    return {
-        column: value
-        for which, q in QUANTILES.items()
-        for column, value in located(f"{name}_{which}", quantile(*ends, q)).items()
-    }
-
-
 #: κ(PᵀHP) from which the smallest singular value of the normalized features is of the size of their own rounding: u⁻²
 #: with float32's unit round-off u = 2⁻²⁴.
 FLOAT32_LIMIT = float(2**48)

@@ -14,13 +14,11 @@ from hesscond.report.series import (
     RESOLVED,
     finite,
     gain,
-    intervals,
     is_collapsed,
     is_unresolved,
     kappa_ends,
     lower_bounds,
     quantile,
-    quantiles,
     resolved_values,
 )
 from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, words
@@ -105,8 +103,6 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         - the same with ``_lower``: median lower bound of those, NaN if there are none;
         - gain: κ(H)/κ(PᵀHP), where both are resolved;
         - kappa_D_squared: κ(D)²;
-        - kappa_own_q10, kappa_own_median, kappa_own_q90: quantiles of κ in the method's own coordinates, NaN where
-          unresolved values leave them open, with the bounds ``_lower`` and ``_upper``;
         - dead: input features without variation (batch: the most in any batch).
     """
     import pandas as pd
@@ -160,7 +156,6 @@ def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
         summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
     summary["gain"] = median(gain(probe))
     summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
-    summary |= quantiles("kappa_own", intervals(probe, "kappa_own"))
     summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
     return summary
 

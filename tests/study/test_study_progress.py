@@ -23,9 +23,9 @@ def drawn(label, *steps):
 def test_it_shows_where_the_run_is():
     text = drawn("fc-digits bnp seed 0", Progress(3, 10, 0.12345, ROW))
     last = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", text).rstrip().splitlines()[-1]
-    for word in ("fc-digits bnp seed 0", "3/10", "loss 0.123", "κ(H) 1.50e+05", "κ own 2.50e+03", "κ(D) 7.70e+01"):
+    for word in ("fc-digits bnp seed 0", "3/10", "loss 0.123", "κ(H) 2e+05", "κ own 2e+03", "κ(D) 8e+01"):
         assert word in last
-    assert "it/s" in last
+    assert len(last) <= 80
     assert re.search(r"--:--|\d:\d\d", last)
 
 
