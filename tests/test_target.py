@@ -110,12 +110,10 @@ def test_seed(write):
     ("data", "samples"),
     [
         ("(x, y)", [4]),
-        ("[x, y]", [4]),
         ("((x, x), (y, y))", [4]),
         ("({'a': x, 'b': x}, y)", [4]),
         ("[(x, y), (x, y)]", [4, 4]),
         ("[[x, y], [x[:1], y[:1]]]", [4, 1]),
-        ("[(x, y)]", [4]),
         ("{'x': x, 'labels': y}", [4]),
         ("collections.UserDict(x=x, label=y)", [4]),
         ("((x[:n], y[:n]) for n in (3, 2, 1))", [3, 2, 1]),
@@ -167,13 +165,11 @@ def test_values_that_are_nowhere(write, returned, words):
         ("nn.Linear(3, 2)", "but it returned a Linear"),
         ("nn.Linear(3, 2), nn.MSELoss()", "but it returned a tuple of 2"),
         ("nn.MSELoss, nn.Linear(3, 2), (x, y)", "the model must be a torch.nn.Module, not the class MSELoss"),
-        ("nn.Linear, nn.MSELoss(), (x, y)", "not the class Linear (write Linear() to make one)"),
         ("'net', nn.MSELoss(), (x, y)", "the model must be a torch.nn.Module, not a str"),
         ("nn.Linear(3, 2), nn.MSELoss, (x, y)", "the loss must be a callable (output, target), not the class MSELoss"),
         ("nn.Linear(3, 2), 'mse', (x, y)", "the loss must be a callable (output, target), not a str"),
         ("nn.Linear(3, 2), nn.MSELoss(), x", "must be a pair (inputs, targets) or a stream of them, not a Tensor"),
         ("nn.Linear(3, 2), nn.MSELoss(), {'x': 1}", "must be tensors, or contain some, not a dict: torch.as_tensor"),
-        ("nn.Linear(3, 2), nn.MSELoss(), None", "not None"),
         ("nn.Linear(3, 2), nn.MSELoss(), ((x, y), (x, y))", "write [(a, b), (c, d)] for two batches"),
         ("nn.Linear(3, 2), nn.MSELoss(), [(x, y)], 3", "weight must be a function"),
         ("nn.Linear(3, 2), nn.MSELoss(), [(x, y)], None, 3", "but it returned a tuple of 5"),
@@ -191,10 +187,7 @@ def test_wrong_return_values(write, returned, words):
     ("spec", "words"),
     [
         ("net.py", "'net.py' is not of the form FILE.py:FUNCTION"),
-        ("net.py:", "not of the form"),
-        (":make", "not of the form"),
         ("net.py:make()", "not of the form"),
-        ("", "not of the form"),
         ("nte.py:make", "there is no file nte.py: did you mean net.py?"),
         ("nowhere/net.py:make", "there is no file nowhere/net.py"),
         (".:make", ". cannot be read: Is a directory"),
@@ -216,8 +209,6 @@ def test_no_such_thing(write, spec, words):
         ("def make(:", "net.py:1 is not valid Python: invalid syntax"),
         ("\nimport nowhere_at_all", "net.py:2 raised ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def make():\n    raise ValueError('two\\nlines')", "net.py:2 raised ValueError: two lines"),
-        ("def make():\n    assert False", "net.py:2 raised AssertionError"),
-        ("def make():\n    return {}['key']", "net.py:2 raised KeyError: 'key'"),
         ("import json\ndef make():\n    return json.loads('x')", "net.py:3 raised json.decoder.JSONDecodeError"),
         ("raise SystemExit(3)", "net.py:1 raised SystemExit: 3"),
         ("import beside\ndef make():\n    return beside.fail()", "beside.py:2 raised ZeroDivisionError"),
@@ -226,8 +217,8 @@ def test_no_such_thing(write, spec, words):
         ("import torch\ndef make():\n    return torch.zeros(2, 3) @ torch.zeros(2)", "net.py:3 raised RuntimeError: "),
     ],
 )
-@pytest.mark.parametrize("folder", ["", "deep/er/"])
-def test_faults_of_the_file(write, text, words, folder):
+def test_faults_of_the_file(write, text, words):
+    folder = "deep/er/"
     write("def fail():\n    return 1 / 0", f"{folder}beside.py")
     write("def fail(:", f"{folder}broken.py")
     write(text, f"{folder}net.py")

@@ -207,16 +207,9 @@ def add_legend(ax: Axes, handles: Sequence[Any], page: Page) -> None:
     ax.legend(handles=handles, **place, **columns_of(handles, page))
 
 
-def method_handle(label: str, look: MethodLook, *, line: bool = True) -> Line2D:
+def method_handle(label: str, look: MethodLook) -> Line2D:
     """Legend entry of a method."""
-    style: dict[str, Any] = {
-        "marker": look.marker,
-        "ms": 3.8,
-        "mew": 0.4,
-        "mec": "white",
-        "ls": "-" if line else "none",
-    }
-    return Line2D([], [], color=look.color, label=label, **style)
+    return Line2D([], [], color=look.color, label=label, marker=look.marker, ms=3.8, mew=0.4, mec="white")
 
 
 def dash_handles(kinds: Mapping[str, Any]) -> list[Line2D]:

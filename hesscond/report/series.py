@@ -113,13 +113,13 @@ def across_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
     return together.dropna(how="all")
 
 
-def thinned(values: pd.Series, stretches: int = STRETCHES) -> pd.Series:
-    """The values themselves, or if there are many the smallest and largest of each of ``stretches`` parts."""
-    if len(values) <= 2 * stretches:
+def thinned(values: pd.Series) -> pd.Series:
+    """The values themselves, or if there are many the smallest and largest of each of `STRETCHES` parts."""
+    if len(values) <= 2 * STRETCHES:
         return values
     keep: list[int] = []
     array = values.to_numpy()
-    for stretch in np.array_split(np.arange(len(array)), stretches):
+    for stretch in np.array_split(np.arange(len(array)), STRETCHES):
         part = array[stretch]
         if np.isnan(part).all():
             keep.append(int(stretch[0]))

@@ -39,16 +39,9 @@ def number(value: float, form: str = ".2e") -> str:
     return format(value, ".2e" if form.endswith("f") and abs(value) >= LONGEST_FIXED else form)
 
 
-def between(low: float, high: float, form: str = ".2e") -> str:
-    """A value that lies between two bounds: itself, its lower bound if the upper one is infinite, or both."""
-    if math.isnan(low) or low == high:
-        return number(low, form)
-    return f"≥ {number(low, form)}" if math.isinf(high) else f"{number(low, form)} … {number(high, form)}"
-
-
 def known(value: float, lower: float) -> str:
     """A κ, or where none was resolved the lower bound."""
-    return number(value) if math.isnan(lower) or not math.isnan(value) else between(lower, math.inf)
+    return number(value) if math.isnan(lower) or not math.isnan(value) else f"≥ {number(lower)}"
 
 
 @dataclass(frozen=True)
