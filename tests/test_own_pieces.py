@@ -133,7 +133,7 @@ def test_own_data_and_networks_are_what_the_functions_return(mine):
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_a_table_is_split_into_all_its_rows(workplace, values, call_cli):
+def test_a_table_is_split_into_all_its_rows(workplace, values):
     frame = pd.DataFrame({"a": range(20), "size": np.arange(20) / 2, "kind": ["no", "yes"] * 10, "count": range(1, 21)})
     frame.to_csv("t.csv", index=False)
     chosen = {"target": "count", "values": True, "columns": "a,size"} if values else {"target": "kind"}
@@ -145,17 +145,6 @@ def test_a_table_is_split_into_all_its_rows(workplace, values, call_cli):
     targets = torch.cat([data.train_targets, data.test_targets]).flatten().numpy()
     assert np.array_equal(targets, (rows + 1 if values else rows % 2))
     assert inputs.shape[1] == (2 if values else 3)
-    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in chosen.items())
-    (workplace / "t.toml").write_text(
-        f"""
-        name = "t"
-        description = "t"
-        data = {{ name = "csv", file = "t.csv", standardize = true, {options} }}
-        training = {{ batch_size = 5, iterations = 3, loss = "{"mse" if values else "cross_entropy"}" }}
-        probe = {{ units = "all" }}
-        """
-    )
-    assert call_cli("study", "t.toml", "-m", "bnp", "--out", "o").code == 0
 
 
 @pytest.mark.parametrize(

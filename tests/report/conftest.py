@@ -77,6 +77,7 @@ def write_run(
             result.append(row | own)
         return result
 
+    probes, evaluations = [], []
     for iteration in range(iterations + 1):
         t = iteration / iterations
         epoch = iteration // per_epoch
@@ -84,14 +85,15 @@ def write_run(
             if evaluated:
                 accuracy = 0.1 + (0.38 if fast else 0.3) * (1 - np.exp(-4 * t)) + 0.01 * rng.standard_normal()
                 entry = {"iteration": iteration, "epoch": epoch, "test_loss": 2.3, "test_accuracy": accuracy}
-                log.commit(evaluation=[entry])
+                evaluations.append(entry)
             if probed:
-                log.commit(probe=rows(iteration, "train"))
+                probes += rows(iteration, "train")
         if iteration < iterations:
             loss = 1.5 + 0.8 * np.exp(-(6 if fast else 3) * t) + 0.12 * rng.standard_normal()
             log.training(iteration, epoch, float(loss))
             if probed and iteration % every == 0:
-                log.commit(probe=rows(iteration, "batch"))
+                probes += rows(iteration, "batch")
+    log.commit(probe=probes, evaluation=evaluations)
     log.close(status)
     return open_run(folder)
 

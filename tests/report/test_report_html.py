@@ -22,7 +22,7 @@ def runs(four_runs):
 def two_figures():
     """Every figure has its own tests; this one stands for all, and save time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html_report, "FIGURES", {name: html_report.FIGURES[name] for name in ("spectra",)})
+        patch.setattr(html_report, "FIGURES", {name: html_report.FIGURES[name] for name in ("training",)})
         yield
 
 

@@ -16,7 +16,7 @@ from hesscond.report import conditioning_figure, save_figure
 
 @pytest.fixture
 def run(make_run):
-    return make_run("bnp", unresolved=0.1)
+    return make_run("bnp", iterations=60, unresolved=0.1)
 
 
 def test_svg_keeps_text_png_has_print_resolution_and_rc_parameters_stay(run, tmp_path):

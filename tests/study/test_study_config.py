@@ -2,9 +2,7 @@
 
 import pytest
 
-from hesscond.data import names
 from hesscond.errors import ConfigError
-from hesscond.methods import parse, registered
 from hesscond.study import load_study, resolve_device
 from hesscond.study.structure import layers_of
 from tests.cli_targets import STUDY
@@ -19,25 +17,6 @@ def written(tmp_path):
         return path
 
     return write
-
-
-def names_in(method):
-    return parse(method).plain.split("+")
-
-
-def test_every_built_in_study_fits_this_package(studies):
-    assert {s.name for s in studies} >= {"bnp-figure-3", "bnp-figure-8", "cwo-table-1", "wc-table-1", "fc-digits"}
-    methods = {m.name for m in registered()}
-    assert load_study(studies[0].full_name) == studies[0]
-    for study in studies:
-        assert study.data.name in names()
-        own = {entry.name: entry.method for entry in study.methods}
-        rated = [own.get(name, name) for entry in study.learning_rates for name in entry.rate]
-        assert {one for name in (*rated, *own.values()) for one in names_in(name)} <= methods
-        for name in own:
-            assert study.known_rate(name, study.training.batch_size) is not None
-        assert study.description
-        assert study.run is None
 
 
 #: Tables 2 and 3 of the BNP paper.

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hesscond.data import Dataset
+from hesscond.data import Dataset, names
+from hesscond.methods import parse, registered
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
@@ -72,10 +73,6 @@ def shortened(study, samples=16):
     return study.model_copy(update={"probe": probe, "learning_rates": rates})
 
 
-def test_all_are_here(studies):
-    assert [study.full_name for study in studies] == STUDIES
-
-
 @pytest.mark.share(4)
 @pytest.mark.parametrize("name", STUDIES)
 def test_both_scales_are_whole(name):
@@ -84,6 +81,12 @@ def test_both_scales_are_whole(name):
         assert (study.full_name, study.scale, study.small) == (name, scale, {})
         assert scale != "small" or study.data.name == DATA[name]
         assert len(methods_of(study)) >= 2
+        assert (study.data.name in names(), study.run, bool(study.description)) == (True, None, True)
+        own = {entry.name: entry.method for entry in study.methods}
+        rated = [own.get(method, method) for entry in study.learning_rates for method in entry.rate]
+        used = {one for method in (*rated, *own.values()) for one in parse(method).plain.split("+")}
+        assert used <= {method.name for method in registered()}
+        assert all(study.known_rate(method, study.training.batch_size) is not None for method in own)
         for entry in study.learning_rates:
             for method in entry.rate:
                 if entry.grid:
