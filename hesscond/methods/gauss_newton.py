@@ -6,8 +6,7 @@ Sources: Schraudolph, *Fast Curvature Matrix-Vector Products for Second-Order Gr
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,68 +19,46 @@ from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
 from hesscond.methods.base import not_shown
-from hesscond.methods.inputs import LayerMethod, WholeState
+from hesscond.methods.inputs import LayerMethod, LayerState, WholeState
 from hesscond.methods.optimizers.reading import power
 from hesscond.methods.options import option
-from hesscond.methods.output_curvature import OutputWatch, reaches, root
 from hesscond.methods.registry import register
 
 #: Bytes of rows, or of products with them, that are formed at a time.
 CHUNK = 2**26
+#: Units of round-off in the curvature of a saturated softmax.
+SATURATED = 64
 
 
 # -- the rows of F, with FᵀF the Gauss–Newton matrix -------------------------------------------------------------------
 
 
-class Rows(ABC):
-    """F (r, m n̂), each row a matrix (m, n̂) of [b, W]."""
-
-    #: (r, m, n̂)
-    shape: tuple[int, int, int]
-
-    @abstractmethod
-    def images(self, X: torch.Tensor) -> torch.Tensor:
-        """F x (v, r) for each of the rows of X (v, m n̂)."""
-
-    @abstractmethod
-    def combined(self, C: torch.Tensor) -> torch.Tensor:
-        """Fᵀc (v, m n̂) for each of the rows of C (v, r)."""
-
-    @abstractmethod
-    def of_unit(self, unit: int) -> torch.Tensor:
-        """(r, n̂) the columns of F of one unit's parameters."""
-
-    @abstractmethod
-    def gram(self) -> torch.Tensor:
-        """F Fᵀ (r, r)."""
-
-    @property
-    def units(self) -> int:
-        return self.shape[1]
-
-
-class Formed(Rows):
-    """F as a matrix (r, m n̂) of m units."""
+class Formed:
+    """F as a matrix (r, m n̂), each row a matrix (m, n̂) of [b, W]; ``shape`` is (r, m, n̂)."""
 
     def __init__(self, F: torch.Tensor, units: int) -> None:
         self.F, self.shape = F, (len(F), units, F.shape[1] // units)
 
     def images(self, X: torch.Tensor) -> torch.Tensor:
+        """F x (v, r) for each of the rows of X (v, m n̂)."""
         return X @ self.F.T
 
     def combined(self, C: torch.Tensor) -> torch.Tensor:
+        """Fᵀc (v, m n̂) for each of the rows of C (v, r)."""
         return C @ self.F
 
     def of_unit(self, unit: int) -> torch.Tensor:
+        """The columns (r, n̂) of F of one unit's parameters."""
         n = self.shape[2]
         return self.F[:, unit * n : (unit + 1) * n]
 
     def gram(self) -> torch.Tensor:
+        """F Fᵀ (r, r)."""
         return self.F @ self.F.T
 
 
-class Products(Rows):
-    """Row (k, j) is Σ_t δ_kjt ⊗ ĥ_jt over the positions t of sample j, δ (K, N, T, m) and ĥ (N, T, n̂)."""
+class Products:
+    """F by its rows Σ_t δ_kjt ⊗ ĥ_jt over the positions t of sample j, δ (K, N, T, m) and ĥ (N, T, n̂)."""
 
     def __init__(self, deltas: torch.Tensor, H: torch.Tensor) -> None:
         self.deltas, self.H = deltas, H
@@ -125,6 +102,9 @@ class Products(Rows):
                 yield torch.einsum("jtm,jti->jmi", self.deltas[k, own], self.H[own])
 
 
+Rows = Formed | Products
+
+
 def joined(parts: list[Products]) -> Rows:
     """The rows of several losses together; triangular if there are more than parameters."""
     r, (_, units, width) = sum(part.shape[0] for part in parts), parts[0].shape
@@ -136,6 +116,81 @@ def joined(parts: list[Products]) -> Rows:
             F = torch.cat([F, rows.flatten(1)])
             F = triangular(F[None])[0] if len(F) > 2 * units * width else F
     return Formed(triangular(F[None])[0], units)
+
+
+# -- the curvature of the loss in the outputs --------------------------------------------------------------------------
+
+
+class OutputWatch:
+    """Recorder of a network's output in its latest training pass, and of the curvature of the loss in it."""
+
+    def __init__(self, method: str, model: nn.Module) -> None:
+        self.method, self.model = method, model
+        self._output: Any = None
+        self.handle = model.register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        # a probe calls the model with other tensors in place of its parameters: not this training
+        own = next(module.parameters(), None)
+        if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
+            self._output = output
+
+    def curvature(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output z, and ∂²loss/∂z² as a block (C, C) for each of its B samples, in its precision."""
+        z, self._output = self._output, None
+        if not isinstance(z, torch.Tensor):
+            what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
+            raise ConfigError(f"{self.method} needs the model's output as a tensor, and {what}")
+        first = torch.autograd.grad(loss, z, create_graph=True, allow_unused=True)[0] if z.requires_grad else None
+        if first is None:
+            raise ConfigError(f"{self.method}: the loss does not depend on the output of the model's latest pass")
+        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1)
+        if not g.requires_grad:
+            return z, z.new_zeros(*g.shape, g.shape[1])
+
+        def product(v: torch.Tensor) -> torch.Tensor:
+            (found,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
+            return found.reshape(g.shape)
+
+        columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
+        S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
+        # half of the parts alone: nothing may reach the others
+        some = torch.zeros_like(g)
+        some[
+            torch.randperm(len(g), generator=torch.Generator().manual_seed(0), device="cpu")[: len(g) // 2].to(g.device)
+        ] = 1.0
+        if reaches(product(some)[some[:, 0] == 0]):
+            raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
+        return z, S
+
+    def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[LayerState]) -> None:
+        """Carry V (r, B, C), gradients of r numbers in the output z, back through the network: ``states`` keep them."""
+        chosen = [state for state in states if state.module.weight.requires_grad]
+        weights = [state.module.weight for state in chosen]
+        for number, v in enumerate(V, 1):
+            for state in chosen:
+                state.wanted = number
+            torch.autograd.grad(z, weights, v.reshape(z.shape).to(z), retain_graph=True, allow_unused=True)
+        for state in chosen:
+            state.wanted = 0
+
+
+def reaches(gradients: torch.Tensor) -> bool:
+    """Whether there are gradients that are neither zero nor those of a run that diverges."""
+    return bool(((gradients != 0) & gradients.isfinite()).any())
+
+
+def root(S: torch.Tensor, method: str) -> torch.Tensor:
+    """b_1 … b_r (r, B, C) with Σ b bᵀ = S for each block of S (B, C, C), r ≥ 1; zeros if S is not finite."""
+    eps = torch.finfo(S.dtype).eps
+    S = S.to(torch.float64)
+    S = S.where(torch.isfinite(S).all(), 0.0)
+    values, Q = torch.linalg.eigh((S + S.mT) / 2)
+    if bool((values < -max(eps**0.5 * float(values.abs().amax()), SATURATED * eps)).any()):
+        raise ConfigError(f"{method}: the loss is not convex in the outputs, and its curvature in them indefinite")
+    # what is below is the rounding of zero
+    kept = max(int((values > 16 * S.shape[1] * eps * values[:, -1:]).sum(1).max()), 1)
+    return (Q * values.clamp_min(0).sqrt()[:, None])[..., S.shape[1] - kept :].permute(2, 0, 1)
 
 
 # -- M and the method --------------------------------------------------------------------------------------------------
@@ -204,13 +259,13 @@ class GaussNewtonRoot(Preconditioner):
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """A bound of ``rows`` (v, m n̂) times |P|: |(FᵀWF)_ab| ≤ d_a d_b with d² the diagonal of FᵀWF."""
         F = self.of.rows
-        parts = (F.of_unit(unit) for unit in range(F.units))
+        parts = (F.of_unit(unit) for unit in range(F.shape[1]))
         d = torch.cat([(part * (self.of.W @ part)).sum(0) for part in parts]).clamp_min(0).sqrt().to(rows)
         return (rows + (rows @ d)[:, None] * d) / self.of.damping**0.5
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² = Σ d_a² M_aa."""
-        blocks = torch.cat([self.of.block(unit).diagonal() for unit in range(self.of.rows.units)])
+        blocks = torch.cat([self.of.block(unit).diagonal() for unit in range(self.of.rows.shape[1])])
         return float(scales.square() @ blocks.to(scales))
 
 
