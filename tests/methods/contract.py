@@ -249,7 +249,7 @@ class MethodContract:
                 return
         pytest.fail(f"{spec} does not train: {before} → {after}")
 
-    @pytest.mark.share(3)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_the_gradient_is_transformed_by_its_P(self, spec, kind):
         model, method, _, _ = trained(spec, kind, batch=30, steps=4)
@@ -315,7 +315,7 @@ class MethodContract:
         pairs = zip(with_probe.state_dict().items(), without.state_dict().items(), strict=True)
         assert all(a == b and torch.equal(s, t) for (a, s), (b, t) in pairs)
 
-    @pytest.mark.share(3)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_its_state_saves_and_loads(self, spec, kind):
         """A twin that takes over all states goes on in the same way, bit for bit."""
@@ -338,7 +338,7 @@ class MethodContract:
             how.after_step()
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
-    @pytest.mark.share(3)
+    @pytest.mark.share(6)
     @pytest.mark.parametrize("kind", NETWORKS)
     def test_its_hooks_come_off(self, spec, kind):
         model, method = build(spec, kind)

@@ -20,7 +20,6 @@ class TestVariants(MethodContract):
         "bnp:exact=true",
         "bnp:statistics=batch",
         "bnp:statistics=data,refresh=50",
-        "bnp+groupnorm",
         "groupnorm+bnp",
     )
 

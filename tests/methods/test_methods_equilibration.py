@@ -35,8 +35,6 @@ LAYERS = {
 class TestVariants(MethodContract):
     specs = (
         "equilibration:axis=column",
-        "equilibration:axis=row-column",
-        "equilibration:frozen=true",
         "equilibration:axis=row-column,frozen=true",
         "batchnorm+equilibration",
         "equilibration:axis=column+layernorm",

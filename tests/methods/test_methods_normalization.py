@@ -36,7 +36,6 @@ class TestVariants(MethodContract):
 class TestStatisticsOfTheBatch(MethodContract):
     specs = (
         "batchnorm:position=post",
-        "batchnorm:gradient_through_statistics=false",
         "batchnorm:position=post,affine=false,gradient_through_statistics=false",
         "batchnorm:position=post,running_variance=tensorflow",
         "batchnorm+bnp",
