@@ -65,11 +65,7 @@ class PublishedSource(Source):
 
     @abstractmethod
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Content of every file of a copy by its name, each with its published md5.
-
-        ``place`` is what `find` returned. Raises DataNotFoundError if a file cannot be read, and CorruptDataError if a
-        checksum is not the published one.
-        """
+        """Content of every file of a copy by its name, each with its published md5; ``place`` is what `find` gave."""
 
     @abstractmethod
     def read(self, place: Path) -> Dataset:

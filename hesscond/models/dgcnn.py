@@ -20,10 +20,7 @@ def nearest(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 class EdgeConv(nn.Module):
-    """x_i' = max over the neighbours j of σ(conv(x_j − x_i, x_i)), with neighbours in the space of the x's.
-
-    Equation 8 of the paper, and its section 3.2 for the neighbours.
-    """
+    """x_i' = max over the neighbours j of σ(conv(x_j − x_i, x_i)), neighbours in the space of the x's (eq. 8)."""
 
     def __init__(self, make: Layers, before: int, after: int, k: int, activation: str) -> None:
         super().__init__()

@@ -152,8 +152,6 @@ class GoogLeNet(Inception):
     before, which make images 8 times smaller, one convolution of 192 channels; without auxiliary classifiers and
     dropout, and normalized after each convolution. What Saratchandran, Wang and Lucey (ECCV 2024) changed for
     CIFAR-100 their paper does not say.
-
-    Parameters and errors are those of `Inception`.
     """
 
     published: ClassVar[Stages] = PUBLISHED

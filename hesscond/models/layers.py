@@ -153,10 +153,7 @@ class Layers:
             self.initialize(layer, self.generator)
 
     def normalization(self, channels: int, *, maps: bool = True) -> nn.Module:
-        """The normalization of (N, channels, H, W), or of (N, channels) without ``maps``.
-
-        Layer normalization is over channels and positions: a group normalization of one group.
-        """
+        """The normalization of (N, channels, H, W), or of (N, channels) without ``maps``."""
         kind, options = normalization_of(self.norm)
         if kind == "batch":
             return (nn.BatchNorm2d if maps else nn.BatchNorm1d)(channels, **options)

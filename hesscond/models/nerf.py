@@ -26,10 +26,7 @@ def encoded(p: torch.Tensor, frequencies: int) -> torch.Tensor:
 
 
 def visible(density: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Weights w_i = T_i (1 − exp(−σ_i δ_i)), (N, S), with the transmittance T_i = exp(−Σ_{j<i} σ_j δ_j) (eq. 3).
-
-    What is seen along a ray is Σ_i w_i c_i.
-    """
+    """Weights w_i = T_i (1 − exp(−σ_i δ_i)), (N, S), with the transmittance T_i = exp(−Σ_{j<i} σ_j δ_j) (eq. 3)."""
     depth = density * lengths
     before = functional.pad(depth[:, :-1], (1, 0)).cumsum(1)
     return torch.exp(-before) * -torch.expm1(-depth)
@@ -52,7 +49,7 @@ def resampled(at: torch.Tensor, weights: torch.Tensor, share: torch.Tensor) -> t
 class Field(nn.Module):
     """``fc1``, …, ``density``, ``feature``, ``view``, ``colour``: a colour and a density at each point.
 
-    Mildenhall et al., NeRF (ECCV 2020), figure 7. Its parameters are those of `RadianceField`.
+    Mildenhall et al., NeRF (ECCV 2020), figure 7.
     """
 
     def __init__(
