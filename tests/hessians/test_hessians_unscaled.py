@@ -335,11 +335,3 @@ def test_a_network_that_is_saturated_beyond_double_precision_is_left_open():
     batch = torch.eye(3, dtype=torch.float64), torch.arange(3)
     kappa = hesscond.probe(nn.Sequential(layer), nn.CrossEntropyLoss(), batch, level="network")["network"].kappa
     assert not kappa.resolved
-
-
-@pytest.mark.slow
-def test_sixty_random_units():
-    """None resolved and wrong; what is not resolved is so because its units are saturated."""
-    assert sum(outcome(Unscaled.random(seed)) for seed in range(40)) >= 38
-    for seed in range(20):
-        outcome(Unscaled.random(seed, raw=True))

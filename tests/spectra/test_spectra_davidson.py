@@ -6,14 +6,12 @@ import math
 
 import numpy as np
 import pytest
-import scipy.sparse.linalg
 import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
 from hesscond.spectra.forms import SolverLimits, operator_condition
 from hesscond.spectra.smallest import smallest_nonzero
-from tests.spectra.layer_case import layer_hessian
 from tests.spectra.spectra_cases import Counting, generator, prescribed
 
 
@@ -119,13 +117,6 @@ def trial(seed, *, dense_order, max_products):
     return result.converged
 
 
-@pytest.mark.slow
-def test_random_spectra_by_iteration():
-    converged = [trial(seed, dense_order=0, max_products=200) for seed in range(50)]
-    assert converged.count(MISSED) == 0
-    assert converged.count(True) > 15
-
-
 def test_random_spectra_by_forming():
     converged = [trial(seed, dense_order=100, max_products=300) for seed in range(40)]
     assert converged.count(MISSED) == 0
@@ -163,48 +154,6 @@ def test_many_alternating_spectra():
 
 
 @pytest.mark.slow
-def test_layer_within_130_products_and_fewer_than_lobpcg():
-    """5,050 parameters, κ ≈ 3e5: the answer, and how sure it is."""
-    A = layer_hessian()
-    M = A.kronecker()
-    result = smallest_nonzero(A, inverse=M)
-    assert result.converged, result.message
-    assert result.products == A.products <= 130
-    start = M.solve(torch.randn(A.order, 1, generator=generator(0), dtype=torch.float64))
-    A.products = 0
-    preconditioner = scipy.sparse.linalg.LinearOperator(
-        A.shape,
-        dtype=float,
-        matvec=lambda v: M.solve(torch.as_tensor(v.reshape(-1, 1)))[:, 0].numpy(),
-        matmat=lambda V: M.solve(torch.as_tensor(V)).numpy(),
-    )
-    values, _ = scipy.sparse.linalg.lobpcg(
-        A.to_scipy(), start.numpy(), M=preconditioner, largest=False, tol=3e-10, maxiter=300
-    )
-    assert float(result.eigenvalues) == pytest.approx(values[0], rel=2e-8)
-    assert float(result.lower) <= values[0] <= float(result.upper)
-    assert float(result.upper - result.lower) < 1e-4 * values[0]
-    assert result.products < A.products
-
-
-@pytest.mark.slow
-def test_layer_with_null_directions_of_dead_inputs():
-    A = layer_hessian(inputs=30, units=20, samples=1500, dead=2)
-    truth = torch.linalg.eigvalsh(A.to_dense())
-    assert int((truth < 1e-13).sum()) == 40
-    directions = torch.zeros(20, 31, 40).double()
-    for i in range(40):
-        directions[i // 2, 1 + i % 2, i] = 1
-    known = Span(directions.reshape(620, 40))
-    given = smallest_nonzero(A, inverse=A.kronecker(), null_space=known)
-    assert given.converged, given.message
-    assert given.null == 0
-    assert float(given.eigenvalues) == pytest.approx(float(truth[40]), rel=1e-7)
-    # not one rounding error of a null direction
-    assert float(known.project(given.eigenvectors).abs().max()) < 1e-15
-
-
-@pytest.mark.slow
 def test_forty_unknown_null_directions():
     values = graded(500, 1e5, null=40)
     A, Q = prescribed(values)
@@ -227,7 +176,7 @@ def test_unknown_null_directions_of_an_indefinite_operator():
 
 def test_both_of_a_pair_of_opposite_signs():
     values = torch.cat(
-        [torch.tensor([1e-3, -1e-3]), torch.linspace(0.01, 1, 99), -torch.linspace(0.01, 1, 99)]
+        [torch.tensor([1e-3, -1e-3]), torch.linspace(0.01, 1, 60), -torch.linspace(0.01, 1, 60)]
     ).double()
     A, Q = prescribed(values)
     result = smallest_nonzero(Dense(A), 2, inverse=Spectral(Q, values, 0.3, 0), dense_order=0)
@@ -264,7 +213,7 @@ def test_multiplicity_is_found_out():
 
 
 @pytest.mark.share(8)
-@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 @pytest.mark.parametrize("psd", [True, False])
 def test_scale(scale, psd):
     values = torch.cat([graded(300, 100), torch.tensor([1e-4], dtype=torch.float64)])
@@ -362,16 +311,16 @@ def test_too_few_products_are_not_enough():
 
 
 def test_memory_is_stated_and_kept_to(caplog):
-    values = graded(600, 1e4)
+    values = graded(400, 1e3)
     A, Q = prescribed(values)
-    budget = 70 * 600 * 8
+    budget = 70 * 400 * 8
     with caplog.at_level(logging.INFO, "hesscond"):
         result = smallest_nonzero(Dense(A, psd=True), inverse=Spectral(Q, values, 0.5, 0), dense_order=0, memory=budget)
     assert result.converged
-    assert result.vectors * 600 * 8 <= budget
+    assert result.vectors * 400 * 8 <= budget
     assert f"at most {result.vectors} vectors" in caplog.text
     with pytest.raises(MatrixError, match="give memory="):
-        smallest_nonzero(Dense(A, psd=True), dense_order=0, memory=10 * 600 * 8)
+        smallest_nonzero(Dense(A, psd=True), dense_order=0, memory=10 * 400 * 8)
 
 
 def test_float32_products(device):
@@ -456,7 +405,7 @@ def test_bad_input(options, error, sentence):
 
 
 def test_eigenvectors_are_orthonormal_and_residuals_true():
-    values = torch.linspace(0.01, 1, 400, dtype=torch.float64) * (-1.0) ** torch.arange(400)
+    values = torch.linspace(0.05, 1, 150, dtype=torch.float64) * (-1.0) ** torch.arange(150)
     A, Q = prescribed(values)
     result = smallest_nonzero(Dense(A), 3, inverse=Spectral(Q, values, 0.3, 0), dense_order=0)
     assert result.converged, result.message
@@ -514,7 +463,7 @@ def test_words_count_what_was_told_from_zero(psd):
 
 
 def test_the_largest_eigenvalue_of_an_iteration_is_in_its_interval():
-    for seed in range(6):
+    for seed in range(2):
         values = 1 + torch.rand(600, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         kappa = operator_condition(Diagonal(values), limits=SolverLimits(dense_order=0, seed=seed))
         assert kappa.lower <= float(values.max() / values.min()) <= kappa.upper

@@ -152,11 +152,6 @@ def trial(number, max_products):
 
 
 @pytest.mark.slow
-def test_random_trials():
-    assert sum(trial(number, 150) for number in range(100)) >= 75
-
-
-@pytest.mark.slow
 @pytest.mark.share(20)
 @pytest.mark.parametrize("part", range(20))
 def test_two_thousand_random_trials(part):
@@ -251,7 +246,7 @@ def test_intervals_where_the_other_values_shift_the_rest():
     """Arrow matrices, whose last diagonal entry is the rest, coupled to every value."""
     rng = np.random.default_rng(0)
     narrowed = 0
-    for _ in range(2000):
+    for _ in range(500):
         k = int(rng.integers(2, 6))
         theta = np.sort(rng.choice([-1, 1], k) * 10.0 ** rng.uniform(-3, 0, k))[::-1].copy()
         coupling, corner = (
@@ -267,7 +262,7 @@ def test_intervals_where_the_other_values_shift_the_rest():
         assert (found >= lower.numpy()).all()
         assert (found <= upper.numpy()).all()
         narrowed += bool(((upper - lower).numpy() < coupling).any())
-    assert narrowed > 100
+    assert narrowed > 25
 
 
 # -- precision, devices, memory ---------------------------------------------------------------------------------------
@@ -361,7 +356,7 @@ def test_rounding_is_asked_for_where_the_iteration_depends_on_it():
 
 
 def test_memory(caplog):
-    n, basis = 6000, 20
+    n, basis = 2000, 20
     operator = Diagonal(torch.linspace(0, 1, n, dtype=torch.float64) ** 200)
     with caplog.at_level(logging.INFO, "hesscond"), LiveVectors(n * 4) as live:
         result = lanczos(operator, 3, basis=basis, tol=1e-5)
@@ -443,11 +438,3 @@ def test_similarity_shift_and_scaling(spectrum, seed, shift, scale, which):
         result = lanczos(Dense(B), 2, which)
         assert result.converged
         assert (back(result.eigenvalues) - base).abs().max() <= 1e-7 * size
-
-
-def test_the_smallest_nonzero_are_those_above_the_null_space():
-    d = torch.tensor([0.0, 0.0, 3e-6, -2e-5, *range(1, 40)], dtype=torch.float64)
-    found = lanczos(Diagonal(d), 2, which="smallest-nonzero")
-    assert found.eigenvalues.abs().sort().values.tolist() == pytest.approx([3e-6, 2e-5], rel=1e-8)
-    with pytest.raises(ConfigError, match="ends of the spectrum"):
-        lanczos(Diagonal(d), 2, which="smallest-nonzero", basis=20)

@@ -13,7 +13,6 @@ from functools import cached_property
 import torch
 
 from hesscond.capture import Geometry, LayerInputs
-from hesscond.errors import MatrixError
 from hesscond.hessians.null_space.row_space import RowSpace, add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import ApproximateInverse
@@ -153,9 +152,6 @@ class KroneckerInverse(ApproximateInverse):
 
     def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], values: torch.Tensor) -> None:
         self.Q_C, self.Q_A = stacked(Q_C), stacked(Q_A)
-        expected = (len(self.Q_C), self.Q_C.shape[2], self.Q_A.shape[2])
-        if tuple(values.shape) != expected or bool((values < 0).any()):
-            raise MatrixError(f"expected eigenvalues ≥ 0 of shape {expected}, got shape {tuple(values.shape)}")
         self.order = len(self.Q_C) * self.Q_C.shape[1] * self.Q_A.shape[1]
         largest = float(values.max()) if values.numel() else 0.0
         self.values = values.clamp_min(FLOOR * largest if largest > 0 else 1.0)
