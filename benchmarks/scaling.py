@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hesscond import optimal_kronecker_scaling
+from hesscond import GGNOperator, optimal_kronecker_scaling
 from hesscond.data import load
 
 
@@ -33,17 +33,9 @@ def layer_factor(k: int, damping: float) -> np.ndarray:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[part]), y[part]).backward()
         optimizer.step()
-    h = model[:2](x).detach()
-    a = middle(h).detach().requires_grad_()
-    z = model[3:](a)
-    p = z.detach().softmax(1)
-    # ∂²ℓ/∂z² = Σ_c b_c b_cᵀ with b_c = √p_c (e_c − p)
-    B = p.sqrt()[:, :, None] * (torch.eye(10).to(p) - p[:, None])
-    deltas = [torch.autograd.grad(z, a, b, retain_graph=True)[0] for b in B.unbind(1)]
-    R = torch.linalg.qr(torch.cat([torch.einsum("ni,nj->nij", d, h).flatten(1) for d in deltas]), mode="r").R
-    R = R / len(x) ** 0.5
-    gamma = damping * R.square().sum() / len(R)
-    return torch.linalg.qr(torch.cat([R, gamma.sqrt() * torch.eye(len(R)).to(R)]), mode="r").R.numpy()
+    G = GGNOperator(model, nn.CrossEntropyLoss(), (x, y), layers=["2"]).to_dense()
+    values, vectors = torch.linalg.eigh(G + damping * G.trace() / len(G) * torch.eye(len(G)).to(G))
+    return (vectors * values.clamp(min=0).sqrt()).T.numpy()
 
 
 def kronecker_table(sizes: list[int]) -> None:
