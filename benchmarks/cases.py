@@ -7,7 +7,7 @@ log-uniformly over 1e-2…1e2. Needs torch and the engine only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -254,25 +254,28 @@ class Residual(nn.Module):
         return torch.relu(self.body(inputs) + self.shortcut(inputs))
 
 
-def resnet18(size: Size, dtype: torch.dtype, device: torch.device) -> Problem:
-    """ResNet-18 for 32×32 images (11.2 million parameters), batch normalization in evaluation mode; narrow if small."""
+def residual_network(widths: Sequence[int], image: int, samples: int, classes: int) -> Problem:
+    """Residual blocks of these widths behind a 3×3 stem, in evaluation mode, on square images."""
     torch.manual_seed(0)
-    first, image, batch = (64, 32, 128) if size is FULL else (4, 8, 4)
-    stages, before = [], first
-    for stage in range(4):
-        width = first * 2**stage
-        stages += [Residual(before, width, 1 if stage == 0 else 2), Residual(width, width, 1)]
-        before = width
-    model = nn.Sequential(
-        nn.Conv2d(3, first, 3, 1, 1, bias=False),
-        nn.BatchNorm2d(first),
-        nn.ReLU(),
-        *stages,
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(before, size.classes),
-    )
-    return images(model, (3, image, image), batch, size.classes, dtype, device)
+    stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+    blocks = [Residual(a, b, 1 if a == b else 2) for a, b in pairwise((widths[0], *widths))]
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], classes)
+    model = nn.Sequential(*stem, *blocks, *head)
+    return images(model, (3, image, image), samples, classes, torch.float32, torch.device("cpu"))
+
+
+#: Widths of the blocks of ResNet-18.
+RESNET18 = (64, 64, 128, 128, 256, 256, 512, 512)
+
+
+def resnet18(size: Size, device: torch.device) -> Problem:
+    """ResNet-18 for 32×32 images (11.2 million parameters) in float32; narrow if small."""
+    if size is FULL:
+        problem = residual_network(RESNET18, 32, 128, size.classes)
+    else:
+        problem = residual_network([width // 16 for width in RESNET18], 8, 4, size.classes)
+    inputs, targets = problem.batch
+    return Problem(problem.model.to(device), problem.loss_fn, (inputs.to(device), targets.to(device)))
 
 
 def resnet50() -> Problem:

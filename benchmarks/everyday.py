@@ -24,8 +24,8 @@ import torch
 from cases import (
     FULL,
     QUICK,
+    RESNET18,
     Problem,
-    Residual,
     Row,
     Size,
     characters,
@@ -33,6 +33,7 @@ from cases import (
     dense,
     images,
     probe_row,
+    residual_network,
     training_set,
 )
 from measuring import environment, in_units, interleaved, seconds_of, table
@@ -119,16 +120,6 @@ class Splines(nn.Module):
         return nn.functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", b, self.spline)
 
 
-def residual_network(widths: tuple[int, ...], images: int, size: int) -> Problem:
-    """Network of blocks with these widths on random images, in training mode."""
-    stem = [nn.Conv2d(3, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()]
-    blocks = [Residual(a, b, 1 if a == b else 2) for a, b in pairwise((widths[0], *widths))]
-    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
-    batch = torch.randn(images, 3, size, size), torch.randint(10, (images,))
-    model(batch[0])
-    return Problem(model, nn.CrossEntropyLoss(), batch)
-
-
 def waits(quick: bool) -> Iterator[Task]:
     """Probes that take second derivatives, or are large: what people used to wait for."""
     torch.manual_seed(0)
@@ -137,7 +128,8 @@ def waits(quick: bool) -> Iterator[Task]:
     model = nn.Sequential(Splines(8, 16), Splines(16, 5))
     kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
     yield probed("KAN 8-16-5, 128 samples: a unit", kan, layers=["1"], units=[0])
-    small = residual_network((4,) if quick else (16,) * 4, 32, 4 if quick else 16)
+    small = residual_network((4,) if quick else (16,) * 4, 4 if quick else 16, 32, 10)
+    small.model.train()
     yield probed("residual network, training mode: a unit", small, layers=["3.body.0"], units=[0])
     yield probed("the same: default call", small)
     width = 8 if quick else 120
@@ -145,9 +137,8 @@ def waits(quick: bool) -> Iterator[Task]:
     net = Problem(nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(128, 4), torch.randint(2, (128,))))
     yield probed(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, level="network")
     for count in (2,) if quick else (16, 128):
-        widths = (8, 16) if quick else (64, 64, 128, 128, 256, 256, 512, 512)
-        large = residual_network(widths, count, 8 if quick else 32)
-        large.model.eval()
+        widths = (8, 16) if quick else RESNET18
+        large = residual_network(widths, 8 if quick else 32, count, 10)
         name = f"ResNet-18, evaluation mode, {count} images: the last convolution, whole"
         yield probed(name, large, layers=[f"{2 + len(widths)}.body.3"], level="layer")
 

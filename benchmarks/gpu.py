@@ -372,7 +372,7 @@ def time_rows(report: Report, small: bool) -> None:
     """All rows of the engine's benchmark on the device."""
     size, device = QUICK if small else FULL, report.device
     tables: dict[str, Callable[[], list[Row]]] = {}
-    network = report.attempt("ResNet-18", lambda: resnet18(size, torch.float32, device), 60)
+    network = report.attempt("ResNet-18", lambda: resnet18(size, device), 60)
     if network is not None:
         tables[f"ResNet-18, products: {network}, float32"] = lambda: whole_network_rows(network)
         tables["ResNet-18, one product of each tool"] = lambda: rows_of_tools(network)

@@ -27,7 +27,7 @@ NETWORKS: dict[str, Callable[[], Problem]] = {
     "words-30M": lambda: language_model(16_000, 512, 4),
     "words-76M": lambda: language_model(50_000, 512, 8),
     "words-101M": lambda: language_model(50_000, 512, 16),
-    "resnet18": lambda: resnet18(FULL, torch.float32, CPU),
+    "resnet18": lambda: resnet18(FULL, CPU),
     "resnet50": resnet50,
 }
 
@@ -35,17 +35,13 @@ NETWORKS: dict[str, Callable[[], Problem]] = {
 def whole_network(problem: Problem, products: int, dtype: torch.dtype | None, memory: float) -> dict[str, Any]:
     """λ_max and κ from below, in products and gradients: processor seconds, best with one thread where others work."""
 
-    def gradient() -> None:
-        problem.loss_fn(problem.model(problem.batch[0]), problem.batch[1]).backward()
-        problem.model.zero_grad()
-
     def spent(run: Callable[[], Any]) -> tuple[float, Any]:
         begin = time.process_time()
         found = run()
         return time.process_time() - begin, found
 
-    gradient()
-    before = [spent(gradient)[0] for _ in range(3)]
+    problem.gradients()
+    before = [spent(problem.gradients)[0] for _ in range(3)]
     peak, held = Path("/proc/self/clear_refs"), resident("VmRSS")
     peak.write_text("5")
     seconds, result = spent(
@@ -61,7 +57,7 @@ def whole_network(problem: Problem, products: int, dtype: torch.dtype | None, me
         )["network"]
     )
     used = resident("VmHWM") - held
-    one = sorted(before + [spent(gradient)[0] for _ in range(3)])[2]
+    one = sorted(before + [spent(problem.gradients)[0] for _ in range(3)])[2]
     product, _ = spent(lambda: result.operator @ result.operator.point)
     top = result.top
     return {
