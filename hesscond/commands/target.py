@@ -147,7 +147,7 @@ def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
         own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
         raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
     function = getattr(module, name)
-    if not callable(function):
+    if not callable(function) or isinstance(function, nn.Module):
         raise ConfigError(f"{name!r} in {path} is not a function but {described(function)}")
     try:
         inspect.signature(function).bind()

@@ -238,7 +238,7 @@ class Reader:
             self.fail(start, end, f"a sign is missing in {self.text[start:end]!r}")
         match = PIECE.match(self.text, start)
         if match is None:
-            self.fail(length, length, "it ends where a column, a number or a parenthesis is needed")
+            self.fail(length, length, "a column, a number or a parenthesis is missing")
         self.fail(start, match.end(), f"{match.group()!r} cannot follow what stands before it")
 
     def read(self, node: ast.expr) -> Node:
