@@ -28,9 +28,6 @@ TINY = float(torch.finfo(torch.float64).tiny)
 #: Number of float64 numbers compared at a time: 4 MB, which stay in a processor's cache.
 CACHED = 2**19
 
-#: Number of products with a row of Ĥ that take as long as gathering the row.
-GATHERED = 32
-
 #: Ĥ is kept once formed up to this many bytes; beyond, it is formed again in slices when needed.
 KEPT = 2**28
 
@@ -344,12 +341,7 @@ class LayerCapture:
             h = self.inputs.slice(start, stop)[:, :, group]
             # (j, u, R, q)
             b = B[:, start:stop, columns].permute(1, 2, 0, 3)
-            index, valid = active_positions(b)
-            if index.shape[2] * (passes + GATHERED) < b.shape[3] * passes:
-                own = sums_at(b, h, index, valid)
-            else:
-                own = (b.flatten(1, 2) @ h).unflatten(1, b.shape[1:3])
-            rows[:, :, start:stop] = own.permute(1, 2, 0, 3)
+            rows[:, :, start:stop] = (b.flatten(1, 2) @ h).unflatten(1, b.shape[1:3]).permute(1, 2, 0, 3)
         return rows.flatten(1, 2)
 
 
@@ -357,28 +349,6 @@ def smallest_nonzero(x: torch.Tensor) -> float:
     """Smallest nonzero |x|; 1 if all are zero."""
     size = x.abs()
     return float(size.where(size != 0, 1.0).amin()) if size.numel() else 1.0
-
-
-def active_positions(b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions (j, u, a) where any of the terms (j, u, R, q) is nonzero, and a mask of those that are not padding."""
-    active = (b != 0).any(2)
-    counts = active.sum(2)
-    valid = torch.arange(int(counts.max()), device=b.device) < counts[..., None]
-    index = torch.zeros(valid.shape, dtype=torch.int64, device=b.device)
-    index[valid] = active.nonzero()[:, 2]
-    return index, valid
-
-
-def sums_at(b: torch.Tensor, h: torch.Tensor, index: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """Sums Σ_p b_p h_p (j, u, R, n̂) over the positions from `active_positions` only."""
-    weights = b.gather(3, index[:, :, None].expand(*b.shape[:3], -1)) * valid[:, :, None]
-    # few enough units at a time that the gathered rows stay in the cache for the product
-    size = max(1, CACHED // max(1, index.shape[2] * h.shape[2]))
-    found = [
-        torch.cat([part @ rows[chosen] for part, chosen in zip(own.split(size), at.split(size), strict=True)])
-        for own, rows, at in zip(weights, h, index, strict=True)
-    ]
-    return torch.stack(found)
 
 
 def merged(B: torch.Tensor) -> torch.Tensor:

@@ -185,19 +185,9 @@ class LayerResult(Shown):
     @property
     def plain(self) -> LayerResult:
         """Same Hessians in the plain parameters, if they are PᵀHP here."""
-        result = LayerResult(
-            self.name,
-            self.level,
-            self.units,
-            lambda unit: self.block(unit).plain,
-            parameters=self.parameters,
-            n_params=self.n_params,
-            route=self.route,
-            rtol=self._rtol,
-            entries=self._entries,
-        )
-        result.check, result.uncertainty, result.uncertain = self.check, self.uncertainty, self.uncertain
-        result.rounding, result.kind = self.rounding, self.kind
+        result = LayerResult.__new__(LayerResult)
+        vars(result).update(vars(self), block=lambda unit: self.block(unit).plain, _conditions=None, _eigenvalues={})
+        vars(result).pop("conditions", None)
         return result
 
     @property
