@@ -44,6 +44,7 @@ GONE: dict[str, str] = {
     "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
+    "--columns": "hesscond.probe(…)[layer].trace(unit) and .frobenius_norm(unit) have their errors",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",
     **dict.fromkeys(
         ("block_norms", "block_structure", "structure_figure"),

@@ -119,6 +119,7 @@ def test_probes_have_the_same_bits(level, device):
     assert numbers(there) == numbers(here)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("made", [pictures, splines], ids=["convolutions", "blocks"])
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_other_layers_have_the_same_bits(made, level, device):
@@ -239,6 +240,7 @@ def waits(state, level, **shape):
     return state.counts.total()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("level", "first", "layer"), [("unit", 130, 65), ("layer", 170, 75), ("network", 215, 50)])
 def test_a_probe_waits_for_its_layers_and_not_for_units_or_samples(level, first, layer, device):
     two = waits(device, level)

@@ -202,15 +202,6 @@ def test_dead_and_dependent_features_of_an_indefinite_layer_are_resolved():
             assert kappa.negative > 0
 
 
-def test_preconditioned_hessian_is_the_congruence_of_the_dense_one():
-    model, loss_fn, batch = case("relu-ce").make()
-    generator = torch.Generator().manual_seed(0)
-    P = torch.randn(7, 7, generator=generator, dtype=torch.float64)
-    result = hesscond.probe(model, loss_fn, batch, layers=["2"], method=DensePreconditioner(P))
-    truth = P.T @ unit_truth(model, loss_fn, batch, "2", 1) @ P
-    assert torch.allclose(result["2"].hessian(unit=1), truth, rtol=1e-12, atol=1e-14)
-
-
 def test_the_interval_of_a_unit_holds_the_cancellation_in_its_coordinates():
     """P takes the difference of two features that agree to 1e-7, times 1e7: rows of ĤP are known to 1e-9 only."""
     generator = torch.Generator().manual_seed(0)

@@ -71,7 +71,7 @@ def judged(result, twin, level, batch=BATCH, loss=F.cross_entropy):
     return own
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_hessians_are_within_their_errors_of_the_truth(name, level):
@@ -85,6 +85,7 @@ def test_hessians_are_within_their_errors_of_the_truth(name, level):
         assert not result.skipped
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "network"])
 def test_a_fused_loss(level):
     """What it keeps makes its second derivatives wrong."""
@@ -92,6 +93,7 @@ def test_a_fused_loss(level):
     judged(result, network(torch.tanh), level)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_streams_convolutions_and_tables(level):
     halves = [(BATCH[0][:5], BATCH[1][:5]), (BATCH[0][5:], BATCH[1][5:])]
@@ -156,6 +158,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_stops_no_other_layer(name, monkeypatch):
     if name == "too many":

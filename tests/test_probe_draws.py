@@ -74,6 +74,7 @@ NOISE = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_is_that_of_the_users_own_run(name, dtype):

@@ -98,7 +98,7 @@ MIXED = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("kind", MIXED)
 def test_a_layer_that_cannot_be_measured_stops_no_other_and_the_advice_holds(kind, level):

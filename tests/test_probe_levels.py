@@ -108,14 +108,6 @@ def test_cheapest_exact_routes():
     assert routes("tanh-ce")[-1] == last
 
 
-def test_a_float32_model_is_measured_in_float64():
-    model, loss_fn, (x, y) = case("float32-tanh").make()
-    single = hesscond.probe(model, loss_fn, (x, y)).to_frame()
-    assert next(model.parameters()).dtype == torch.float32
-    double = hesscond.probe(model.double(), loss_fn, (x.double(), y)).to_frame()
-    pd.testing.assert_frame_equal(single, double, rtol=1e-12)
-
-
 def test_structured_inputs_may_be_lists_of_two():
     model, loss_fn, (x, y) = case("relu-ce").make()
     plain = hesscond.probe(model, loss_fn, (x, y)).to_frame()

@@ -115,7 +115,7 @@ def assert_the_same(found, result):
     assert str(found) == str(result)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_result_is_the_same_after_a_round_trip(name, way, tmp_path):
@@ -235,6 +235,7 @@ def test_a_condition_number_shows_itself(matrix):
     assert bits([pickle.loads(pickle.dumps(kappa))]) == bits([kappa])
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["a verdict", "a density", "an exact density"])
 def test_verdicts_and_densities_make_the_round_trip(name, way, tmp_path):

@@ -81,21 +81,6 @@ def test_numbers_of_a_stream_are_those_of_the_whole(name, level):
             assert (vectors.T @ vectors - torch.eye(len(values), dtype=torch.float64)).norm() <= 1e-10
 
 
-@pytest.mark.parametrize("name", ["relu-mse-sum", "relu-ce-sum-ignored"])
-def test_a_sum_is_told_from_a_mean_in_any_disguise(name):
-    model, loss_fn, batch = case(name).make()
-    result = hesscond.probe(model, lambda o, t: loss_fn(o, t), split(batch, ragged(case(name).samples)), level="layer")
-    is_the_hessian(result, *case_truth(case(name)), "layer")
-
-
-@pytest.mark.parametrize(("name", "reduction"), [("relu-mse-by-hand", "mean"), ("relu-mse-sum", "sum")])
-def test_reduction_given(name, reduction):
-    model, loss_fn, batch = case(name).make()
-    parts = split(batch, ragged(case(name).samples))
-    result = hesscond.probe(model, lambda o, t: loss_fn(o, t), parts, level="layer", reduction=reduction)
-    is_the_hessian(result, *case_truth(case(name)), "layer")
-
-
 def test_a_batch_without_a_target_that_counts_counts_nothing():
     loss_fn = nn.CrossEntropyLoss(ignore_index=2)
     model, _, (x, y) = Case("", lambda: mlp(nn.ReLU()), loss_fn, samples=12).make()
@@ -182,9 +167,3 @@ def test_sequences_of_different_lengths_in_a_stream():
     for name, layer in result.items():
         truth = sum(len(y) / 11 * layer_truth(model, loss_fn, (x, y), name) for x, y in parts)
         assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
-
-
-def test_a_stream_of_one_batch_is_the_batch():
-    example = case("tanh-ce")
-    model, loss_fn, batch = example.make()
-    agree(hesscond.probe(model, loss_fn, batch).to_frame(), hesscond.probe(model, loss_fn, [batch]).to_frame())

@@ -284,7 +284,7 @@ UNDECIDED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("level", ["unit", "network"])
 @pytest.mark.parametrize(("loss_fn", "batches"), UNDECIDED)
 def test_what_the_loss_does_not_show_is_refused(loss_fn, batches, level):
     with pytest.raises(ConfigError, match=r"weight=.*reduction=") as caught:
@@ -342,7 +342,7 @@ def test_what_is_given_overrides_what_is_found():
         ({"weight": [1, 1, 1], "reduction": "mean"}, "give one of them"),
     ],
 )
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("level", ["unit", "network"])
 def test_bad_weights(given, words, level):
     with pytest.raises(ConfigError, match=words):
         hesscond.probe(model(), gathered, sequences(), list(LAYERS), level, **given)

@@ -52,17 +52,6 @@ def equal_rows(act, apart=0.0):
     return model
 
 
-def dueling(act):
-    """Advantages without their mean, and a value."""
-
-    def forward(m, x):
-        h = m.act(m.trunk(x))
-        a = m.advantage(h)
-        return m.zero(h) + a - a.mean(1, keepdim=True)
-
-    return Net(forward, trunk=nn.Linear(5, 6), zero=nn.Linear(6, 1), advantage=nn.Linear(6, 4), act=act)
-
-
 def queries():
     """Attention over values that are all equal."""
 
@@ -100,7 +89,6 @@ ZEROS = {
     },
     **{f"rows, {act}": (lambda f=f: equal_rows(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
     **{f"equal, {act}": (lambda f=f: equal(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
-    **{f"dueling, {act}": (lambda f=f: dueling(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
     "two classes": (lambda: shifted(nn.ReLU(), 2), CE, lambda: batch(classes=2), "zero."),
     "queries": (queries, CE, sequences, "zero."),
 }  # fmt: skip

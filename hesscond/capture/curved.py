@@ -253,10 +253,8 @@ def leading_dimensions(shape: Sequence[int], blocks: int) -> int | None:
 def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
     """Outermost curved nodes of a scalar loss that is piecewise linear in their outputs; None if that is not known.
 
-    The Hessian of the loss is Σ_k J_kᵀ S_k J_k wherever every z_k is piecewise linear in the variables, which the
-    caller has to check below ``edge``: a node may be curved in the output of another one. At kinks of the loss
-    (clamping, absolute values, the border of the Huber loss) S_k is what second derivatives by autograd would give.
-    The graph stays as it is, for further derivatives.
+    The caller has to check that each z_k is piecewise linear in the variables: a node may be curved in the output of
+    another one. At kinks of the loss S_k is what second derivatives by autograd would give.
     """
     if loss.numel() != 1:
         raise ValueError(f"the loss must be a scalar, and has shape {tuple(loss.shape)}")
@@ -284,9 +282,8 @@ def without_cancellation(
 ) -> Iterator[list[torch.Tensor]]:
     """Random vectors w with E[Σ wwᵀ] = H if nothing in the loss's curvature cancelled, in the shapes of the variables.
 
-    The curvature of softmax and similar functions is p − p², and its rounding is that of p, however small the
-    difference. One list of tensors is yielded for each curved node of the scalar loss, or `DRAWS` with a finite
-    ``below``: then only for nodes whose curvature is everywhere less than ``below`` times the terms that cancel in it.
+    One list of tensors is yielded for each curved node of the scalar loss, or `DRAWS` with a finite ``below``: then
+    only for nodes whose curvature is everywhere less than ``below`` times the terms that cancel in it.
     """
     curved = curved_nodes(loss) if loss.requires_grad else None
     if not curved:

@@ -31,7 +31,6 @@ from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
-from hesscond.probing.tables import MEASURED
 from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
 from hesscond.sheets import duration
@@ -95,9 +94,6 @@ def probe(
         bool, typer.Option("--json", help="Print the rows, one per Hessian, as a list of objects.")
     ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the rows, one per Hessian, as CSV.")] = False,
-    columns: Annotated[
-        list[str] | None, typer.Option(help=f"Further columns, as with their errors: {', '.join(MEASURED)}.")
-    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File for the rows: .csv, .json, or as the options say.")
     ] = None,
@@ -117,7 +113,6 @@ def probe(
         rtol=rtol,
         memory=None if memory is None else options.parse_size(memory),
         products=products,
-        columns=tuple(options.choice("--columns", name, MEASURED) for name in options.names_of(columns) or ()),
     )
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
@@ -230,7 +225,6 @@ class Request:
     rtol: float
     memory: int | None
     products: int | None = None
-    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.units not in (None, "all") and self.layers is None:
@@ -264,7 +258,7 @@ def run_probe(
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
-        frame = result.to_frame(request.columns)
+        frame = result.to_frame()
         if request.products is not None:
             # signed, as κ's λ_max is not
             whole = result[NETWORK]
@@ -307,7 +301,7 @@ def with_layers(
             result.skipped["the layers by themselves"] = str(error)
         else:
             layers = watched.kappas(layers)
-            frame = pd.concat([layers.to_frame(request.columns), network], ignore_index=True)
+            frame = pd.concat([layers.to_frame(), network], ignore_index=True)
             result.skipped.update(layers.skipped)
     return frame.merge(shares.drop(columns="n_params"), on="layer", how="left")
 

@@ -48,10 +48,7 @@ def checked_level(level: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Checked arguments of `hesscond.probe`, which describes them.
-
-    ``model``, ``data`` and ``method`` are those that were given, or those that `hesscond.probing.applied` made of them.
-    """
+    """Checked arguments of `hesscond.probe`, or what `hesscond.probing.applied` made of them."""
 
     model: nn.Module
     loss_fn: LossFunction

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
-from hesscond.errors import ConfigError, did_you_mean
+from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NullDirections
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.roles import NETWORK
 from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.probing.check import Check
 from hesscond.probing.differences import worst
-from hesscond.probing.tables import MEASURED
 from hesscond.sheets import Sheet, Shown, listed
 from hesscond.spectra import Bounded, ConditionNumber, EigenResult, lanczos
 from hesscond.spectra.condition import unresolved, zero_matrix
@@ -279,13 +278,6 @@ class LayerResult(Shown):
         """Frobenius norm ‖H‖_F of a Hessian; arguments and errors as of `trace`."""
         return self._estimate(self.block(self._checked(unit)).frobenius_norm(probes, seed), unit)
 
-    def measured(self, name: str, unit: int | None) -> dict[str, float]:
-        """Columns of `to_frame` for a quantity of `MEASURED` and its error."""
-        if name not in MEASURED:
-            raise ConfigError(f"unknown column {name!r}: {did_you_mean(name, MEASURED)}")
-        found: Estimate[float] = getattr(self, MEASURED[name])(unit)
-        return {name: found.value, f"{name}_error": found.error}
-
     def _estimate(self, found: Estimate[Any], unit: int | None) -> Estimate[Any]:
         # entry (i, j) is off by at most ε d_i d_j, so that all three are by no more than ε Σ d_i²
         return replace(found, error=found.error + self.error(unit))
@@ -415,9 +407,9 @@ class LayerResult(Shown):
         """
         return self.block(self._checked(unit)).solve(vectors, self._damping(damping), rtol)
 
-    def to_frame(self, columns: Sequence[str] = ()) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian, as in `ProbeResult.to_frame`."""
-        return ProbeResult({self.name: self}, {}, "").to_frame(columns)
+        return ProbeResult({self.name: self}, {}, "").to_frame()
 
 
 class NetworkResult(LayerResult):
@@ -624,13 +616,10 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         made = {one.central: one.against for one in checks.values() if one.central is not None}
         return lines if (largest := worst(made)) is None else [*lines, f"         {made[largest]}"]
 
-    def to_frame(self, columns: Sequence[str] = ()) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,
         lambda_max, lambda_min, kappa, kappa_lower, kappa_upper, resolved, solver, reason, advice. ``negative`` is
         missing if not all negative eigenvalues were counted; ``reason`` and ``advice`` are empty where κ is resolved.
-
-        ``columns``: further ones, ``"trace"`` and ``"norm"`` (`LayerResult.frobenius_norm`), each with its error in
-        ``trace_error`` and ``norm_error``.
         """
         import pandas as pd
 
@@ -638,7 +627,6 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
             {"layer": layer.name, "unit": unit, "n_params": layer.n_params}
             | kappa.columns
             | {"reason": kappa.reason, "advice": kappa.advice}
-            | {key: value for name in columns for key, value in layer.measured(name, unit).items()}
             for layer in self._layers.values()
             for unit, kappa in zip(layer.blocks, layer.conditions, strict=True)
         ]

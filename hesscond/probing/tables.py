@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 #: Significant digits of the ends of κ's interval at layer level.
 DIGITS = 6
 
-#: Columns that a table may have besides those of κ, and the methods of `LayerResult` that return them.
-MEASURED = {"trace": "trace", "norm": "frobenius_norm"}
-
 
 def remark(what: str, frame: pd.DataFrame, unresolved: str = "≥") -> str:
     """Remark on a table: what it shows, and what its signs mean where it has them."""
@@ -27,19 +24,6 @@ def remark(what: str, frame: pd.DataFrame, unresolved: str = "≥") -> str:
     if (frame["negative"].fillna(0) > 0).any():
         parts.append("neg.: negative eigenvalues, κ is of |λ|")
     return "; ".join(parts)
-
-
-def measured_titles(frame: pd.DataFrame) -> list[str]:
-    """Titles of the columns of `MEASURED` that a frame has."""
-    return [f">{name}" for name in MEASURED if name in frame]
-
-
-def measured_cells(row: Mapping[str, Any]) -> list[str]:
-    """Texts of the values of `MEASURED` in a row, with their error where it is seen in three digits."""
-    cells = []
-    for value, error in ((row[name], row[f"{name}_error"]) for name in MEASURED if name in row):
-        cells.append(compact(value) + (f" ± {compact(error, 1)}" if error > 5e-3 * abs(value) else ""))
-    return cells
 
 
 def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -58,7 +42,7 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
         none; unresolved, the number of unresolved blocks, of which zero are the zero matrix, which has no κ; lower_min,
         lower_median, lower_max: lower bounds of κ of the unresolved blocks that are not zero; rank_min, rank_max,
         nullity_min, nullity_max; negative: the number of blocks with negative eigenvalues; solvers: the number of
-        blocks of each solver, by name; medians of the columns of `MEASURED`, and of their errors.
+        blocks of each solver, by name.
     """
     import pandas as pd
 
@@ -84,7 +68,6 @@ def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
                 },
                 "negative": int((blocks["negative"].fillna(0) > 0).sum()),
                 "solvers": blocks["solver"][~zero].value_counts().to_dict(),
-                **{key: blocks[key].median() for name in MEASURED for key in (name, f"{name}_error") if key in blocks},
             }
         )
     return pd.DataFrame(rows)
@@ -104,12 +87,8 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
         ">rank",
         ">nullity",
         ">neg.",
-        *measured_titles(frame),
     )
-    what = "κ and params of one unit, bias included" + "; trace, norm: medians of the units" * (
-        "trace" in frame or "norm" in frame
-    )
-    table = TextTable(titles, caption=remark(what, frame, "≥, unres."))
+    table = TextTable(titles, caption=remark("κ and params of one unit, bias included", frame, "≥, unres."))
     for row in layer_frame(frame).to_dict("records"):
         table.add_row(
             row["layer"],
@@ -121,7 +100,6 @@ def unit_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
             span(row["rank_min"], row["rank_max"]),
             span(row["nullity_min"], row["nullity_max"]),
             str(row["negative"]),
-            *measured_cells(row),
         )
     return table
 
@@ -130,12 +108,12 @@ def layer_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     """Table of the condition number of every whole layer, with its interval."""
     titles = ("layer", "kind", ">params", ">κ", ">[lower, upper]", ">rank", ">nullity", ">neg.")
     what = "κ and an interval that contains it, rounded outwards"
-    table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))
+    table = TextTable(titles, caption=remark(what, frame))
     for row in frame.to_dict("records"):
         upper = compact(row["kappa_upper"], DIGITS, ROUND_CEILING)
         interval = f"[{compact(row['kappa_lower'], DIGITS, ROUND_FLOOR)}, {upper}{')' if upper == '∞' else ']'}"
         cells = [kappa_cell(row), "–" if is_zero(row) else interval]
-        cells += [count(row[name]) for name in ("rank", "nullity", "negative")] + measured_cells(row)
+        cells += [count(row[name]) for name in ("rank", "nullity", "negative")]
         table.add_row(row["layer"], kinds.get(row["layer"], ""), str(int(row["n_params"])), *cells)
     return table
 
@@ -151,7 +129,7 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
     """Table of every layer and the whole network, with each layer's share in the network's extreme eigenvectors."""
     titles = ("layer", "kind", ">params", ">λ max", ">κ", ">rank", ">nullity", ">neg.", ">top", ">bottom")
     what = "top, bottom: share of a layer in the network's eigenvectors of largest and smallest λ"
-    table = TextTable([*titles, *measured_titles(frame)], caption=remark(what, frame))
+    table = TextTable(titles, caption=remark(what, frame))
     records = frame.to_dict("records")
     for number, row in enumerate(records, 1):
         last = number == len(records)
@@ -165,7 +143,6 @@ def network_table(frame: pd.DataFrame, kinds: Mapping[str, str]) -> TextTable:
             kappa_cell(row),
             *counts,
             *shares,
-            *measured_cells(row),
             end_section=number == len(records) - 1,
         )
     return table

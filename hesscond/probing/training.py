@@ -109,8 +109,7 @@ class UnitConditions(NamedTuple):
 class TrainedLayers:
     """Dense and convolutional layers of a model in training, measured unit by unit in the method's coordinates.
 
-    ``layers`` and ``units`` are by place in the model that the method built, ``names`` are those of a study. ``dtype``
-    is the precision of the forward pass, None that of the training.
+    ``layers`` and ``units`` are by place in the model that the method built, ``names`` are those of a study.
     """
 
     model: nn.Module
@@ -119,7 +118,7 @@ class TrainedLayers:
     layers: Mapping[str, Layer]
     units: Mapping[str, tuple[int, ...]]
     names: Mapping[str, str]
-    dtype: torch.dtype | None
+    dtype: torch.dtype | None  # of the forward pass; None: that of the training
     rtol: float
     records: bool  # whether the training pass itself is measured where that suffices, not another pass
     keeps_inputs: bool  # whether the centred inputs of the layers are wanted

@@ -67,10 +67,8 @@ class Drawn:
 class Batches:
     """One batch or a stream of batches; each iteration yields the same batches in the same order, as `Drawn`.
 
-    The first iteration, which must be complete, reads the source once and keeps the batches if they fit into ``memory``
-    bytes; a batch or a sequence that was given exists already and is free. Otherwise the source is read anew in every
-    iteration, in the random state of the first one, and every batch is compared with the one read then. The random
-    state (of the CPU and of ``devices``) is left as it is found.
+    The first iteration, which must be complete, keeps the batches if they fit into ``memory`` bytes. Otherwise the
+    source is read anew in every iteration, in the random state of the first one, and compared with what was read then.
     """
 
     def __init__(self, data: Batch | Iterable[Batch], devices: Sequence[torch.device], memory: int) -> None:

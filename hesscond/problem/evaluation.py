@@ -34,7 +34,6 @@ from hesscond.problem.precision import (
     drawn_in,
     lifted,
     named,
-    operations,
 )
 from hesscond.problem.reentry import Reentry
 from hesscond.problem.references import References
@@ -115,7 +114,8 @@ def evaluate(
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(operations(counted))
+        if counted is not None:
+            stack.enter_context(counted)
         watch.lifts = dtype == torch.float64
         watch.clones = any(p.is_floating_point() and p.dtype is not torch.float32 for p in model.parameters())
         watch.draws = usual if watch.lifts and not watch.clones else None
@@ -354,9 +354,8 @@ class WeightWatch(TorchFunctionMode):
 def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     """Whether an elementwise function gives its largest or smallest value, or zero, for different entries.
 
-    It is also true if the function gives one value for all samples of a feature that varies, or returns a feature
-    unchanged because it is so small that the function rounds to the identity. None: the function is not elementwise,
-    or may do so without rounding.
+    It is also true for one value of all samples of a feature that varies, or a feature that is returned unchanged
+    because it is small. None: the function is not elementwise, or may do so without rounding.
     """
     x: Any = args[0] if args else None
     name = getattr(func, "__name__", "").strip("_")

@@ -157,9 +157,8 @@ def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
 def is_piecewise_linear(start: Iterable[Any], within: Set[Any] | None = None, known: Set[Any] = frozenset()) -> bool:
     """Whether the results of the nodes ``start`` are piecewise linear in all their differentiable leaves together.
 
-    Every node of the autograd graph must be of a known piecewise linear kind, and a product may have only one
-    differentiable side. An unknown node means no. Only the nodes ``within`` are taken to be variable (see `dependent`;
-    None: all), and the nodes ``known`` to be linear.
+    Only the nodes ``within`` are taken to be variable (see `dependent`; None: all), and the nodes ``known`` to be
+    linear; an unknown node means no.
     """
     return all(
         node in known or is_linear_node(node.name(), node, inputs_of(node, within))
@@ -216,11 +215,6 @@ def dimension(value: int, ndim: int) -> int:
     return (value - 2**64 if value >= 2**63 else value) % max(ndim, 1)
 
 
-def keeps_all(node: Any, inputs: Inputs) -> bool:
-    """Return True: the node keeps rows apart with any options."""
-    return True
-
-
 def same_ndim(node: Any, inputs: Inputs) -> bool:
     """Whether no input is broadcast along rows."""
     own = len(shape_of(node))
@@ -230,11 +224,6 @@ def same_ndim(node: Any, inputs: Inputs) -> bool:
 def first_operand(node: Any, inputs: Inputs) -> bool:
     """Whether only the left factor, whose rows are those of the result, is differentiable."""
     return all(parent is None for parent, _ in inputs[1:])
-
-
-def second_operand(node: Any, inputs: Inputs) -> bool:
-    """Whether, in bias + A B, only A is differentiable."""
-    return inputs[0][0] is None and inputs[2][0] is None
 
 
 def not_over(*attributes: str, added: int = 0) -> Callable[[Any, Inputs], bool]:
@@ -253,16 +242,6 @@ def not_over(*attributes: str, added: int = 0) -> Callable[[Any, Inputs], bool]:
     return holds
 
 
-def permutes_no_rows(node: Any, inputs: Inputs) -> bool:
-    """Whether the first dimension stays first."""
-    return dimension(node._saved_dims[0], len(node._saved_dims)) == 0
-
-
-def normalizes_by_constants(node: Any, inputs: Inputs) -> bool:
-    """Whether a node is batch normalization in evaluation mode, by constants."""
-    return not node._saved_training and first_operand(node, inputs)
-
-
 ELEMENTWISE = (
     backward("Neg Clone ToCopy Alias Relu LeakyRelu Elu Tanh Sigmoid Gelu Silu Softplus Hardtanh Hardsigmoid", 0, 1)
     | backward("Hardswish Hardshrink Softshrink Threshold Abs Exp Log Log1P Expm1 Pow Sqrt Rsqrt Reciprocal", 0, 1)
@@ -276,18 +255,18 @@ PER_SAMPLE = (
 )
 #: Conditions under which a node keeps samples apart, if its output and inputs have a row for each sample.
 KEEPS_ROWS: dict[str, Callable[[Any, Inputs], bool]] = {
-    "torch::autograd::AccumulateGrad": keeps_all,
-    **dict.fromkeys(ELEMENTWISE | PER_SAMPLE, keeps_all),
+    **dict.fromkeys({"torch::autograd::AccumulateGrad"} | ELEMENTWISE | PER_SAMPLE, lambda node, inputs: True),
     **dict.fromkeys(backward("Add Sub Mul Div Maximum Minimum"), same_ndim),
     **dict.fromkeys(backward("Mm Convolution Linear NativeLayerNorm NativeGroupNorm"), first_operand),
-    "BmmBackward0": keeps_all,
-    "AddmmBackward0": second_operand,
+    "BmmBackward0": lambda node, inputs: True,
+    # in bias + A B, only A may be differentiable
+    "AddmmBackward0": lambda node, inputs: inputs[0][0] is None and inputs[2][0] is None,
     "TransposeBackward0": not_over("_saved_dim0", "_saved_dim1"),
-    "PermuteBackward0": permutes_no_rows,
+    "PermuteBackward0": lambda node, inputs: dimension(node._saved_dims[0], len(node._saved_dims)) == 0,
     "UnsqueezeBackward0": not_over("_saved_dim", added=1),
     **dict.fromkeys(backward("Amax Slice Select Softmax LogSoftmax Cat"), not_over("_saved_dim")),
     **dict.fromkeys(backward("Squeeze Sum Mean", 1), not_over("_saved_dim")),
-    **dict.fromkeys(BATCH_NORM, normalizes_by_constants),
+    **dict.fromkeys(BATCH_NORM, lambda node, inputs: not node._saved_training and first_operand(node, inputs)),
 }
 
 

@@ -145,11 +145,6 @@ class Operations(Observer):
         )
 
 
-def operations(counted: Operations | None) -> AbstractContextManager[Any]:
-    """Context that counts operations, if a counter is given."""
-    return nullcontext() if counted is None else counted
-
-
 def digits(dtype: torch.dtype) -> float:
     """Number that is larger for types with more digits."""
     return -torch.finfo(dtype).eps

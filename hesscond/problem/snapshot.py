@@ -43,8 +43,7 @@ class Hooks(Protocol):
 class Snapshot:
     """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
 
-    ``leaves`` are differentiable copies of ``parameters``, in their order. All tensors are cast to ``dtype`` (None: no
-    cast); in float64, what the model casts to float32 stays in float64.
+    ``leaves`` are differentiable copies of ``parameters``, in their order and in ``dtype`` (None: that of the model).
     """
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:

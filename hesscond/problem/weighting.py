@@ -132,17 +132,14 @@ class Rule:
     """Rule for the weight of a part: its number of samples, or of entries of a tensor of its target.
 
     ``kind`` is ``"samples"``, ``"entries"``, ``"total"`` (the sum of a mask), ``"torch"`` (the divisor of a
-    loss of torch), ``"given"`` by the caller, or ``"sum"``: the loss is no mean. ``tensor`` is the index of the tensor
-    in the target. With ``shifted`` the first position of each sequence is left out, which has no prediction in a causal
-    model. Entries with the value ``ignored`` do not count, and ``classes`` is the index of the class weights, among
-    those that the loss uses, by which the others do.
+    loss of torch), ``"given"`` by the caller, or ``"sum"``: the loss is no mean.
     """
 
     kind: str
-    tensor: int = 0
-    shifted: bool = False
-    ignored: int | None = None
-    classes: int | None = None
+    tensor: int = 0  # index in the target
+    shifted: bool = False  # whether the first position of each sequence is left out, as in a causal model
+    ignored: int | None = None  # value of entries that do not count
+    classes: int | None = None  # index of the class weights, among those that the loss uses, by which entries count
 
     def __str__(self) -> str:
         if self.kind != "entries":
@@ -176,14 +173,9 @@ SUM, SAMPLES, TORCH, GIVEN = Rule("sum"), Rule("samples"), Rule("torch"), Rule("
 class Weights:
     """Weights m_k such that the loss of a data set is Σ m_k L_k / Σ m_k over its batches' losses L_k, or Σ L_k.
 
-    Batches are added one by one. For a loss of torch, m_k is its divisor. For any other loss, the `Rule` is inferred
-    that gives its value on a batch from its values on parts of the batch: halves, and versions of the batch with many
-    and with few targets kept. Between several rules that fit, a decision is made only if they differ in the share of a
-    batch; it is an error if the loss does not show which rule holds.
-
-    ``reduction`` (``"mean"``, ``"sum"``, or None: inferred) or ``weight`` (m_k: a function of the inputs and the target
-    of a batch, or a number for each batch) overrides the inference. ``masses`` has the weight of each batch by each
-    rule that may still hold.
+    For a loss of torch, m_k is its divisor. For any other, the `Rule` is inferred that gives its value on a batch from
+    its values on parts of the batch: halves, and versions with many and with few targets kept. ``masses`` has the
+    weight of each batch by each rule that may still hold.
     """
 
     def __init__(

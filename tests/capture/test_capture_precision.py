@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture import capture
 from hesscond.problem.evaluation import WeightWatch, evaluate, tensors_by_module
-from hesscond.problem.precision import Operations, Precision
+from hesscond.problem.precision import Operations
 from hesscond.problem.snapshot import Snapshot
 from tests.truth import network_truth
 
@@ -304,10 +304,3 @@ def test_an_error_that_has_nothing_to_do_with_types_is_the_users():
     for bad in (torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.float64)):
         with pytest.raises(RuntimeError, match="shapes"):
             evaluate(model, F.cross_entropy, (bad, bad), state, dtype=torch.float64, watch=WeightWatch({}), copies={})
-
-
-def test_precision_in_words():
-    several = Precision(torch.float64, ((torch.bfloat16, 2), (torch.float32, 1)), ("A", "B", "C", "D"), 1)
-    assert str(several) == "mixed: 2 bfloat16, 1 float32 operations (A, B, C, …), 1 cast to float32 lifted"
-    assert several.narrowest is torch.bfloat16
-    assert str(Precision(torch.float32)) == "float32"

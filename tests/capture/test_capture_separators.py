@@ -214,8 +214,9 @@ def test_one_sample(level, used):
 
 
 def test_a_stream_of_ragged_batches(used):
-    model, (x, y) = problem(MODELS["gpt"], 5)
-    result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])])
+    model, (x, y) = problem(MODELS["gpt"], 3)
+    layers = ["0.attention.kv", "0.mlp.0", "1.attention.o"]
+    result = hesscond.probe(model, by_token, [(x[:1], y[:1]), (x[1:], y[1:])], layers)
     assert used["from separator"]
     assert_true(result, model, by_token, (x, y))
 
@@ -251,7 +252,7 @@ def test_what_a_direct_product_does_not_confirm_is_not_taken(used, monkeypatch):
     model, batch = problem(MODELS["gpt"])
     original = separators.Separator.times
     monkeypatch.setattr(separators.Separator, "times", lambda self, images: 1.001 * original(self, images))
-    result = hesscond.probe(model, by_token, batch)
+    result = hesscond.probe(model, by_token, batch, ["0.attention.kv", "0.mlp.0", "1.attention.o"])
     assert used["layers"]
     assert_true(result, model, by_token, batch)
 

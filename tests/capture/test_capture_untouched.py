@@ -90,7 +90,7 @@ def true_hessian(model, batch=(X, Y)):
     return network_truth(model.double(), LOSS, (batch[0].double(), batch[1]))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_every_evaluation_sees_the_state_that_there_is_and_leaves_it(draw):
     model, expected = make(draw), true_hessian(make(draw))
@@ -145,6 +145,7 @@ def test_a_data_set_that_draws_from_numpy_and_python_is_read_again_the_same():
     assert repr(RandomState.now([]).host) == repr(before.host)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("norm", [parametrizations.spectral_norm, nn.utils.spectral_norm])
 def test_spectral_norm_in_training_mode(norm, level):
