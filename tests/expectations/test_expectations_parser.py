@@ -88,7 +88,7 @@ def test_long_and_deep_ones_are_refused_at_once(text):
         ("1 < 2", 1, "names no column"),
         ("kappa = 3", 7, "= is for filters"),
         ("kappa < 3 kappa", 11, "'kappa' cannot follow"),
-        ("kappa <", 8, "a column, a number or a parenthesis is needed"),
+        ("kappa <", 8, "a column, a number or a parenthesis is missing"),
         ("(kappa < 3", 11, "')' is missing"),
         ("kappa < 10 [data = train]", 12, "a filter belongs behind a column"),
         ("loss[layer = fc1] < 1", 6, "the table training has no such column"),
