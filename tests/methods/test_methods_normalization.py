@@ -1,7 +1,5 @@
 """Where normalizations of activations go, what they compute, and what they refuse."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -134,36 +132,6 @@ def test_convolutions_of_every_dimension(name, dimensions):
 # -- what they compute ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_after_the_activations_with_tensorflows_defaults_it_is_that_of_bnps_paper(kind):
-    """Averages that decay by 0.99 from 0 and 1, ε = 1e-3; of its dense path, with 1/N, the variance is a factor off."""
-    model = network(kind)
-    parse("batchnorm:position=post,eps=0.001,momentum=0.01").create(model)
-    name = {"mlp": "fc3", "cnn": "3"}[kind]
-    seen = []
-    model.get_submodule(f"{name}.before").register_forward_hook(lambda m, h, y: seen.append((h[0].numpy(), y.numpy())))
-    x, _ = digits()
-    with torch.no_grad():
-        for step in range(3):
-            model(x[6 * step : 6 * step + 6])
-        model.eval()(x[60:90])
-    moving_mean, moving_variance, dense = 0.0, 1.0, 1.0
-    for h, y in seen[:-1]:
-        assert (h >= 0).all()
-        over = (0, *range(2, h.ndim))
-        mean, variance, count = h.mean(over), h.var(over), h.size // h.shape[1]
-        spread = partial(by_channel, ndim=h.ndim)
-        close(torch.from_numpy(y), (h - spread(mean)) / np.sqrt(spread(variance) + 1e-3), 10)
-        moving_mean = 0.99 * moving_mean + 0.01 * mean
-        moving_variance = 0.99 * moving_variance + 0.01 * variance * count / (count - 1)
-        dense = 0.99 * dense + 0.01 * variance
-    h, y = seen[-1]
-    close(torch.from_numpy(y), (h - spread(moving_mean)) / np.sqrt(spread(moving_variance) + 1e-3), 10)
-    np.testing.assert_allclose(
-        dense - 0.99**3, (moving_variance - 0.99**3) * (count - 1) / count, rtol=1e-9, atol=1e-14
-    )
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_without_gradient_through_its_statistics_it_is_torchs_forward(shape):
     ours = with_affine(StopGradientBatchNorm(6, eps=1e-3, momentum=0.3))
@@ -203,16 +171,19 @@ def test_a_biased_running_variance_is_the_average_of_those_that_the_batches_are_
 
 def test_tensorflows_running_variance_is_biased_beside_dense_layers_only():
     model = network("cnn")
-    parse("batchnorm:position=post,running_variance=tensorflow").create(model)
+    parse("batchnorm:position=post,running_variance=tensorflow,eps=0.001,momentum=0.01").create(model)
     x, _ = digits()
     model(x[:6])
     convolution, dense = model[3].before, model[6].before.normalization
     assert type(convolution) is nn.BatchNorm2d
+    assert (convolution.eps, convolution.momentum) == (0.001, 0.01)
     seen = []
-    dense.register_forward_pre_hook(lambda m, a: seen.append(a[0].detach().numpy()))
+    dense.register_forward_hook(lambda m, a, y: seen.extend((a[0].detach().numpy(), y)))
     before = dense.running_var.numpy().copy()
     model(x[:6])
-    np.testing.assert_allclose(dense.running_var.numpy(), 0.9 * before + 0.1 * seen[0].var(0), rtol=1e-10)
+    h, y = seen
+    close(y, (h - h.mean(0)) / np.sqrt(h.var(0) + 1e-3), 10)
+    np.testing.assert_allclose(dense.running_var.numpy(), 0.99 * before + 0.01 * h.var(0), rtol=1e-10)
 
 
 class Renormalized:
@@ -276,10 +247,11 @@ def renorm(channels=6, *, r_max=3.0, d_max=5.0, start=0, r_end=0, d_end=0, momen
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("r_max", "d_max"), [(1.2, 0.2), (1.5, 0.5), (np.inf, np.inf)])
-@pytest.mark.parametrize("reference", [Renormalized, Debiased])
-def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max, reference):
-    ours = renorm(r_max=r_max, d_max=d_max, debias=reference is Debiased)
-    truth = reference(6, r_max, d_max, 0.2, 1e-3)
+@pytest.mark.parametrize("how", ["paper", "debias", "second_average"])
+def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max, how):
+    """Or TensorFlow's, which infers by an average of the debiased averages."""
+    ours = renorm(r_max=r_max, d_max=d_max, debias=how != "paper", second_average=how == "second_average")
+    truth = (Renormalized if how == "paper" else Debiased)(6, r_max, d_max, 0.2, 1e-3)
     gamma, beta = np.linspace(0.5, 2, 6), np.linspace(-1, 1, 6)
     clipped = 0
     for step in range(5):
@@ -288,22 +260,11 @@ def test_batch_renormalization_is_algorithm_1(shape, r_max, d_max, reference):
         clipped += np.isin(r, [r_max, 1 / r_max]).sum() + (np.abs(d) == d_max).sum()
         close(ours(h), expected, 10)
     assert (clipped > 0) == (r_max < np.inf)
-    ours.eval()
-    mu, sigma, g, b = (by_channel(v, len(shape)) for v in (truth.mu, truth.sigma, gamma, beta))
-    close(ours(h), g * (h.numpy() - mu) / sigma + b, 10)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_tensorflow_infers_by_an_average_of_the_debiased_averages(shape):
-    ours = renorm(r_max=np.inf, d_max=np.inf, debias=True, second_average=True)
-    truth = Debiased(6, np.inf, np.inf, 0.2, 1e-3)
-    gamma, beta = np.linspace(0.5, 2, 6), np.linspace(-1, 1, 6)
-    for step in range(5):
-        h = 2**step * activations(shape, seed=step)
-        expected, _, _ = truth.step(h.numpy(), gamma, beta)
-        close(ours(h), expected, 10)
-    m, v, g, b = (by_channel(u, len(shape)) for u in (truth.moving_mean, truth.moving_variance, gamma, beta))
-    close(ours.eval()(h), g * (h.numpy() - m) / np.sqrt(v + 1e-3) + b, 10)
+    mean, sigma = truth.mu, truth.sigma
+    if how == "second_average":
+        mean, sigma = truth.moving_mean, np.sqrt(truth.moving_variance + 1e-3)
+    mu, sigma, g, b = (by_channel(v, len(shape)) for v in (mean, sigma, gamma, beta))
+    close(ours.eval()(h), g * (h.numpy() - mu) / sigma + b, 10)
 
 
 def test_without_clipping_there_is_no_warm_up():

@@ -159,21 +159,6 @@ def test_adam_with_l2_in_z_is_torch_s_adamw():
     assert np.array_equal(flat(models[0]), flat(models[1]))
 
 
-def test_l2_in_p_is_torch_s_weight_decay_of_sgd():
-    models = [small(), small()]
-    method = parse(f"l2:space=p,strength={STRENGTH}").create(models[0])
-    optimizers = [
-        method.optimizer(LR, momentum=0.9),
-        torch.optim.SGD(models[1].parameters(), lr=LR, momentum=0.9, weight_decay=2 * STRENGTH),
-    ]
-    plain = parse("vanilla").create(models[1])
-    for seed in range(10):
-        x, y = batch(seed=seed)
-        for model, own, optimizer in zip(models, (method, plain), optimizers, strict=True):
-            step(model, own, optimizer, x, y)
-    np.testing.assert_allclose(flat(models[0]), flat(models[1]), rtol=1e-12, atol=1e-14)
-
-
 def test_a_penalty_does_not_count_the_batch_twice_in_bnp():
     """The gradient is taken twice in one step, but there are as many samples as before: q² = n/N, not n/2N."""
     x, y = digits()

@@ -2,10 +2,7 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -111,68 +108,40 @@ def test_one_class_is_all_it_takes():
     assert torch.allclose(own, d[:, None] * plain * d + 2e-4 * torch.diag(d.square()), rtol=1e-12, atol=1e-15)
 
 
-def distribution(folder, entry_points, code=EXAMPLE, group="methods"):
-    """An installed package: a module and its metadata."""
-    (folder / "their_package.py").write_text(code)
-    info = folder / "their_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[hesscond.{group}]\n{entry_points}\n")
-    return folder
+@pytest.fixture
+def installed(tmp_path, monkeypatch, forgotten):
+    """Installs a package: a module and its metadata."""
+
+    def install(entry_points, code=EXAMPLE, group="methods"):
+        (tmp_path / "their_package.py").write_text(code)
+        info = tmp_path / "their_package-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[hesscond.{group}]\n{entry_points}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setitem(sys.modules, "their_package", None)
+        del sys.modules["their_package"]
+        load_installed.cache_clear()
+
+    yield install
+    load_installed.cache_clear()
 
 
-def run(folder, *arguments):
-    """The command line in a fresh process that has the package on its path."""
-    path = os.pathsep.join([str(folder), str(Path(hesscond.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-m", "hesscond", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-
-
-@pytest.mark.slow
-def test_a_package_that_is_broken_is_one_sentence(tmp_path):
-    """Exit code 2, the entry point and the reason, and no traceback."""
-    found = run(distribution(tmp_path, "boost = no_such_module"), "methods")
-    assert found.returncode == 2
-    assert found.stdout == ""
-    (sentence,) = found.stderr.strip().splitlines()
-    assert "the methods of no_such_module cannot be imported: No module named 'no_such_module'" in sentence
-
-
-@pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize(
     ("entry_point", "code", "reason"),
     [
-        ("boost = their_package", "1 / 0", "division by zero"),
-        ("boost = their_package", EXAMPLE.replace('"bias-booster"', '"bnp"'), "'bnp' is registered already"),
-        ("boost = their_package:Missing", EXAMPLE, "no attribute 'Missing'"),
+        ("no_such_module", EXAMPLE, "No module named 'no_such_module'"),
+        ("their_package", "1 / 0", "division by zero"),
+        ("their_package", EXAMPLE.replace('"bias-booster"', '"bnp"'), "'bnp' is registered already"),
+        ("their_package:Missing", EXAMPLE, "no attribute 'Missing'"),
     ],
 )
-def test_whatever_breaks_in_it_is_said(tmp_path, monkeypatch, entry_point, code, reason):
-    monkeypatch.syspath_prepend(distribution(tmp_path, entry_point, code))
-    monkeypatch.setitem(sys.modules, "their_package", None)
-    del sys.modules["their_package"]
-    load_installed.cache_clear()
-    try:
-        with pytest.raises(ConfigError, match=f"methods of their_package.* cannot be imported: .*{reason}"):
-            next(registered())
-    finally:
-        load_installed.cache_clear()
+def test_whatever_breaks_in_it_is_said(installed, entry_point, code, reason):
+    installed(f"boost = {entry_point}", code)
+    with pytest.raises(ConfigError, match=f"methods of {entry_point} cannot be imported: .*{reason}"):
+        next(registered())
 
 
-@pytest.mark.usefixtures("forgotten")
-def test_a_statement_of_an_installed_package_is_verified(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(distribution(tmp_path, "trace = their_package", group="statements"))
-    monkeypatch.setitem(sys.modules, "their_package", None)
-    del sys.modules["their_package"]
-    load_installed.cache_clear()
-    try:
-        assert verify("trace-is-sum", trials=3).status == "holds"
-    finally:
-        load_installed.cache_clear()
+def test_a_statement_of_an_installed_package_is_verified(installed):
+    installed("trace = their_package", group="statements")
+    assert verify("trace-is-sum", trials=3).status == "holds"

@@ -13,7 +13,6 @@ from hesscond.spectra import condition_number
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, observed_inputs, statement, statements
 from hesscond.theorems.bnp_identities import same_unit
 from hesscond.theorems.matrix_preconditioners import MuonSpectralDescent
-from hesscond.theorems.weight_conditioning import WeightConditioningTheorem2
 from tests.theorems.verdicts import kappa
 
 
@@ -91,14 +90,6 @@ def test_the_three_readings_of_a_layer(bias, seed):
             assert outcome.status == ("holds" if after < before else "violated")
     assert found["scale identity"].status == "holds"
     assert found["nullity"].status == "not-applicable"
-
-
-def test_a_scale_identity_that_fails():
-    class Shifted(WeightConditioningTheorem2):
-        def own(self, weight, dims):
-            return weight / (weight.norm(dim=dims[0], keepdim=True) + 0.1)
-
-    assert outcomes(Shifted(), *regression(), "0")["scale identity"].status == "violated"
 
 
 def test_why_a_layer_has_no_full_rank():

@@ -10,7 +10,7 @@ from torch.func import hessian
 from hesscond.spectra import condition_number
 from hesscond.theorems import statement
 from hesscond.theorems.base import one_trial
-from hesscond.theorems.constrained_weights import ProjectedRate, random_problem
+from hesscond.theorems.constrained_weights import random_problem
 from hesscond.theorems.descent_rates import BNPTheorem1
 from hesscond.theorems.networks import Network, flat_loss
 from hesscond.theorems.rates import (
@@ -286,13 +286,6 @@ def test_the_minimum_on_the_sphere_is_on_it():
         assert at.null_space.remove(at.operator.gradient[:, None]).norm() < 1e-12
         # the gradient itself is normal, and not zero
         assert at.operator.gradient.norm() > 1e-4
-
-
-def test_random_numbers_are_from_the_generator_only():
-    state = torch.get_rng_state()
-    first = [ProjectedRate().trial(np.random.default_rng(3)) for _ in range(2)]
-    assert first[0] == first[1]
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 # ------------------------------------------------------------------------------------------------- quadratic functions
