@@ -11,7 +11,7 @@ import pickle
 import struct
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from hesscond.data.files import (
     DownloadError,
     download_files,
     exists,
-    file_md5,
     read_verified,
     read_verified_members,
 )
@@ -185,8 +184,6 @@ class IdxSource(PublishedSource):
     folder: str
     url: str  # folder that they are published in, with a slash at its end
     md5: Mapping[str, IdxMd5]  # by the name of the unpacked file
-    # md5 of gzipped training labels of other data sets with the same file names
-    namesakes: frozenset[str] = field(default=frozenset())
     classes: int = 10
 
     def form(self, options: Mapping[str, Any]) -> Form:
@@ -199,12 +196,7 @@ class IdxSource(PublishedSource):
         )
 
     def find(self, directory: Path) -> Path | None:
-        """Folder with the full copy: torchvision's in ``directory``, else ``directory``, else None."""
-        if not self.lacking(directory):
-            return directory / self.folder
-        if all(exists(directory / f"{file}.gz") for file in self.md5) and not self._is_namesake(directory):
-            return directory
-        return None
+        return None if self.lacking(directory) else directory / self.folder
 
     def lacking(self, directory: Path) -> list[str]:
         folder = directory / self.folder
@@ -234,10 +226,6 @@ class IdxSource(PublishedSource):
             self.classes,
             str(place),
         )
-
-    def _is_namesake(self, directory: Path) -> bool:
-        # In torchvision's layout the folder says whose files they are; lying loose, only their content does.
-        return file_md5(directory / f"{TRAIN_LABELS}.gz") in self.namesakes
 
 
 def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarray:
@@ -312,7 +300,6 @@ register(
         # The only address of the publisher that serves these files, without https; the md5 check covers that.
         url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         md5=_FASHION,
-        namesakes=frozenset({_MNIST[TRAIN_LABELS].gz}),
     )
 )
 register(
@@ -321,6 +308,5 @@ register(
         folder="MNIST/raw",
         url="https://ossci-datasets.s3.amazonaws.com/mnist/",
         md5=_MNIST,
-        namesakes=frozenset({_FASHION[TRAIN_LABELS].gz}),
     )
 )
