@@ -15,11 +15,7 @@ from torch.nn import functional
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates
 from hesscond.methods.batchnorm import over_samples, refuse_single_samples
-from hesscond.methods.normalization import (
-    Normalization,
-    Site,
-    checked_groups,
-)
+from hesscond.methods.normalization import Normalization, Site, checked_groups
 from hesscond.methods.options import option
 from hesscond.methods.registry import register
 
@@ -116,15 +112,8 @@ class FourThings(Normalization):
 
     def normalization(self, site: Site) -> nn.Module:
         groups = site.channels if self.groups is None else checked_groups(site, self.groups)
-        norm = GhostNorm(
-            site.channels,
-            groups,
-            ghost=self.ghost,
-            example_weight=self.example_weight,
-            momentum=self.momentum,
-            eps=self.eps,
-            affine=self.affine,
-        )
+        names = ("ghost", "example_weight", "momentum", "eps", "affine")
+        norm = GhostNorm(site.channels, groups, **{name: getattr(self, name) for name in names})
         self.norms.append(norm)
         return norm
 

@@ -234,6 +234,7 @@ def test_layers_that_they_do_not_know(spec, layer, word):
         parse(spec).create(nn.Sequential(layer))
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["layer", "network"])
 @pytest.mark.parametrize("spec", ["shampoo", "kfac", "ekfac", "soap", "psgd", "gauss-newton"])
 def test_kappa_is_that_of_the_dense_matrix(spec, level):

@@ -101,6 +101,7 @@ def expected(kind, p, g, H, M, lr=LR):
 KINDS = ["l2:space=p", "l2:space=z", "gradient-regularization:space=p", "gradient-regularization:space=z"]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("first", [True, False])
@@ -117,6 +118,7 @@ def test_steps_with_bnp_are_the_formulas(kind, norm, first):
         np.testing.assert_allclose(flat(model), truth, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_with_adam_are_the_formulas(kind):
     """M of the step has the whole gradient in it; gradient regularization in z takes M of the step before."""

@@ -411,7 +411,7 @@ class Truth:
         return T, (R + R.T) / 2
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])

@@ -111,6 +111,7 @@ def test_merged_factors_are_those_of_all_rows(parts):
     assert found.features.count == 40
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", CASES)
 def test_probe_by_name_on_batch_stream_layer_and_network(case):
     make, data = CASES[case]

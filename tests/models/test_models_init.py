@@ -16,6 +16,7 @@ def weights(name, layer, **options):
     return model.get_submodule(layer)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("name", "layer", "expected"),
     [

@@ -26,7 +26,7 @@ def close_to_truth(model, loss, data, layer, unit=0):
     torch.testing.assert_close(found, truth, rtol=1e-9, atol=1e-9 * truth.abs().max().item())
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("norm", ["published", "none"])
 @pytest.mark.parametrize("name", MODELS)
 def test_kappa_of_the_first_and_the_last_layer(name, norm):
@@ -43,7 +43,7 @@ def test_kappa_of_the_first_and_the_last_layer(name, norm):
             assert kappa.lower <= kappa.value <= kappa.upper < math.inf
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("name", MODELS)
 def test_hessians_of_the_first_and_the_last_layer(name):
     model = reduced(name).double()
@@ -52,7 +52,7 @@ def test_hessians_of_the_first_and_the_last_layer(name):
         close_to_truth(model, loss, data, layer)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     ("name", "layer"),
     [
@@ -80,7 +80,7 @@ def test_hessians_of_layers_in_between(name, layer):
     close_to_truth(reduced(name).double(), loss, data, layer, unit=1)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("layer", [f"block1.{layer}" for layer in GPT_LAYERS])
 @pytest.mark.parametrize("norm", ["rms:eps=1e-5", "none"])
 def test_hessians_of_a_decoder_with_other_normalizations(norm, layer):
@@ -88,6 +88,7 @@ def test_hessians_of_a_decoder_with_other_normalizations(norm, layer):
     close_to_truth(reduced("gpt", norm=norm).double(), loss, data, layer, unit=1)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("layer", [f"block1.{layer}" for layer in (*GPT_LAYERS[:4], "fc1")])
 def test_what_a_causal_mask_hides_leaves_nothing_open(layer):
     """The null directions of a decoder are found, though probabilities of hidden tokens are zero."""

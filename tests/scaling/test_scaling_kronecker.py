@@ -34,6 +34,7 @@ def test_a_kronecker_product_is_made_the_identity():
     assert best.lower <= best.kappa <= best.upper
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("factors", ["both", "left", "right"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_gap_is_closed_and_the_pair_is_what_it_says(factors, seed):
@@ -79,7 +80,7 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
     """Also far from the optimum, where the partial traces differ and are mended."""
     rng = np.random.default_rng(5)
     m, n, above = 3, 4, []
-    for trial in range(20):
+    for trial in range(10):
         K = ill(20, m, n, 100 + trial) @ np.kron(rng.standard_normal((m, m)), rng.standard_normal((n, n)))
         if trial % 2:
             best = optimal_kronecker_scaling(K, (m, n), factors, rtol=0.3)
@@ -94,7 +95,7 @@ def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
             L, R = np.eye(m) + size * rng.standard_normal((m, m)), np.eye(n) + size * rng.standard_normal((n, n))
             L, R = (np.eye(m) if factors == "right" else L), (np.eye(n) if factors == "left" else R)
             assert kappa(K, L, R) >= bound * (1 - 1e-7)
-    assert sum(above) >= 7
+    assert sum(above) >= 3
 
 
 def test_a_pair_put_in_front_changes_nothing():

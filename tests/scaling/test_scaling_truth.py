@@ -66,7 +66,7 @@ def test_jacobi_is_best_for_a_tridiagonal_matrix(seed):
     check(optimal_diagonal_scaling(F, side="column"), F, truth)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("side", ["row", "column", "both"])
 @pytest.mark.parametrize("shape", [(3, 3), (4, 6)])
 def test_brute_force(shape, side):
