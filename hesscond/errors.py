@@ -43,6 +43,7 @@ GONE: dict[str, str] = {
     **dict.fromkeys(("margins", "stored_margin_figure"), "table statements has the checks along runs, claim by claim"),
     "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
     "timing": "the column time of comparison.csv has the time of an iteration, table summary that of a run",
+    "--long": "hesscond statements ID shows one, the pages of statements show all",
     "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
     "--columns": "hesscond.probe(…)[layer].trace(unit) and .frobenius_norm(unit) have their errors",
     "Extreme": "counterexamples that hesscond.verify returns have the factor",

@@ -10,15 +10,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
-from hesscond.commands import live_view
 from hesscond.commands.options import parse_ranges
 from hesscond.errors import RunError
-from hesscond.runs import TABLES, RunLog
+from hesscond.runs import TABLES
 from hesscond.study import find_runs, open_run
-from hesscond.study.sweep import Outcome
-from tests.runs.run_logs import CONFIG
 
 STUDY = """
 name = "tiny"
@@ -214,20 +210,3 @@ def test_signals_end_it_cleanly_and_it_goes_on(long, sent, code):
     _, error = again.communicate(timeout=300)
     assert again.returncode == 0, error
     check_against_unbroken_runs(folder)
-
-
-def test_the_lines_about_a_sweep(tmp_path, monkeypatch, capsys):
-    log = RunLog(tmp_path / "one", CONFIG)
-    log.training(0, 0, 1.0)
-    log.commit()
-    monkeypatch.setattr(live_view, "REPEAT", -1)
-    view = live_view.SweepView(Console(), [tmp_path / name for name in ("one", "next", "bad")], 12)
-    view.ended(Outcome("bad", "failed", "the disk is full"))
-    view.tick()
-    log.close("finished")
-    view.ended(Outcome("one", "finished"))
-    failed, running, finished = capsys.readouterr().out.splitlines()
-    assert failed == "[10/12] bad: failed: the disk is full"
-    assert running.startswith("10 of 12 runs over, 1 not finished · 0:00:0")
-    assert running.endswith("; in training: one 1/6")
-    assert finished.startswith("[11/12] one: finished, 1 iterations, loss 1, ")

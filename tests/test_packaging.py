@@ -16,8 +16,6 @@ from hesscond.lazy import OPTIONAL, optional
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").iterdir())
 PAGES = [
     *ROOT.glob("*.md"),
     *(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name not in ("methods", "statements")),
@@ -70,21 +68,6 @@ def test_all_has_what_a_user_may_want():
     assert not others & WORK
     assert "torchvision" not in names
     assert all(text.startswith("hesscond[") for text in EXTRAS["all"])
-
-
-@pytest.mark.parametrize(
-    "path", [*WORKFLOWS, ROOT / ".readthedocs.yaml", ROOT / ".pre-commit-config.yaml", *ROOT.glob("*.md")], ids=relative
-)
-def test_make_targets_exist(path):
-    text = path.read_text(encoding="utf-8")
-    # of a list, the targets of `make ${{ matrix.targets }}`
-    lists = re.findall(r"^ +targets: \[(.+)\]$", text, re.MULTILINE)
-    given = [line for one in lists for line in re.findall(r'"(.+?)"', one)]
-    given += re.findall(r"^(?:[ -]*(?:run: )?)make ([a-zA-Z0-9= -]+?)(?: +#.*)?$", text, re.MULTILINE)
-    given += re.findall(r"`make ([a-zA-Z0-9= -]+)`", text)
-    assert given or path.name not in ("ci.yml", ".readthedocs.yaml", "CONTRIBUTING.md", "README.md")
-    for target in {word for line in given for word in line.split() if "=" not in word}:
-        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
 
 
 @pytest.mark.parametrize("path", PAGES, ids=relative)

@@ -39,9 +39,9 @@ def doctor(as_json: AsJson = False) -> None:
 
     Example: hesscond doctor --json
     """
-    checks = {name: result(check) for name, check in CHECKS.items()}
-    listing([{"name": name, **check._asdict()} for name, check in checks.items()], as_json)
-    if any(check.status == "failed" for check in checks.values()):
+    rows = [{"name": name, **result(check)._asdict()} for name, check in CHECKS.items()]
+    listing(rows, as_json)
+    if any(row["status"] == "failed" for row in rows):
         raise typer.Exit(UNMET)
 
 

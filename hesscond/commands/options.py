@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hesscond.errors import GONE, ConfigError, bytes_of
-from hesscond.runs import StoredRun, find_runs, open_run
+from hesscond.runs import StoredRun, find_runs
 
 if TYPE_CHECKING:
     import torch
@@ -148,11 +148,7 @@ def parse_size(text: str) -> int:
 
 def collect(folders: list[Path]) -> list[StoredRun]:
     """Runs that the folders are or hold."""
-    runs = [
-        run
-        for folder in folders
-        for run in ([open_run(folder)] if (folder / "run.sqlite").exists() else find_runs(folder))
-    ]
+    runs = [run for folder in folders for run in find_runs(folder)]
     if not runs:
         raise ConfigError(f"no run in {', '.join(str(f) for f in folders)}")
     return runs

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,21 +44,14 @@ def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[st
     sentences = []
     for plan in plans:
         try:
-            with interruptible(plan.folder), progress_bar(stderr, plan.name) as on_progress:
+            with progress_bar(stderr, plan.name) as on_progress:
                 run(plan, data, on_progress, resume=resume)
+        except KeyboardInterrupt:
+            stderr.print(f"interrupted: the log up to here is in {plan.folder}; --resume continues", soft_wrap=True)
+            raise typer.Exit(INTERRUPTED) from None
         except DivergedError as error:
             sentences.append(f"{plan.study.name} {plan.name}: {error}")
     return sentences
-
-
-@contextmanager
-def interruptible(where: Path) -> Iterator[None]:
-    """After a Ctrl-C, say where the logs are."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        stderr.print(f"interrupted: the log up to here is in {where}; --resume continues", soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
 
 
 @dataclass(frozen=True)

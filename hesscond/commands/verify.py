@@ -92,7 +92,6 @@ def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verd
 def list_statements(
     name: Annotated[str | None, typer.Argument(help="Show this statement in full.")] = None,
     as_json: AsJson = False,
-    long: Annotated[bool, typer.Option("--long", help="Show the whole text of each statement.")] = False,
 ) -> None:
     """List the statements that can be verified, with what is known of them, or show one.
 
@@ -102,9 +101,8 @@ def list_statements(
     if as_json:
         typer.echo(json.dumps([described(s) for s in chosen], indent=1))
         return
-    if name is not None or long:
-        for one in chosen:
-            show(one)
+    if name is not None:
+        show(chosen[0])
         return
     rows = []
     for one in chosen:

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 
 import pandas as pd
 import pytest
@@ -72,28 +71,3 @@ def test_csv_and_json_of_several_runs(runs, call_cli):
     (runs / "one").mkdir()
     written_run(runs / "one" / "run")
     assert call_cli("export", "runs/one").out.startswith("run,")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--format", "xlsx"), ["'xlsx'", "csv, json, parquet"]),
-        (("--table", "weights"), ["'weights'", "training, evaluation"]),
-        (("--format", "tensorboard"), ["'tensorboard'", "SummaryWriter"]),
-        (("--follow",), ["--follow", "hesscond runs"]),
-        (("--format", "csv", "-o", "nowhere/x.csv"), ["nowhere"]),
-    ],
-)
-def test_bad_use(runs, call_cli, arguments, words):
-    result = call_cli("export", "runs", *arguments)
-    assert (result.code, result.out) == (2, "")
-    (line,) = result.err.splitlines()
-    assert all(word in line for word in words)
-
-
-def test_a_package_that_is_missing(runs, call_cli, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    result = call_cli("export", "runs", "--format", "parquet", "-o", "out")
-    assert (result.code, result.out) == (2, "")
-    (line,) = result.err.splitlines()
-    assert "(extra 'parquet')" in line

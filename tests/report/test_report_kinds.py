@@ -24,7 +24,6 @@ from hesscond.report import (
     method_colors,
     save_figure,
     venue_page,
-    venues,
 )
 from hesscond.report.curves import training_figure
 from hesscond.report.html_report import render_report
@@ -243,19 +242,6 @@ def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others()
 
 
 # --- pages and files -------------------------------------------------------------------------------------------------
-
-
-def test_every_venue_has_a_page_in_fonts_that_matplotlib_brings():
-    assert {"neurips2024", "icml2024", "jmlr2001", "iclr2024"} <= set(venues())
-    for venue in venues():
-        column, full = venue_page(venue), venue_page(venue, "full")
-        assert 3 <= column.width <= full.width <= 7
-        assert column.style["font.family"] in ("STIXGeneral", "DejaVu Sans")
-        assert not column.style.get("text.usetex", False)
-    with pytest.raises(ConfigError, match="unknown venue 'nature': choose from"):
-        venue_page("nature")
-    with pytest.raises(ConfigError, match="choose from column, full"):
-        venue_page("icml2024", "half")
 
 
 def test_a_venues_fonts_are_embedded(runs, tmp_path):
