@@ -338,7 +338,8 @@ def eigenvalue_figure(
     the figure, in place of a panel.
     """
     selection = eigenvalues_logged(runs, layer=layer, unit=unit)
-    groups = groups_with_rows(selection)
+    groups = probed_groups(selection.runs)
+    groups = [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
     looks = looks_of(groups)
     data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
     window = window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
@@ -364,12 +365,6 @@ def eigenvalue_figure(
         parts += [f"running median of {window}"] * (window > 1)
         plotting.label_figure(figure, page, None, "; ".join([*parts, *plotting.out_of_view(axes[:1])]))
     return figure
-
-
-def groups_with_rows(selection: Selection) -> list[Group]:
-    """Groups of runs that have probed the unit."""
-    groups = probed_groups(selection.runs)
-    return [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
 
 
 def draw_columns(

@@ -273,7 +273,9 @@ def heatmap_figure(
     cells, rows, starts = heat_cells(runs, by=by, quantity=quantity)
     chosen = quantity_of(quantity)
     medians = {label: np.where(one.open, chosen.bound(one.lower, one.upper), one.lower) for label, one in cells.items()}
-    colors = {label: color_values(values, chosen) for label, values in medians.items()}
+    colors = medians
+    if chosen.logarithmic:
+        colors = {label: np.log10(np.where(one != 0, np.abs(one), np.nan)) for label, one in medians.items()}
     shown = np.concatenate([values[~np.isnan(values)] for values in colors.values()])
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
     scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
@@ -304,11 +306,6 @@ def heatmap_figure(
         what = " · blocks by type and depth" if by == "kind" else ""
         plotting.add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
     return figure
-
-
-def color_values(values: np.ndarray, quantity: Quantity) -> np.ndarray:
-    """Values that give cells their colours: log10 of the absolute value of the median."""
-    return np.log10(np.where(values != 0, np.abs(values), np.nan)) if quantity.logarithmic else values
 
 
 HATCH = "//////"

@@ -92,7 +92,11 @@ class Page:
         style = self.template
         if isinstance(size := given.get("font.size"), float):
             style = resized(style, size)
-        return {**style, **{name: value for name, value in given.items() if name not in SIZES or is_points(value)}}
+        # a size of type may be a word as "large"
+        return {
+            **style,
+            **{name: value for name, value in given.items() if name not in SIZES or isinstance(value, (int, float))},
+        }
 
     @property
     def scale(self) -> float:
@@ -124,11 +128,6 @@ class Page:
         points = float(self.style["legend.fontsize"]) if size is None else size
         width = max(20, int(1.72 * 72 * self.width / points))
         return textwrap.fill(text, width, break_on_hyphens=False)
-
-
-def is_points(size: Any) -> bool:
-    """Whether a size of type is a number of points, not a word as "large"."""
-    return isinstance(size, (int, float))
 
 
 def resized(style: Mapping[str, Any], size: float) -> dict[str, Any]:

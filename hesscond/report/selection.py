@@ -45,16 +45,11 @@ class Selection:
         return self.probes[self.runs.index(run)]
 
 
-def first_start(runs: Sequence[StoredRun]) -> str:
-    """Start of the earliest of the runs: methods come in the order in which they were started."""
-    return min(run.facts.get("started", "") for run in runs)
-
-
 def in_order(runs: Sequence[StoredRun]) -> list[StoredRun]:
     """The runs by method in the order in which these were started, vanilla first if at once, then by seed."""
     starts: dict[str, str] = {}
     for run in runs:
-        starts[run.legend] = min(first_start([run]), starts.get(run.legend, "~"))
+        starts[run.legend] = min(run.facts.get("started", ""), starts.get(run.legend, "~"))
     return sorted(runs, key=lambda run: (starts[run.legend], run.legend != "vanilla", run.legend, run.seed))
 
 
@@ -166,14 +161,10 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     check_one_study(runs)
     runs = without_unprobed_twins(runs)
     found: dict[tuple[str, float, int], list[StoredRun]] = {}
-    for run in runs:
+    for run in in_order(runs):
         found.setdefault(setting_of(run), []).append(run)
-    result = []
-    starts: dict[str, str] = {}
-    for (method, _, _), members in found.items():
-        starts[method] = min(first_start(members), starts.get(method, "~"))
-    order = sorted(found, key=lambda key: (starts[key[0]], key[0] != "vanilla", key))
-    for method, rate, size in order:
+    result, places = [], {name: place for place, (name, _, _) in enumerate(found)}
+    for method, rate, size in sorted(found, key=lambda key: (places[key[0]], key)):
         members = found[method, rate, size]
         same = [key for key in found if key[0] == method]
         label = method

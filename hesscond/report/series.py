@@ -193,8 +193,12 @@ def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
 FLOAT32_LIMIT = float(2**48)
 
 
-def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
-    """Number of probes with more samples than parameters and κ(PᵀHP) above `FLOAT32_LIMIT`, and of those examined."""
+def rounding_note(runs: Sequence[StoredRun]) -> str:
+    """Sentence about probes with more samples than parameters and κ(PᵀHP) above `FLOAT32_LIMIT`; empty if none.
+
+    The bounds of κ hold for the activations as they are. In a float32 network (``precision = "as-trained"``) each is
+    rounded, so that features which depend on each other in exact arithmetic are independent by round-off only.
+    """
     rounded = probes = 0
     for run in runs:
         if run.config["probe"].get("precision", "as-trained") != "as-trained":
@@ -203,12 +207,6 @@ def rounded_probes(runs: Sequence[StoredRun]) -> tuple[int, int]:
         kappas = rows["kappa_preconditioned"].to_numpy(dtype=float)
         probes += len(kappas)
         rounded += int(np.sum(np.isfinite(kappas) & (kappas > FLOAT32_LIMIT)))
-    return rounded, probes
-
-
-def rounding_note(runs: Sequence[StoredRun]) -> str:
-    """Sentence about the probes that `rounded_probes` counts; empty if there are none."""
-    rounded, probes = rounded_probes(runs)
     if not rounded:
         return ""
     return (

@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -295,7 +295,8 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give a folder as --out")
     if not (folder / FILE).exists():
-        if (folder / "run.sqlite").exists() or (folder.is_dir() and next(strangers(folder), None)):
+        inside = folder.iterdir() if folder.is_dir() else ()
+        if any(not path.name.startswith(".") for path in inside):
             raise ConfigError(f"{folder} is not empty and holds no sweep: give another --out")
         return
     there = read_sweep(folder)
@@ -310,8 +311,3 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
         raise ConfigError(
             f"{folder} holds another sweep ({', '.join(differing)}): a grid may grow but not change, give another --out"
         )
-
-
-def strangers(folder: Path) -> Iterator[Path]:
-    """Paths in a folder that are not hidden."""
-    return (path for path in folder.iterdir() if not path.name.startswith("."))
