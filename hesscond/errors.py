@@ -66,6 +66,7 @@ GONE: dict[str, str] = {
     "per": "standardize and minmax scale every feature by itself: scale channels where the data are read",
     "Reading": "a statement has claims, which are checked; what a source says without a bound is not measured",
     "Reported": "a verdict has a tally for each claim; what a source says without a bound is not measured",
+    "Deflated": "density and smallest_nonzero take null_space=, a Span of what A annihilates",
     "smallest-nonzero": "hesscond.smallest_nonzero(A, k)",
     "--no-lift-casts": "--dtype as-is measures a model with its own casts, as dtype=None does in Python",
     "density": "hesscond.density(hesscond.HessianOperator(model, loss_fn, data)) in Python: it has shares and a curve",

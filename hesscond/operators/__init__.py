@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from hesscond.operators.operator import (
         ApproximateInverse,
         Congruence,
-        Deflated,
         Dense,
         Diagonal,
         DiagonalInverse,
@@ -33,7 +32,6 @@ else:
 __all__ = [
     "ApproximateInverse",
     "Congruence",
-    "Deflated",
     "Dense",
     "Diagonal",
     "DiagonalInverse",

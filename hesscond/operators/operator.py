@@ -1,6 +1,6 @@
 """Matrices known by their products with vectors, and operators composed of others.
 
-They are dense and diagonal matrices, sums, multiples, congruences, projections, blocks, and approximate inverses.
+They are dense and diagonal matrices, sums, multiples, congruences, and approximate inverses.
 """
 
 from __future__ import annotations
@@ -557,31 +557,6 @@ class Congruence(SymmetricOperator):
     def rounding(self) -> float:
         """Rounding of the three products times ‖P‖²‖A‖/‖PᵀAP‖: the better P conditions A, the more digits are lost."""
         return amplified(self.A.rounding + 2 * self.P.rounding, self.A.norm_bound * self.stretch, self.norm_bound)
-
-
-class Deflated(SymmetricOperator):
-    """Operator (I − Π) A (I − Π) with Π the projector onto a subspace, which is added to the null space."""
-
-    def __init__(self, A: SymmetricOperator, subspace: Subspace) -> None:
-        if subspace.order != A.order:
-            raise MatrixError(f"a subspace of R^{subspace.order} does not fit an operator of order {A.order}")
-        super().__init__(A.order, A.dtype, A.device)
-        self.A, self.subspace, self.operands, self.psd = A, subspace, (A,), A.psd
-
-    def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        return self.subspace.remove(self.A.multiply(self.subspace.remove(vectors)))
-
-    @property
-    def rounding(self) -> float:
-        """Rounding of A, larger where the projection removes large parts of A; a known null space removes none."""
-        rounding = self.A.rounding + 2 * ROUNDING * torch.finfo(self.dtype).eps
-        if self.subspace is self.A.null_space:
-            return rounding
-        return amplified(rounding, self.A.norm_bound, self.norm_bound)
-
-    @property
-    def null_space(self) -> Subspace:
-        return self.subspace
 
 
 class ApproximateInverse(ABC):

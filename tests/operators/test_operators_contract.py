@@ -8,7 +8,6 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
 from hesscond.operators import (
     Congruence,
-    Deflated,
     Dense,
     Diagonal,
     Gram,
@@ -52,10 +51,7 @@ FLAT = torch.eye(N, dtype=torch.float64) + 2.0**-20 * torch.diag(torch.arange(N,
 #: A matrix whose large part is almost orthogonal to the columns of another.
 GRADED = torch.diag(torch.cat([torch.full((4,), 1024.0, dtype=torch.float64), d[4:]]))
 WEAK = torch.cat([P[:4].roll(1, 1) * 2**-12, P[4:]])
-#: Exact projectors: coordinates, and the constant vector of length 4 as (1/2, 1/2, 1/2, 1/2).
 COORDINATES = torch.eye(N, dtype=torch.float64)[:, [1, 4, 5]]
-CONSTANT = torch.zeros(N, 1, dtype=torch.float64)
-CONSTANT[:4] = 0.5
 #: A matrix that annihilates the coordinates exactly.
 EXACTLY_NULL = without(A, COORDINATES)
 
@@ -70,11 +66,6 @@ class Known(Dense):
     @property
     def null_space(self):
         return self.space
-
-
-def deflated(A, Q):
-    R = fractions(torch.eye(len(A), dtype=torch.float64)) - fractions(Q) @ fractions(Q).T
-    return R @ A @ R
 
 
 class Foreign:
@@ -126,20 +117,9 @@ CASES = {
         lambda to: Congruence(Diagonal(to(GRADED.diagonal())), Matrix(to(WEAK))),
         lambda: fractions(WEAK).T @ fractions(GRADED) @ fractions(WEAK),
     ),
-    "deflated": case(lambda to: Deflated(Dense(to(A)), Span(to(CONSTANT))), lambda: deflated(fractions(A), CONSTANT)),
-    "deflated-cancelling": case(
-        lambda to: Deflated(Diagonal(to(8192 * COORDINATES.sum(1))) + Dense(to(A)), Span(to(COORDINATES))),
-        lambda: deflated(fractions(A), COORDINATES),
-    ),
     "known": OperatorCase(
         lambda dtype, device: 2 * Known(EXACTLY_NULL.to(device, dtype), Span(COORDINATES.to(device, dtype))),
         lambda dtype: 2 * fractions(EXACTLY_NULL),
-    ),
-    "deflated-of-known": OperatorCase(
-        lambda dtype, device: (lambda known: Deflated(known, known.space))(
-            Known(EXACTLY_NULL.to(device, dtype), Span(COORDINATES.to(device, dtype)))
-        ),
-        lambda dtype: fractions(EXACTLY_NULL),
     ),
     "scipy-sparse": OperatorCase(
         lambda dtype, device: as_operator(scipy.sparse.csr_array(A.to(dtype).numpy())),

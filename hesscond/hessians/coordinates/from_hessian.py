@@ -11,11 +11,9 @@ from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker, Hessi
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
+from hesscond.operators.estimates import exact_diagonal
 from hesscond.scaling import OptimalKronecker as Optimum
 from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
-
-#: Columns of the identity that are multiplied at once.
-CHUNK = 256
 
 
 class Jacobi(HessianScaling):
@@ -114,14 +112,7 @@ def scaling(diagonal: torch.Tensor) -> torch.Tensor:
 
 def scaled(H: SymmetricOperator) -> SymmetricOperator:
     """D H D."""
-    parts = []
-    for start in range(0, H.order, CHUNK):
-        columns = torch.arange(start, min(start + CHUNK, H.order), device=H.device)
-        each = torch.arange(len(columns), device=H.device)
-        unit_vectors = torch.zeros(H.order, len(columns), dtype=H.dtype, device=H.device)
-        unit_vectors[columns, each] = 1
-        parts.append((H @ unit_vectors)[columns, each])
-    return Congruence(H, Diagonal(scaling(torch.cat(parts))))
+    return Congruence(H, Diagonal(scaling(exact_diagonal(H)).to(H.dtype)))
 
 
 def optima(hessian: BlockHessian) -> dict[str, float]:
