@@ -339,10 +339,6 @@ class NetworkOperator(SymmetricOperator):
                     return NotFiniteError(f"{error}: {reason}")
         return error
 
-    @property
-    def measures_rounding(self) -> bool:
-        return "rounding" not in vars(self)
-
     @cached_property
     def rounding(self) -> float:
         """Rounding ε such that a product is within ε ‖A‖ ‖v‖ of the exact one, with the kinks of the forward pass.

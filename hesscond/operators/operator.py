@@ -99,11 +99,6 @@ class LinearOperator(ABC):
         return 0.0
 
     @property
-    def measures_rounding(self) -> bool:
-        """Whether `rounding` still has to be measured by extra products, which those of an iteration can replace."""
-        return False
-
-    @property
     def team(self) -> Processes | None:
         """Processes that compute its products together; None: this process alone."""
         return next((team for operand in self.operands if (team := operand.team) is not None), None)

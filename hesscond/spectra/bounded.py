@@ -142,7 +142,7 @@ def iterated(A: SymmetricOperator, steps: int, memory: float | None, seed: int) 
     rows = planned_rows(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
     fresh = torch.Generator(A.device).manual_seed(seed)
     storage = Basis(rows, A.order, dtype=A.dtype, device=A.device)
-    process = Krylov(A, storage, dtype=A.dtype, rounding=A.rounding, fresh=fresh)
+    process = Krylov(A, storage, dtype=A.dtype, fresh=fresh)
     process.start()
     flattest: Flattest = math.inf, None
     for _ in range(steps):

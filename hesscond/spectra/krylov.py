@@ -17,7 +17,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import MARGIN, ROUNDING
+from hesscond.operators.operator import ROUNDING
 from hesscond.spectra.eigen import Interval
 
 logger = logging.getLogger("hesscond")
@@ -142,14 +142,10 @@ class Krylov:
         basis: Basis,
         *,
         dtype: torch.dtype,
-        rounding: float | None,
         fresh: torch.Generator,
     ) -> None:
         self.operator, self.basis, self.dtype, self.fresh = operator, basis, dtype, fresh
-        self._measures = rounding is None
-        least = ROUNDING * max(torch.finfo(own).eps for own in (dtype, operator.dtype))
-        #: relative rounding of the operator's products, once `measure` has estimated it
-        self.rounding = least if rounding is None else max(rounding, ROUNDING * torch.finfo(dtype).eps)
+        self.rounding = max(operator.rounding, ROUNDING * torch.finfo(dtype).eps)
         self.T = torch.zeros(0, 0, dtype=torch.float64, device="cpu")  # (j, j) VAVᵀ, float64 on the host
         #: (1, j) WAVᵀ; after `seed` zero but for the row whose residual was given
         self.B = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
@@ -299,7 +295,6 @@ class Krylov:
     def measure(self, count: int, target: float) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, int] | None]:
         """Multiply the first ``count`` rows u, and discard the next row: `seed` must follow."""
         values, norms = torch.empty(2, count, dtype=torch.float64, device="cpu")
-        expected = self.B[:, 0].to(self.next) @ self.next if self._measures else None
         self.next = self.next[:0].clone()
         left: tuple[torch.Tensor, int] | None = None
         for index in range(count):
@@ -310,11 +305,6 @@ class Krylov:
             r.sub_(theta * u)
             norm = torch.linalg.vector_norm(r)
             values[index], norms[index] = theta, norm
-            if expected is not None:
-                noise = float(torch.linalg.vector_norm(expected.sub_(r)))
-                self.rounding = max(self.rounding, MARGIN * noise / (self.norm or 1.0))
-                target = max(target, self.rounding * self.norm)
-                expected, self._measures = None, False
             if left is None and norm > target:
                 left = residual, index
         return values, norms, left

@@ -10,7 +10,6 @@ import torch
 
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import SymmetricOperator, as_operator
-from hesscond.operators.operator import MARGIN, ROUNDING
 from hesscond.operators.parallel import led
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
 from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows, working
@@ -129,10 +128,7 @@ def lanczos(
         rows = planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
         storage = Basis(rows, A.order, dtype=dtype, device=A.device)
-        # a tolerance far above it does not depend on it
-        usual = MARGIN * ROUNDING * max(torch.finfo(own).eps for own in (dtype, A.dtype))
-        rounding = None if A.measures_rounding and tol > usual else A.rounding
-        process = Krylov(A, storage, dtype=dtype, rounding=rounding, fresh=fresh)
+        process = Krylov(A, storage, dtype=dtype, fresh=fresh)
         run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
         process.start()
         found = run.finish()
@@ -207,7 +203,7 @@ class Run:
 
     @property
     def rounding(self) -> float:
-        """Bound of the rounding errors of values and residuals, once these were measured."""
+        """Bound of the rounding errors of values and residuals."""
         return self.process.rounding * self.norm
 
     @property

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map_only
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from hesscond.spectra.lanczos import lanczos
 from tests.cases import CASES, case, eligible_layers, mlp, split
 from tests.operators.operator_contract import OperatorCase, OperatorContract
 from tests.support.kinds import Applied
@@ -321,18 +320,6 @@ def test_rounding_grows_where_the_products_lose_digits():
         u = w / w.norm()
     assert 32 * eps < single.rounding < 1000 * eps
     assert max(errors) <= single.rounding * norm
-
-
-def test_the_products_of_lanczos_show_their_rounding():
-    H = HessianOperator(*case("train-batchnorm-conv").make())
-    formed = torch.linalg.eigvalsh(H.to_dense())
-    assert H.measures_rounding
-    found = lanczos(H, 1, tol=1e-6)
-    assert H.measures_rounding
-    assert found.converged
-    assert found.lower <= formed[-1] <= found.upper
-    assert H.rounding < 1e-11
-    assert not H.measures_rounding
 
 
 BATCH = torch.linspace(-1, 1, 30).view(6, 5), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -310,13 +310,11 @@ def test_noisy_products_are_noticed():
 
 
 class Lossy(Counting):
-    """Products that lose digits, of which how many is to be measured: asking the operator would take more of them."""
+    """Products that lose digits, and say how many."""
 
     def __init__(self, A, lost):
         super().__init__(Dense(A))
         self.lost, self.random = lost, generator(0)
-
-    measures_rounding = True
 
     def multiply(self, vectors):
         product = super().multiply(vectors)
@@ -325,14 +323,13 @@ class Lossy(Counting):
 
     @property
     def rounding(self):
-        self.multiply(torch.ones(self.order, 3, dtype=self.dtype))
         return 64 * self.lost
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("which", WHICH)
-@pytest.mark.parametrize("lost", [1e-14, 1e-11, 1e-9, 1e-6])
-def test_rounding_is_measured_by_the_products_of_the_iteration(lost, which):
+@pytest.mark.parametrize("lost", [1e-11, 1e-6])
+def test_intervals_include_the_rounding_of_products(lost, which):
     A, _ = prescribed(hessian_like(200), 14)
     values, operator = truth(A), Lossy(A, lost)
     result = lanczos(operator, 2, which, tol=1e-4)
@@ -341,18 +338,8 @@ def test_rounding_is_measured_by_the_products_of_the_iteration(lost, which):
     want = expected(values, 2, which)
     assert (want >= result.lower).all()
     assert (want <= result.upper).all()
-    # what is measured with the first residual is of the size of what is lost, and so are the intervals at least
     assert (result.upper - result.lower).min() >= 8 * lost * values[0]
     assert (result.upper - result.lower).max() <= max(1e-3, 1e4 * lost) * values[0]
-
-
-def test_rounding_is_asked_for_where_the_iteration_depends_on_it():
-    A, _ = prescribed(hessian_like(200), 14)
-    operator = Lossy(A, 1e-10)
-    # with a limit the matrix is not formed
-    result = lanczos(operator, 1, tol=1e-13, max_products=100)
-    assert operator.products == result.products + 3
-    assert result.lower <= truth(A)[0] <= result.upper
 
 
 def test_memory(caplog):
