@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -698,7 +699,7 @@ def tried(one):
             by_differences |= found[1] < found[0]
         worst = max(worst, min(found))
     count = f"{sum(len(block.conditions) for block in result.values())} in {len(result)} blocks"
-    kinds = collections.Counter(reason.split(" with ")[0].split(":")[0] for reason in result.skipped.values())
+    kinds = collections.Counter(re.split(" with |: |, ", reason)[0] for reason in result.skipped.values())
     skipped = ", ".join(f"{number} {kind}" if number > 1 else kind for kind, number in kinds.items()).replace(
         "|", "\\|"
     )
