@@ -281,7 +281,7 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
 
 @pytest.mark.parametrize(
     "spec",
-    ["vanilla", "bnp", "adam", "bnp+l2", "weightnorm+minmax", "bnp+groupnorm:groups=2", "gradient-regularization"],
+    ["vanilla", "bnp+l2", "weightnorm+minmax", "gradient-regularization"],
 )
 def test_the_command_measures_what_python_does(spec, call_cli, tmp_path, monkeypatch):
     """The same rows, or the same sentence and exit code 2; the header says what was measured."""

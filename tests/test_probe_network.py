@@ -264,6 +264,7 @@ def test_two_processes_find_what_one_finds(tmp_path, level):
             assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("activation", [nn.SiLU(), nn.Tanh(), nn.ReLU()])
 @pytest.mark.parametrize("scales", [[1e-6, 3e3], [1e-9, 1.0], [1.0, 1.0]])
 def test_small_features_are_no_zeros_of_a_network(activation, scales):

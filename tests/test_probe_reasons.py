@@ -71,7 +71,7 @@ MADE_FOR = {
 }
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", MADE_FOR)
 def test_the_reason_is_what_the_construction_was_made_for(name):
     one, (reason, advice) = NAMED[name], MADE_FOR[name]

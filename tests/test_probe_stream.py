@@ -49,7 +49,7 @@ def agree(one, other, rtol=1e-8):
             assert b.kappa == pytest.approx(a.kappa, rel=rtol + 1e-13 * a.kappa)
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     ("example", "level"),
     [

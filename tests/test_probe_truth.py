@@ -62,7 +62,7 @@ def probed(example, seed, level, device):
     return hesscond.probe(model, loss_fn, batch, level=level)
 
 
-@pytest.mark.share(8)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.share(8)])])
 @pytest.mark.parametrize("example", EVERY)

@@ -371,7 +371,7 @@ def labels_counted(network):
     return lambda batch: int((batch["labels"][:, network.shift :] != -100).sum())
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("shift", [1, 0])
 @pytest.mark.parametrize("pad", [None, -100])
 @pytest.mark.parametrize("kind", [dict, Encoding])

@@ -390,8 +390,7 @@ NOT_FINITE = "the curvature of the loss is NaN or infinite"
 class Request:
     """Request for the curvature of one layer, in some units or as one block (``whole``).
 
-    ``calls`` are those of the forward pass; ``parameters`` are the weight and bias if the layer is to be
-    differentiated in them, else None.
+    ``parameters`` are the weight and bias if the layer is to be differentiated in them, else None.
     """
 
     name: str

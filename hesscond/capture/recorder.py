@@ -109,9 +109,7 @@ def output_roots(
 ) -> Callable[[int], torch.Tensor] | None:
     """Roots √S (…, N) of a loss known to be convex in the output (…, N, c), as a function of the unit; None: unknown.
 
-    Known: ``torch.nn.CrossEntropyLoss`` and ``MSELoss`` with reduction mean or sum and every other option, and
-    ``torch.nn.functional.cross_entropy`` and ``mse_loss`` themselves. ``target`` is (…, N) class indices, or (…, N, c)
-    probabilities or values. No entry is formed by subtraction.
+    Known are cross-entropy and squared error; no entry is formed by subtraction.
     """
     output = output.detach().to(torch.float64)
     if type(loss_fn) is nn.MSELoss or loss_fn is functional.mse_loss:

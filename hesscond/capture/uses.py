@@ -471,10 +471,7 @@ def convolution(uses: Uses, node: Any, number: int, place: Place) -> Places:
 
 
 def contracted(node: Any, place: Place, own: str, after: str, *, constant: bool = False) -> Places:
-    """Place after a product with activations, or with another parameter (``constant``).
-
-    The letters ``own`` are the dimensions of the tensor and ``after`` those of the result, which lacks the summed ones.
-    """
+    """Place after a product with activations, or a parameter (``constant``), from the letters of the dimensions."""
     gone = place.kept([d for d, letter in enumerate(own) if letter not in after])
     dims = dict(zip(own, place.dims, strict=True))
     result = [dims.get(letter, other(size)) for letter, size in zip(after, shape_of(node), strict=True)]
@@ -527,10 +524,7 @@ def signed(value: int) -> int:
 def met(
     places: tuple[Place, Place], shapes: Sequence[Sequence[int]], units: Sequence[Sequence[int]]
 ) -> set[tuple[int, int]]:
-    """Pairs of row indices of two parameters, in their dimensions ``units``, at the same entries of a tensor.
-
-    There are none if a dimension of the tensor belongs to only one of the parameters.
-    """
+    """Pairs of row indices of two parameters, in their dimensions ``units``, at the same entries of a tensor."""
     factors: list[tuple[int, tuple[tuple[int | None, int], tuple[int | None, int]]]] = []
     for own in zip(places[0].dims, places[1].dims, strict=True):
         a, b = (list(side)[::-1] for side in own)

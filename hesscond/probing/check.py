@@ -488,10 +488,7 @@ class ReferenceProducts:
         return [partial(is_zero, *own) for own in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: CheckDirection) -> float:
-        """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with scales d.
-
-        It is 4 times an estimate of the Frobenius norm from one direction.
-        """
+        """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with scales d."""
         if self.precision is None:
             return 0.0
         narrowest = self.precision.narrowest or self.precision.dtype

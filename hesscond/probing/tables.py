@@ -29,20 +29,10 @@ def remark(what: str, frame: pd.DataFrame, unresolved: str = "≥") -> str:
 def layer_frame(frame: pd.DataFrame) -> pd.DataFrame:
     """Table of a probe's results with one row per layer.
 
-    Parameters
-    ----------
-    frame
-        ``ProbeResult.to_frame()``, one row per block.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Rows in the order of the frame: layer; units, the number of blocks; whole, whether it is a single one that is no
-        unit; n_params of a block; kappa_min, kappa_median and kappa_max over the resolved blocks, NaN if there are
-        none; unresolved, the number of unresolved blocks, of which zero are the zero matrix, which has no κ; lower_min,
-        lower_median, lower_max: lower bounds of κ of the unresolved blocks that are not zero; rank_min, rank_max,
-        nullity_min, nullity_max; negative: the number of blocks with negative eigenvalues; solvers: the number of
-        blocks of each solver, by name.
+    Its columns: units, the number of blocks; whole, whether it is a single one that is no unit; kappa_* over the
+    resolved blocks, NaN if there are none; unresolved, the number of the others, of which zero are the zero matrix;
+    lower_*, lower bounds of κ of those that are not; rank_* and nullity_*; negative: the number of blocks with negative
+    eigenvalues; solvers: the number of blocks of each solver, by name.
     """
     import pandas as pd
 

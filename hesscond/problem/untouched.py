@@ -25,14 +25,11 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 @dataclass(frozen=True)
 class RandomState:
-    """State of the global generators of torch (CPU and accelerators), Python and numpy, and of further generators.
-
-    ``host`` holds the states of Python and numpy; None: they are not kept.
-    """
+    """State of the global generators of torch (CPU and accelerators), Python and numpy, and of further generators."""
 
     cpu: torch.Tensor
     devices: dict[torch.device, torch.Tensor]
-    host: tuple[Any, Any] | None
+    host: tuple[Any, Any] | None  # of Python and numpy; None: not kept
     own: tuple[tuple[Generator, Any], ...] = ()
 
     @classmethod
