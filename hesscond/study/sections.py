@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -313,30 +314,6 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
-#: What pydantic's kinds of errors mean.
-EXPECTED = {
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "finite_number": "must be finite",
-    "string_type": "must be text",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "list_type": "must be a list",
-    "dict_type": "must be a table",
-    "model_type": "must be a table",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "too_short": "must have at least {min_length} entries",
-    "string_too_short": "must not be empty",
-}
-
-
 def named(key: tuple[str | int, ...]) -> str:
     """A key as it is in the file; one in an array of tables with the array's name and its number, from 1."""
     numbered = [place for place, part in enumerate(key) if isinstance(part, int)]
@@ -358,15 +335,14 @@ def sentence(error: ValidationError) -> str:
     )
     context = first.get("ctx", {})
     below: tuple[str | int, ...] = context["key"] if first["type"] == "misfit" else ()
-    place, message = named((*key, *below)), first["msg"].removeprefix("Value error, ")
+    place, message = named((*key, *below)), first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+    message = re.sub(r"valid dictionary( or instance of \w+)?", "table", message)
     if message.startswith(UNKNOWN):
         table = f" in [{named(key)}]" if key else ""
         return f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
     if first["type"] == "missing":
         own, within, table = place.partition(" in ")
         return f"key {own!r} is missing{within}{table}"
-    if first["type"] in EXPECTED:
-        message = EXPECTED[first["type"]].format(**context)
     got = first["input"]
     shown = f" (got {got!r})" if isinstance(got, (str, int, float)) and repr(got) not in message else ""
     return f"{place}: {message}{shown}" if place else message
