@@ -145,26 +145,6 @@ def test_one_unit_and_a_stream():
         assert own.rounding < 1e-11
 
 
-def test_where_the_loss_does_not_see_the_norm_the_curvature_term_vanishes():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Identity(), nn.Linear(4, 3)).double()
-    model[1] = UnitNorm(model[0])
-    batch = torch.randn(12, 5).double(), torch.randint(0, 3, (12,))
-    A = SphereTangentOperator(HessianOperator(model, nn.CrossEntropyLoss(), batch, layers="0"))
-    assert A.curvature.abs().max() <= 1e-14 * A.operator.gradient.norm()
-
-
-class UnitNorm(nn.Module):
-    """Divides every unit's output by the norm of its weights."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = [layer]
-
-    def forward(self, a):
-        return a / self.layer[0].weight.norm(dim=1)
-
-
 def test_weights_that_are_centred_only_have_no_curvature():
     model, batch, names = dense(centred=True)
     H = HessianOperator(model, nn.CrossEntropyLoss(), batch, layers=names)
