@@ -218,30 +218,26 @@ OF = {
 }
 
 
-def claim_row(study: str, panel: str, claim: Claim) -> list[str]:
-    """What a paper claims, the verdict, and the numbers behind it that the tables above do not have."""
+def verdict_on(study: str, panel: PanelTable, claim: Claim) -> str:
+    """Verdict on a claim in a panel, with the numbers behind it that the tables above do not have."""
     column, better, words = OF[claim.of, claim.at]
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
-    seeds = {name: by_seed(runs_of(study, panel), name, column, better) for name in names}
+    seeds = {name: by_seed(runs_of(study, panel.name), name, column, better) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
     fewest = min(len(one.values) for one in seeds.values())
-    further = "" if column in ("error", "accuracy") else f"{words}: {', '.join(map(str, seeds.values()))}"
-    return [claim.says, of_seeds(verdict, fewest), str(fewest), further]
+    numbers = "" if column in ("error", "accuracy") else f"; {words}: {', '.join(map(str, seeds.values()))}"
+    return f"{title_of(panel).partition(',')[0]}: {of_seeds(verdict, fewest)} ({fewest} seeds{numbers})"
 
 
 def small_claims(*studies: str) -> list[str]:
     """The claims of tables at a small size."""
-    rows: list[list[str]] = []
-    before = ""
+    rows = []
     for study in studies:
         found = small(study)
-        for panel in found.panels:
-            for claim in found.claims:
-                if panel.name in claim.of_panels:
-                    title = title_of(panel)
-                    rows.append(["" if title == before else title, *claim_row(study, panel.name, claim)])
-                    before = title
-    return markdown(["", "the paper", "verdict", "seeds", "further numbers"], rows)
+        for claim in found.claims:
+            panels = [panel for panel in found.panels if panel.name in claim.of_panels]
+            rows.append([claim.says, "; ".join(verdict_on(study, panel, claim) for panel in panels)])
+    return markdown(["the paper", "verdicts"], rows)
 
 
 def iteration_times() -> list[str]:
