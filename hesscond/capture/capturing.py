@@ -124,7 +124,11 @@ def capture(
     if result.mass == 0 or not forward.calls:
         return result
     refuse_nothing(loss_fn, forward)
-    requests = requests_of(forward, chosen, wanted, whole)
+    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
+    requests = [
+        Request(name, chosen[name], calls, own := wanted[name], whole and len(own) > 1, forward.parameters.get(name))
+        for name, calls in forward.calls.items()
+    ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     differentiator = Differentiator(forward, requests, memory, progress)
@@ -146,17 +150,6 @@ def capture(
 def with_own_forward(layers: Mapping[str, Layer]) -> set[str]:
     """Names of the layers with a forward pass that their class overrides."""
     return {name for name, layer in layers.items() if stock_class(layer) is None and not is_computed(layer)}
-
-
-def requests_of(
-    forward: ForwardPass, layers: Mapping[str, Layer], units: Mapping[str, tuple[int, ...]], whole: bool
-) -> list[Request]:
-    """Requests for the curvature of the layers that were called."""
-    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
-    return [
-        Request(name, layers[name], calls, units[name], whole and len(units[name]) > 1, forward.parameters.get(name))
-        for name, calls in forward.calls.items()
-    ]
 
 
 def explain(

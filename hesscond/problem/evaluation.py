@@ -110,7 +110,9 @@ def evaluate(
         stack.enter_context(explained(model, loss_fn, batch, dtype))
         references = References(model, loss_fn)
         stack.enter_context(references.replaced(references.outside(dtype) | dict(copies)))
-        stack.enter_context(default_dtype(dtype))
+        # tensors made without a dtype get the precision of the parameters
+        stack.callback(torch.set_default_dtype, usual)
+        torch.set_default_dtype(usual if dtype is None else dtype)
         stack.enter_context(torch.enable_grad())
         # the other backends have no second derivatives
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -511,14 +513,3 @@ def in_precision(loss_fn: LossFunction, dtype: torch.dtype | None, model: nn.Mod
         if id(tensor) not in others
     }
     return lambda output, target: torch.func.functional_call(loss_fn, state, (output, target), tie_weights=False)
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
-    """Context in which tensors made without a dtype get the precision of the model's parameters."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(before if dtype is None else dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
