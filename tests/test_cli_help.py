@@ -92,12 +92,3 @@ def test_methods_are_told_without_markup_and_with_their_papers(method, call_cli,
     source = method_class(method).source
     for _, paper in citations(source):
         assert " ".join(str(paper).split()) in " ".join(text.split())
-
-
-def test_one_statement_is_told_by_any_of_its_names(call_cli):
-    told = call_cli("statements", "van-der-sluis").out
-    assert told == call_cli("statements", "prec-theorem-2").out
-    assert "Numerische Mathematik 14 (1969)" in told
-    assert [s["id"] for s in json.loads(call_cli("statements", "bnp-lemma-a1", "--json").out)] == ["van-der-sluis"]
-    unknown = call_cli("statements", "van-der-slus")
-    assert (unknown.code, "did you mean van-der-sluis" in unknown.err) == (2, True)

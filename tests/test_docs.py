@@ -12,7 +12,6 @@ import pytest
 import hesscond
 from hesscond.methods import registered
 from hesscond.report import FIGURES
-from hesscond.study.config import StudyConfig
 from hesscond.theorems import statements, verify
 
 ROOT = Path(__file__).parents[1]
@@ -116,32 +115,6 @@ def test_links_lead_to_pages_that_are_there_or_generated():
             there = (page.parent / target).resolve()
             drawn = there.is_relative_to(DOCS / "gallery")
             assert drawn or there in written or there.exists(), f"{page.relative_to(DOCS)}: {target}"
-
-
-def test_the_reference_of_commands_has_every_option(reference_pages):
-    page = reference_pages.commands()
-    for name, command in reference_pages.leaves(
-        reference_pages.typer.main.get_command(reference_pages.app), "hesscond"
-    ):
-        own = page.partition(f"## {name}\n")[2].partition("\n## ")[0]
-        assert own, name
-        for parameter in command.params:
-            for option in parameter.opts:
-                assert option in own or parameter.name == "help", f"{name} {option}"
-
-
-def test_the_reference_of_studies_has_every_key(reference_pages):
-    page = reference_pages.study_file()
-    sections = {
-        name: f
-        for name, f in StudyConfig.model_fields.items()
-        if f"## `[{name}]`" in page or f"## `[[{name}]]`" in page
-    }
-    assert {"data", "model", "training", "probe", "learning_rates"} <= set(sections)
-    for name in StudyConfig.model_fields:
-        assert name in sections or f"| `{name}` |" in page
-    assert "| `batch_size` | integer > 0 | needed |" in page
-    assert '| `loss` | one of `"cross_entropy"`' in page
 
 
 def test_the_reference_of_the_log_explains_every_column(reference_pages):

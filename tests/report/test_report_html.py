@@ -1,9 +1,7 @@
 """The page as a whole: it loads nothing, escapes what a run says, and holds figures, tables and configurations."""
 
-import re
 import tomllib
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -54,20 +52,6 @@ def test_the_same_runs_give_the_same_bytes_and_the_file_is_replaced(runs, text, 
     write_report(runs, path)
     assert path.read_bytes() == text.encode()
     assert len(text) < 2_000_000
-
-
-def test_identifiers_are_unique_and_references_lead_somewhere(page):
-    identifiers = [a["id"] for _, a in page.elements if "id" in a]
-    assert len(set(identifiers)) == len(identifiers)
-    for _, attributes in page.elements:
-        if attributes.get("href", "").startswith("#"):
-            assert attributes["href"][1:] in identifiers
-        if "aria-labelledby" in attributes:
-            assert attributes["aria-labelledby"] in identifiers
-    assert page.all("html")[0]["lang"] == "en"
-    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
-    assert headings.count(1) == 1
-    assert all(after <= before + 1 for before, after in pairwise(headings))
 
 
 def test_each_configuration_repeats_its_run(runs, page):

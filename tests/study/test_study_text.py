@@ -77,28 +77,3 @@ def test_no_run_goes_on_with_another_text(tmp_path, monkeypatch):
         ConfigError, match=r"holds a run of another configuration \(data.sha256: .*\): give another --out"
     ):
         trained(study_of(tmp_path), tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize(
-    ("sections", "sentence"),
-    [
-        ({"model": {"name": "vit-s16"}}, r"'vit-s16' needs images .*, but .* shape \(6,\): .* a model from gpt"),
-        ({"data": {"standardize": True}}, "the tokens of data set 'text' have no mean: leave it out"),
-        ({"data": {"augmentation": ["flip"]}}, "'flip' cannot change tokens, .*: there are none"),
-        ({"training": {"loss": "binary_cross_entropy"}}, "'text' has tokens: use 'cross_entropy'"),
-        ({"model": {"name": "mlp"}}, r"model 'mlp' needs inputs that are numbers, .* or a model from gpt"),
-        ({"probe": {"layers": ["block2.*"]}}, r"no layer or parameter of the model matches 'block2.\*'"),
-        (
-            {"data": {"name": "digits"}},
-            r"model 'gpt' needs tokens \(context,\), but the inputs of this data set have the shape \(1, 8, 8\)",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(tmp_path, sections, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        study_of(tmp_path, **sections)
-
-
-def test_methods_that_read_numbers_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="method 'minmax' reads numbers, but the inputs of text are tokens"):
-        trained(study_of(tmp_path), tmp_path / "run", "minmax")
