@@ -110,8 +110,7 @@ class Differences:
         step = self.eps**POWER
         # entries without any derivative may be held constant by the model, as the padding row of an embedding
         for v, g, h in zip(self.v, gradient, product, strict=True):
-            if int(g.count_nonzero()) < g.numel():
-                v.masked_fill_((g == 0).logical_and_(h == 0), 0)
+            v.masked_fill_((g == 0).logical_and_(h == 0), 0)
         trials = [self._along(self.point, gradient, product, step, nullcontext)]
         found = [self._judged(k, trials) for k in range(len(self.point))]
         generator = torch.Generator().manual_seed(8)
