@@ -165,8 +165,13 @@ class Separator:
             index = mask.nonzero()[:, 0]
             if not len(index):
                 continue
-            part = own[:, index]
-            found += part @ block[index[:, None], index] @ part.T
+            first, last = int(index[0]), int(index[-1]) + 1
+            if last - first == len(index):
+                # consecutive, as behind causal attention: no copy
+                part, within = own[:, first:last], block[first:last, first:last]
+            else:
+                part, within = own[:, index], block[index[:, None], index]
+            found += part @ within @ part.T
         return found
 
 
@@ -625,11 +630,22 @@ class Separators:
         upper, m = segment.separator, Geometry.of(request.layer).units
         index = torch.arange(segment.target.numel // blocks, device="cpu").view(m, -1)[list(request.units)]
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        parts: dict[bytes, torch.Tensor] = {}
         for group, reached in disjoint(segment, index, blocks):
             image, second = segment.along(index[group], blocks)
             for unit, S, entries in zip(group, second, reached, strict=True):
-                J = image.where(entries, 0.0)
-                S = S + upper.times(J.transpose(0, 1)).transpose(0, 1) @ J.mT
+                if len(upper.H) == blocks:
+                    key = entries.cpu().numpy().tobytes()
+                    if key not in parts:
+                        if sum(part.numel() for part in parts.values()) > upper.H.numel():
+                            parts.clear()
+                        own = entries.nonzero()[:, 0]
+                        parts[key] = upper.H if entries.all() else upper.H[:, own[:, None], own]
+                    J = image[:, :, entries]
+                    S = S + J @ parts[key] @ J.mT
+                else:
+                    J = image.where(entries, 0.0)
+                    S = S + upper.times(J.transpose(0, 1)).transpose(0, 1) @ J.mT
                 # the square of the 2-norm of J is at most the largest row sum of |J Jᵀ|
                 lengths = (J @ J.mT).abs().sum(2).amax(1)
                 found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
