@@ -1,6 +1,6 @@
 """What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|waits|growth] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
+Run: ``python benchmarks/everyday.py [--only tasks|waits|growth|check] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
 naming a folder with CIFAR-10 for the tasks that take it. A gradient is a forward and a backward pass of the same
 network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell to
 the last file.
@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -41,6 +43,7 @@ from products import gradient_row
 from torch import nn
 
 from hesscond.models import build
+from hesscond.probing.check import ReferenceProducts
 
 CPU = torch.device("cpu")
 #: Commands, and the data set that one needs.
@@ -49,6 +52,8 @@ COMMANDS = (
     ("study fc-cifar10 -m bnp", "cifar-10-batches-py"),
     ("verify van-der-sluis", None),
 )
+#: Options of a probe of a whole network.
+NETWORK = {"level": "network", "products": 30}
 #: Times that each task is done, and each point of a growth curve.
 ROUNDS = 3
 
@@ -68,8 +73,7 @@ def tasks(size: Size) -> Iterator[Task]:
     perceptron = dense(size, torch.float32, CPU)
     yield probed("MLP: κ of all units", perceptron)
     yield probed("MLP: κ of the three whole layers", perceptron, level="layer")
-    network = {"level": "network", "products": 30}
-    yield probed("MLP: both ends of the network, 30 products", perceptron, **network)
+    yield probed("MLP: both ends of the network, 30 products", perceptron, **NETWORK)
     samples = training_set(size, CPU)
     every = Problem(perceptron.model, perceptron.loss_fn, (samples.inputs.float(), samples.targets))
     loader = list(zip(*(part.split(samples.batch) for part in every.batch), strict=True))
@@ -227,7 +231,38 @@ def growth(quick: bool) -> None:
     print(table(titles, rows, left=(0,)) + "\n", flush=True)
 
 
-SECTIONS: dict[str, Callable[[bool], None]] = {"tasks": everyday, "waits": waited, "growth": growth}
+def second_check(quick: bool) -> None:
+    """What the comparison with differences of gradients adds to a probe, in float64 gradients and per cent."""
+    rows, size, generator = [], QUICK if quick else FULL, torch.Generator().manual_seed(0)
+    features, width, samples = (20, 8, 16) if quick else (784, 256, 256)
+    wide = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 10))
+    batch = torch.rand(samples, features, generator=generator), torch.randint(10, (samples,), generator=generator)
+    for name, problem in (
+        (f"MLP, {size.batch} samples", dense(size, torch.float32, CPU)),
+        (f"{features}-{width}-10, {samples} samples", Problem(wide, nn.CrossEntropyLoss(), batch)),
+    ):
+        inputs, targets = problem.batch
+        double = gradient_row(Problem(deepcopy(problem.model).double(), problem.loss_fn, (inputs.double(), targets)))
+        for level, options in (("unit", {}), ("layer", {"level": "layer"}), ("network", NETWORK)):
+            checked = probe_row("checked", level, problem, **options)
+
+            def without(run: Callable[[], Any] = checked.run) -> None:
+                with patch.object(ReferenceProducts, "_not_compared", lambda *_: []):
+                    run()
+
+            alternating = [double, checked, Row("off", level, without)]
+            found = interleaved(alternating, CPU, seconds=1.0 if quick else 20.0, rounds=1 if quick else 40)
+            one, on, off = (took.median or 0.0 for took in found)
+            rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / one:.1f}", f"{100 * (on - off) / on:.0f} %"])
+    print(table(("", "level", "ms", "second check, gradients", "of the call"), rows, left=(0, 1)) + "\n", flush=True)
+
+
+SECTIONS: dict[str, Callable[[bool], None]] = {
+    "tasks": everyday,
+    "waits": waited,
+    "growth": growth,
+    "check": second_check,
+}
 
 
 def main() -> None:

@@ -112,8 +112,9 @@ def test_engine_quick(tmp_path):
 def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    tasks, waits, growth = done.stdout.split("\n\n")[1:4]
+    tasks, waits, growth, checks = done.stdout.split("\n\n")[1:5]
     # ten where CIFAR-10 is at hand
     assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] in ([True] * 9, [True] * 10)
     assert waits.splitlines()[2:]
     assert [line.split()[1] for line in growth.splitlines()[2:]] == ["width", "batch", "depth", "classes", "positions"]
+    assert [line.split("|")[2].strip() for line in checks.splitlines()[2:]] == ["unit", "layer", "network"] * 2
