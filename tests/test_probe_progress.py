@@ -20,7 +20,7 @@ NET = """
 import torch
 from torch import nn
 
-def make(width=4, size=6):
+def make(width=4, size=6, samples=6):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
@@ -28,10 +28,10 @@ def make(width=4, size=6):
         nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.Tanh(),
         nn.Flatten(), nn.Linear(width * size * size, 4),
     )
-    return model, nn.CrossEntropyLoss(), (torch.randn(6, 1, size, size), torch.randint(0, 4, (6,)))
+    return model, nn.CrossEntropyLoss(), (torch.randn(samples, 1, size, size), torch.randint(0, 4, (samples,)))
 
 def long():
-    return make(16, 16)
+    return make(16, 16, 12)
 """
 make = {}
 exec(NET, make)
