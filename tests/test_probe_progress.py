@@ -31,7 +31,7 @@ def make(width=4, size=6, samples=6):
     return model, nn.CrossEntropyLoss(), (torch.randn(samples, 1, size, size), torch.randint(0, 4, (samples,)))
 
 def long():
-    return make(16, 16, 12)
+    return make(16, 16, 40)
 """
 make = {}
 exec(NET, make)
