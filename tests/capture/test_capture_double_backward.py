@@ -93,38 +93,11 @@ def test_every_layer_is_the_truth(level, loss, samples):
     assert_true(hesscond.probe(model, loss, batch, level=level), model, loss, batch)
 
 
-@pytest.mark.parametrize("level", ["unit", "layer"])
-def test_positions_behind_piecewise_linear_layers_are_apart_too(level):
-    torch.manual_seed(1)
-    tokens = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    pixels = nn.Sequential(nn.Conv1d(WIDTH, 8, 1), nn.ReLU(), nn.Conv1d(8, CLASSES, 1))
-    smooth = nn.Sequential(nn.Conv1d(WIDTH, 8, 1), nn.Tanh(), nn.Conv1d(8, CLASSES, 1))
-    for model, loss in ((tokens, by_token), (pixels, F.cross_entropy), (smooth, F.cross_entropy)):
-        model, (x, y) = problem(model)
-        batch = (x, y) if model is tokens else (x.mT.contiguous(), y)
-        assert_true(hesscond.probe(model, loss, batch, level=level), model, loss, batch)
-
-
 def test_streams_of_ragged_batches_of_positions_are_the_mean_over_all():
     torch.manual_seed(1)
     model, (x, y) = problem(Positionwise(), 5)
     result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])], level="unit")
     assert_true(result, model, by_token, (x, y))
-
-
-def test_one_position_of_a_layer_called_on_two_inputs_is_a_block():
-    class Siamese(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.shared, self.head = nn.Linear(WIDTH, 4), nn.Linear(4, CLASSES)
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.shared(x)) * torch.sin(self.shared(2 * x + 1)))
-
-    torch.manual_seed(1)
-    model, batch = problem(Siamese())
-    for level in ("unit", "layer"):
-        assert_true(hesscond.probe(model, by_token, batch, ["shared"], level), model, by_token, batch)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import hesscond
 from hesscond.errors import CaptureError
@@ -143,24 +142,6 @@ def test_a_data_set_that_draws_from_numpy_and_python_is_read_again_the_same():
     found = H.to_dense()
     torch.testing.assert_close(found, true_hessian(copy.deepcopy(model), batch), rtol=1e-6, atol=1e-9)
     assert repr(RandomState.now([]).host) == repr(before.host)
-
-
-@pytest.mark.share(3)
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("norm", [parametrizations.spectral_norm, nn.utils.spectral_norm])
-def test_spectral_norm_in_training_mode(norm, level):
-    """Reading its weight runs a power iteration, which changes buffers."""
-    torch.manual_seed(4)
-    model = nn.Sequential(norm(nn.Linear(5, 4)), nn.Tanh(), norm(nn.Linear(4, 3))).train()
-    before = copy.deepcopy(model.state_dict())
-    first, second, third = (hesscond.probe(model, LOSS, (X, Y), level=level) for _ in range(3))
-    for name in first:
-        unit = {"unit": 1} if level == "unit" else {}
-        assert torch.equal(first[name].hessian(**unit), second[name].hessian(**unit))
-        assert torch.equal(first[name].hessian(**unit), third[name].hessian(**unit))
-    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
-    if level == "network":
-        torch.testing.assert_close(first["network"].hessian(), true_hessian(model), rtol=1e-6, atol=1e-9)
 
 
 def test_plain_tensors_written_in_inference_mode_and_gradients_are_left():

@@ -22,7 +22,6 @@ from hesscond.hessians import (
     UnitScaling,
 )
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
-from hesscond.hessians.coordinates.parameter_maps import LayerMap, ParameterMap
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.operators import Congruence
 
@@ -169,18 +168,6 @@ def test_a_group_with_dead_features_has_columns_of_zeros():
     assert by_group([one], 3, 2) is one
 
 
-@pytest.mark.parametrize("kind", UNITWISE)
-def test_unit_by_unit_algebra(kind):
-    make, dense = UNITWISE[kind]
-    P = make()
-    assert not P.same_for_units
-    for unit in range(UNITS):
-        assert close(P.of_unit(unit).matrix(ORDER), dense(unit))
-    assert close(torch.stack(P.matrices(UNITS, ORDER)), np.stack([dense(unit) for unit in range(UNITS)]))
-    big = torch.block_diag(*(torch.from_numpy(dense(unit)) for unit in range(UNITS))).numpy()
-    assert close(P.multiplied(torch.eye(UNITS * ORDER, dtype=torch.float64), UNITS), big)
-
-
 # -- what they do to Hessians ------------------------------------------------------------------------------------------
 
 
@@ -296,44 +283,6 @@ def test_kronecker_products_are_those_of_the_matrix(kind, right):
     assert close(change.T @ rows.T, (truth.T @ rows.T).numpy())
     Q = DensePreconditioner(torch.randn(R.of_unit(0).matrix(ORDER).shape[1], 2, dtype=torch.float64))
     assert close((P @ Q).dense(UNITS, ORDER), (truth @ torch.kron(torch.eye(L.shape[1]).double(), Q.P)).numpy())
-
-
-@pytest.mark.parametrize("bias", ["no bias", "diagonal", "factor"])
-@pytest.mark.parametrize("sides", [(), (0,), (1,), (0, 1), (0, 1, 2)])
-def test_products_of_all_units_with_an_optimizers_map_are_those_of_the_matrix(sides, bias):
-    generator = torch.Generator().manual_seed(len(sides) + sum(sides))
-
-    def random(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    shape = (3, 2, 2) if 2 in sides else (3, 4)
-    weight = ParameterMap(
-        random(*shape), tuple(random(k, k) if axis in sides else None for axis, k in enumerate(shape))
-    )
-    own = {"no bias": None, "diagonal": ParameterMap(random(3)), "factor": ParameterMap(random(3), (random(3, 3),))}[
-        bias
-    ]
-    P = LayerMap(weight, own, "mine")
-    # by the maps of the parameters, each by itself
-    of_weight = weight.multiply(torch.eye(12, dtype=torch.float64)).T
-    n = 4 if own is None else 5
-    columns = torch.arange(3 * n).view(3, n)
-    places = columns[:, n - 4 :].flatten()
-    M = torch.zeros(3 * n, 3 * n, dtype=torch.float64)
-    M[places[:, None], places] = of_weight @ of_weight.T
-    if own is not None:
-        of_bias = own.multiply(torch.eye(3, dtype=torch.float64)).T
-        M[columns[:, :1], columns[:, 0]] = of_bias @ of_bias.T
-    change = UnitCoordinates(P, range(3), n)
-    dense = change.to_dense()
-    assert torch.allclose(dense @ dense.T, M, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(P.dense(3, n), dense, rtol=1e-12, atol=1e-12)
-    rows = random(2, 3 * n)
-    assert torch.allclose(change.T @ rows.T, dense.T @ rows.T, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(P.multiplied(rows, 3), rows @ dense, rtol=1e-12, atol=1e-12)
-    unit = P.of_unit(1)
-    z = random(unit.right_multiply(rows[:, :n]).shape[1], 2)
-    assert torch.allclose(unit.multiply(z, n), unit.matrix(n) @ z, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.share(3)

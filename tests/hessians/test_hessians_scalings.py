@@ -24,15 +24,17 @@ def cond(H):
     return float(values[-1] / values[0])
 
 
-def test_jacobi_has_a_unit_diagonal(case):
-    result = probe(*case, ["0"], method=Jacobi())["0"]
-    plain = probe(*case, ["0"])["0"]
-    for unit in range(5):
-        H = plain.hessian(unit)
-        d = H.diagonal().rsqrt()
-        assert torch.allclose(result.hessian(unit), d[:, None] * H * d, rtol=1e-11, atol=1e-13)
-        assert torch.allclose(result.hessian(unit).diagonal(), torch.ones(7).double(), atol=1e-12)
-        assert float(result.kappa[unit]) == pytest.approx(cond(result.hessian(unit)), rel=1e-7)
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_jacobi_has_a_unit_diagonal(case, level):
+    layers, name = (None, "network") if level == "network" else (["0"], "0")
+    plain, result = (probe(*case, layers, level=level, method=method)[name] for method in (None, Jacobi()))
+    for unit in result.units if level == "unit" else [None]:
+        H, found = plain.hessian(unit), result.hessian(unit)
+        d = H.diagonal().abs().rsqrt()
+        assert torch.allclose(found, d[:, None] * H * d, rtol=1e-9, atol=1e-9)
+        assert torch.allclose(found.diagonal().abs(), torch.ones(len(d)).double(), atol=1e-12)
+        if unit is not None:
+            assert float(result.kappa[unit]) == pytest.approx(cond(found), rel=1e-7)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -9,7 +9,7 @@ from torch import nn
 
 from hesscond.capture import eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import HessianOperator, Jacobi
+from hesscond.hessians import Jacobi
 from hesscond.methods import Adam, RMSProp, parse
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, backward, build, digits, network
@@ -218,24 +218,6 @@ def test_layers_that_are_not_there_or_computed_are_refused():
     nn.utils.parametrizations.weight_norm(model.fc2)
     with pytest.raises(ConfigError, match="computed from"):
         method.coordinates("fc2")
-
-
-def test_jacobi_of_layers_and_networks():
-    model = network("mlp", activation="tanh")
-    x, y = digits()
-    data, chart = (x[:50], y[:50]), Jacobi()
-    for level, maker in (("layer", {"layers": ["fc3"]}), ("network", {"layers": ["fc2", "fc3"]})):
-        H = HessianOperator(model, nn.CrossEntropyLoss(), data, **maker)
-        if level == "network":
-            operator, parts = chart.network(lambda H=H: H)
-            assert parts == H.parts
-            found = operator.to_dense()
-        else:
-            found = probe(model, nn.CrossEntropyLoss(), data, ["fc3"], level=level, method=chart)["fc3"].hessian()
-        dense = H.to_dense()
-        d = dense.diagonal().abs().rsqrt()
-        assert torch.allclose(found, d[:, None] * dense * d, rtol=1e-9, atol=1e-9)
-        assert torch.allclose(found.diagonal().abs(), torch.ones(len(d), dtype=torch.float64))
 
 
 def test_a_zero_on_the_diagonal_is_left_as_it_is():

@@ -15,7 +15,6 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator, Reparametrized
 from hesscond.hessians.build import unit_hessian
 from hesscond.methods import Equilibration, parse
-from hesscond.methods.wrapping import wrap
 from hesscond.models import build as build_network
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, build, digits, network
@@ -224,40 +223,6 @@ def test_chosen_layers_only_first_and_last_as_the_paper_has_it():
     assert method.readings("3") == {}
     with pytest.raises(ConfigError, match="no layer '1'"):
         method.coordinates("1")
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_modules_around_a_layer_may_come_before_or_after(first):
-    """Batch normalization behind each hidden layer: the same network, whichever was put there first."""
-    x, y = (part[:40] for part in digits())
-
-    def around(model):
-        for name in ("fc1", "fc2"):
-            wrap(model, name, after=nn.BatchNorm1d(20))
-
-    model = network("mlp")
-    if first:
-        around(model)
-    method = parse("equilibration:layers=fc2/fc3").create(model)
-    if not first:
-        around(model)
-    assert [method.layer(name) for name in ("fc1", "fc2", "fc3")] == ["fc1.layer", "fc2.layer", "fc3"]
-    assert method.coordinates("fc1.layer") is None
-    assert torch.allclose(model.fc2.layer.weight.norm(dim=0), torch.ones(20).double())
-    found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2.layer"], units=[4], method=method)["fc2.layer"]
-    W, b = model.fc2.layer.parametrizations.weight.original.detach(), model.fc2.layer.bias.detach()
-
-    def loss(v):
-        one = torch.arange(20) == 4
-        here = torch.where(one[:, None], v[1:], W)
-        own = here / here.norm(dim=0), torch.where(one, v[0], b)
-        z = F.relu(F.batch_norm(F.linear(x.flatten(1), model.fc1.layer.weight, model.fc1.layer.bias), None, None,
-                                training=True))  # fmt: skip
-        z = F.relu(F.batch_norm(F.linear(z, *own), None, None, training=True))
-        return F.cross_entropy(model.fc3(z), y)
-
-    truth = torch.func.hessian(loss)(torch.cat([b[4:5], W[4]])).detach()
-    assert torch.allclose(found.hessian(4), truth, rtol=1e-9, atol=1e-10 * float(truth.norm()))
 
 
 def test_jacobi_on_a_square_layer_trains_and_is_measured():

@@ -1,7 +1,5 @@
 """A user's own method and statement: a class each in a file, or in another package that an entry point names."""
 
-import importlib.util
-import json
 import sys
 
 import pytest
@@ -12,7 +10,6 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.lazy import load_installed
 from hesscond.methods import method_class, parse, registered, registry
-from hesscond.study import open_run
 from hesscond.theorems import base as theorems
 from hesscond.theorems import verify
 
@@ -74,22 +71,6 @@ def forgotten():
     for own, kept in zip(registries, before, strict=True):
         own.clear()
         own.update(kept)
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_a_study_and_verify_use_what_a_file_of_the_user_defines(tmp_path, call_cli):
-    """Nothing else is edited: importing the file is enough."""
-    (tmp_path / "mine.py").write_text(EXAMPLE)
-    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-    out = tmp_path / "run"
-    arguments = ["--method", "bias-booster:boost=2", "--lr", 0.1, "--iterations", 2, "--out", out]
-    assert call_cli("study", "fc-digits", *arguments).code == 0
-    assert set(open_run(out).table("probe").coordinates) == {"bias booster"}
-    verified = call_cli("verify", "trace-is-sum", "--trials", 5, "--json")
-    assert verified.code == 0
-    assert [claim["holds"] for claim in json.loads(verified.out)[0]["claims"]] == [5]
-    assert "trace-is-sum" in call_cli("statements").out
 
 
 @pytest.mark.usefixtures("forgotten")

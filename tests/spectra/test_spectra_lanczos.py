@@ -96,13 +96,6 @@ def test_prescribed_spectrum(name, which):
     assert_right(result, A, k, which, 1e-8)
 
 
-def test_multiple_eigenvalues_are_found():
-    A, _ = prescribed(SPECTRA["multiple"], 2)
-    result = lanczos(Dense(A), 5, basis=40)
-    assert result.converged
-    assert result.eigenvalues.tolist() == pytest.approx([5, 5, 5, 3, 3], abs=1e-12)
-
-
 def test_condition_of_1e12_at_both_ends():
     spectrum = torch.cat([torch.tensor([1e-12], dtype=torch.float64), torch.linspace(0.3, 1, 99, dtype=torch.float64)])
     A, _ = prescribed(spectrum, 4)

@@ -12,22 +12,6 @@ from hesscond.theorems.constrained_weights import (
 from tests.theorems.verdicts import example_of
 
 
-def on_the_set(rng, count, n, *, centred):
-    """Uniform on ‖w‖² = 2, and 1ᵀw = 0."""
-    w = rng.standard_normal((count, n))
-    if centred:
-        w -= w.mean(1, keepdims=True)
-    return 2**0.5 * w / np.linalg.norm(w, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize(("centred", "share"), [(False, 1.0), (True, 1 - 1 / np.pi)])
-def test_the_variance_behind_gaussian_inputs_by_drawing(centred, share):
-    """Five standard errors; nothing of the enumeration is used."""
-    rng = np.random.default_rng(0)
-    y = (on_the_set(rng, 100_000, 20, centred=centred) * np.maximum(rng.standard_normal((100_000, 20)), 0)).sum(1)
-    assert abs(y.var() - share) < 5 * (y**2).std() / len(y) ** 0.5
-
-
 def test_a_product_of_matrices_by_drawing():
     rng = np.random.default_rng(1)
     weight, x = symmetric_law(rng, 1), symmetric_law(rng, 2)

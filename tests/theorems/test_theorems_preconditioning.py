@@ -10,26 +10,6 @@ from hesscond.theorems.constrained_weights import nearest, projected_step
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 
-def test_what_torch_averages():
-    g = torch.from_numpy(np.random.default_rng(0).standard_normal((6, 4)))
-    weights = 0.9 ** torch.arange(5, -1, -1.0, dtype=torch.float64)
-    optimizers = {
-        "square_avg": (torch.optim.RMSprop, {"alpha": 0.9}, (weights @ g**2) / weights.sum() * (1 - 0.9**6)),
-        "sum": (torch.optim.Adagrad, {}, 6 * (g**2).mean(0)),
-        "exp_avg_sq": (torch.optim.Adam, {"betas": (0.5, 0.9)}, (weights @ g**2) / weights.sum() * (1 - 0.9**6)),
-    }
-    for name, (optimizer, options, expected) in optimizers.items():
-        p = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-        made = optimizer([p], lr=0.1, eps=1e-30, **options)
-        for number, row in enumerate(g):
-            p.grad = row.clone()
-            made.step()
-            if number == 0 and name != "square_avg":
-                # RMSprop starts at zero without a correction, which the others have or do not need
-                assert torch.allclose(p.detach(), -0.1 * row.sign(), rtol=1e-12)
-        assert torch.allclose(made.state[p][name], expected, rtol=1e-12)
-
-
 def test_the_counterexample_to_the_minus():
     g, z, d = (
         torch.tensor(row, dtype=torch.float64) for row in example_of(verify("prec-l2-p", trials=1), "minus").matrix
