@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,62 +25,10 @@ def backward(model, x, y):
     return loss
 
 
-class Algorithm2:
-    """The paper's Algorithm 2 written out entry by entry in numpy, as THEORY pins it."""
-
-    def __init__(self, width):
-        self.mu, self.var = np.zeros(width), np.ones(width)
-
-    def step(self, H, G_w, G_b):
-        N, n = H.shape
-        if N == 1:
-            mu_B, var_B = H[0].copy(), (H[0] - self.mu) ** 2
-        else:
-            mu_B = sum(H) / N
-            var_B = sum((h - mu_B) ** 2 for h in H) / N
-        self.mu = 0.99 * self.mu + 0.01 * mu_B
-        self.var = 0.99 * self.var + 0.01 * var_B
-        tilde = self.var + 1e-2 * max(self.var) + 1e-4
-        q2 = max(n / N, 1)
-        new_w, new_b = np.empty_like(G_w), np.empty_like(G_b)
-        for i in range(len(G_b)):
-            for j in range(n):
-                new_w[i, j] = (G_w[i, j] - self.mu[j] * G_b[i]) / tilde[j] / q2
-            new_b[i] = G_b[i] / q2 - sum(new_w[i, j] * self.mu[j] for j in range(n))
-        return new_w, new_b
-
-
-@pytest.mark.parametrize("samples", [1, 2, 4, 60])
-def test_gradients_are_those_of_algorithm_2_over_many_steps(samples):
-    model = model_of()
-    method = BNP(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    reference = {0: Algorithm2(6), 2: Algorithm2(5)}
-    for step in range(6):
-        x, y = batch_of(samples, seed=step)
-        backward(model, x, y)
-        inputs = {0: x.numpy(), 2: torch.tanh(model[0](x)).detach().numpy()}
-        raw = {i: (model[i].weight.grad.numpy().copy(), model[i].bias.grad.numpy().copy()) for i in (0, 2)}
-        method.transform_gradients()
-        for i in (0, 2):
-            G_w, G_b = reference[i].step(inputs[i], *raw[i])
-            np.testing.assert_allclose(model[i].weight.grad.numpy(), G_w, rtol=1e-12, atol=1e-14)
-            np.testing.assert_allclose(model[i].bias.grad.numpy(), G_b, rtol=1e-12, atol=1e-14)
-        optimizer.step()
-
-
-OPTIMIZERS = [
-    (torch.optim.SGD, {"lr": 0.1}),
-    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}),
-    (torch.optim.Adam, {"lr": 0.01}),
-    (torch.optim.AdamW, {"lr": 0.01}),
-    (torch.optim.RMSprop, {"lr": 0.01}),
-    (torch.optim.Adagrad, {"lr": 0.1}),
-    (torch.optim.NAdam, {"lr": 0.01}),
-]
-
-
-@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}), (torch.optim.Adam, {"lr": 0.01})],
+)
 def test_attached_to_any_optimizer_it_is_the_explicit_call(optimizer, options):
     ways = []
     for attached in (True, False):

@@ -1,4 +1,4 @@
-"""BNP of convolutions, against Algorithm 3 written out in loops; groups, strides, dimensions, patches."""
+"""BNP of dense layers and convolutions, against Algorithms 2 and 3 written out in loops; groups, strides, patches."""
 
 import itertools
 
@@ -32,9 +32,10 @@ SHAPES = [
     (nn.Conv2d, 2, 3, {"kernel_size": 1, "bias": False}),
     (nn.Conv1d, 4, 4, {"kernel_size": 3, "groups": 2, "padding": 2, "padding_mode": "circular"}),
     (nn.Conv3d, 2, 3, {"kernel_size": 2, "padding": 1}),
+    (nn.Linear, 6, 5, {}),
 ]
 NAMES = [f"{kind.__name__}-{number}" for number, (kind, *_) in enumerate(SHAPES)]
-SIZES = {nn.Conv1d: (7,), nn.Conv2d: (6, 5), nn.Conv3d: (3, 4, 3)}
+SIZES = {nn.Linear: (), nn.Conv1d: (7,), nn.Conv2d: (6, 5), nn.Conv3d: (3, 4, 3)}
 
 
 def problem(kind, channels, units, options, seed=0):
@@ -59,6 +60,8 @@ def backward(model, x):
 
 def patches(layer, x):
     """(N p, G, c, k…) of the padded input, position by position."""
+    if isinstance(layer, nn.Linear):
+        return x[:, None, :, None], 1
     k, s, d, p = layer.kernel_size, layer.stride, layer.dilation, layer.padding
     mode = "constant" if layer.padding_mode == "zeros" else "wrap"
     x = np.pad(x, [(0, 0), (0, 0), *((q, q) for q in p)], mode=mode)
@@ -72,20 +75,25 @@ def patches(layer, x):
 
 
 class Algorithm3:
-    """The paper's Algorithm 3, entry by entry in numpy, on each group by itself; ``exact``: its patches' entries."""
+    """The paper's Algorithm 3, entry by entry in numpy, on each group by itself; ``exact``: its patches' entries.
+
+    Of a dense layer it is Algorithm 2: one position, and a single sample's deviation is that from the running mean.
+    """
 
     def __init__(self, layer, exact, rho=0.99):
         self.layer, self.exact, self.rho = layer, exact, rho
-        self.c, self.k = layer.in_channels // layer.groups, int(np.prod(layer.kernel_size))
-        shape = (layer.groups, self.c, self.k if exact else 1)
+        self.groups = getattr(layer, "groups", 1)
+        self.c, self.k = layer.weight.shape[1], layer.weight[0, 0].numel()
+        shape = (self.groups, self.c, self.k if exact else 1)
         self.mu, self.var = np.zeros(shape), np.ones(shape)
 
     def step(self, x, G_w, G_b):
-        N, groups = len(x), self.layer.groups
+        N, groups = len(x), self.groups
         rows, positions = patches(self.layer, x)
         seen = rows if self.exact else np.moveaxis(x, 1, -1).reshape(-1, groups, self.c, 1)
         mean = sum(seen) / len(seen)
-        var = sum((row - mean) ** 2 for row in seen) / len(seen)
+        centre = self.mu if len(seen) == 1 else mean
+        var = sum((row - centre) ** 2 for row in seen) / len(seen)
         self.mu = self.rho * self.mu + (1 - self.rho) * mean
         self.var = self.rho * self.var + (1 - self.rho) * var
         q2 = max(self.c * self.k / N, positions**0.5)
@@ -119,7 +127,7 @@ def test_gradients_are_those_of_algorithm_3_over_many_steps(kind, channels, unit
         if b is not None:
             np.testing.assert_allclose(layer.bias.grad.numpy(), b.reshape(-1), rtol=1e-11, atol=1e-11)
     P = method.coordinates("1")
-    assert isinstance(P, GroupedPreconditioner) == (layer.groups > 1)
+    assert isinstance(P, GroupedPreconditioner) == (truth.groups > 1)
     for unit, (g, found) in enumerate(zip(given, stacked_gradient(layer), strict=True)):
         matrix = P.of_unit(unit).matrix(len(g))
         assert torch.allclose(found, matrix @ (matrix.T @ g), rtol=1e-11, atol=1e-12)
@@ -138,15 +146,6 @@ def test_channels_last_and_unbatched_inputs_and_several_calls():
     assert torch.allclose(state.variance, 0.99 + 0.01 * seen.var(1, correction=0), rtol=1e-12)
     # 12 positions once, 6 five times: the paper's √(rs) of the mean number of positions
     assert state.q_squared == pytest.approx(max(27 / 6, ((12 + 5 * 6) / 6) ** 0.5))
-
-
-def test_a_single_position_of_a_single_sample():
-    layer = nn.Conv2d(3, 4, 1).double()
-    method = BNP(nn.Sequential(layer))
-    x = torch.randn(1, 3, 1, 1, dtype=torch.float64)
-    layer(x).sum().backward()
-    method.transform_gradients()
-    assert torch.allclose(method.layers["0"].variance, 0.99 + 0.01 * x.flatten().square(), rtol=1e-12)
 
 
 def test_transposed_convolutions_are_refused_or_left_out():
