@@ -1,5 +1,6 @@
 """Results side by side, `hesscond diff`, regressions, and names of entries, against double backward and numpy."""
 
+import copy
 import json
 import re
 
@@ -8,11 +9,12 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, hessian
 
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.testing import ConditionNumberError, UnresolvedError, assert_no_regression
+from tests.support.truth import Truth
+from tests.truth import unit_truth
 
 CE = nn.CrossEntropyLoss()
 
@@ -25,28 +27,15 @@ def case(scale=1.0, features=5):
     return model, CE, (inputs, torch.randint(0, 3, (60,)))
 
 
-def dense(model, data, names):
-    """Second derivatives of the loss in parameters, by pairs of their names."""
-    all_of_them = {name: p.detach() for name, p in model.named_parameters()}
-    own = {name: all_of_them[name] for name in names}
-    return hessian(lambda new: CE(functional_call(model, all_of_them | new, (data[0],)), data[1]))(own)
-
-
-def truth(model, data, layer, unit):
-    """κ of a unit of a dense layer, of full rank."""
-    H = dense(model, data, [f"{layer}.bias", f"{layer}.weight"])
-    b, w = f"{layer}.bias", f"{layer}.weight"
-    top = torch.cat([H[b][b][unit, unit].view(1, 1), H[b][w][unit, unit][None]], 1)
-    return float(np.linalg.cond(torch.cat([top, torch.cat([H[w][b][unit, :, unit, None], H[w][w][unit, :, unit]], 1)])))
-
-
 def test_ratios_are_those_of_numpy():
     (model, _, data), (_, _, other) = case(), case(30.0)
     found = hesscond.diff(*(hesscond.probe(model, CE, one) for one in (data, other)), names=["plain", "scaled"])
     frame = found.to_frame()
     assert frame["ratio_scaled_lower"].is_monotonic_decreasing
     for row in frame.to_dict("records"):
-        plain, scaled = (truth(model, own, row["layer"], row["unit"]) for own in (data, other))
+        plain, scaled = (
+            float(torch.linalg.cond(unit_truth(model, CE, own, row["layer"], row["unit"]))) for own in (data, other)
+        )
         assert row["kappa_plain"] == pytest.approx(plain, rel=1e-7)
         assert row["ratio_scaled"] == pytest.approx(scaled / plain, rel=1e-7)
         assert row["ratio_scaled_lower"] <= row["ratio_scaled"] <= row["ratio_scaled_upper"]
@@ -120,12 +109,12 @@ def convolutions():
 def test_each_entry_is_that_of_the_parameter_that_it_is_said_to_be(layers, level):
     torch.manual_seed(0)
     model, data = convolutions().double(), (torch.randn(12, 4, 4, 4).double(), torch.randint(0, 3, (12,)))
-    for own in hesscond.probe(model, CE, data, layers, level).values():
+    result, truth = hesscond.probe(model, CE, data, layers, level), Truth(copy.deepcopy(model), CE, data)
+    for own in result.values():
         for unit in own.blocks[-1:]:
             entries = own.entries(unit)
-            H = dense(model, data, list(dict.fromkeys(entries["parameter"])))
-            pairs = list(zip(entries["parameter"], entries["index"], strict=True))
-            wanted = torch.tensor([[H[a][b][i + j] for b, j in pairs] for a, i in pairs])
+            pairs = zip(entries["parameter"], entries["index"], strict=True)
+            wanted = truth.at(torch.stack([truth.index[name][place] for name, place in pairs]))
             assert torch.allclose(own.hessian(unit), wanted, rtol=0, atol=1e-12 * float(wanted.abs().max()))
 
 

@@ -1,5 +1,6 @@
 """The memory budget: another route where only that fits, an error that says what would, and what is really used."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from hesscond.spectra import density, lanczos
 from hesscond.spectra.forms import MATRICES
 from hesscond.spectra.reductions import rounded_condition
 from hesscond.spectra.solvers.matrix_free import dense_condition
+from tests.support.truth import Truth
 
 
 def convolutions():
@@ -118,6 +120,12 @@ def splines(n_in=5, n_out=4, samples=9):
     return nn.Sequential(Kan(n_in, n_out), Kan(n_out, 3)), nn.CrossEntropyLoss(), batch
 
 
+@functools.cache
+def spline_truth():
+    model, loss_fn, batch = splines()
+    return Truth(model.double(), loss_fn, batch)
+
+
 @pytest.mark.share(4)
 @pytest.mark.parametrize("memory", [None, 2e5, 1.7e4])
 @pytest.mark.parametrize("units", [None, [2], [1, 3]])
@@ -129,22 +137,11 @@ def test_units_by_products_whatever_the_memory(monkeypatch, layer, units, memory
     model, loss_fn, (x, y) = splines()
     kwargs = {} if memory is None else {"memory": memory + 4 * 8 * sum(p.numel() for p in model.parameters())}
     found = hesscond.probe(model, loss_fn, (x, y), [layer], units=units, **kwargs)[layer]
-    wide = {name: value.double() for name, value in model.state_dict().items()}
-    names = ["0.base", "0.spline"] if layer == "0" else [layer]
+    truth = spline_truth()
     for unit in found.units:
-
-        def loss(row, unit=unit):
-            parts, start = {}, 0
-            for name in names:
-                own = wide[name][unit].numel()
-                rows = row[start : start + own].view_as(wide[name][unit])
-                parts[name] = torch.cat([wide[name][:unit], rows[None], wide[name][unit + 1 :]])
-                start += own
-            return loss_fn(torch.func.functional_call(model, wide | parts, (x.double(),)), y)
-
-        at = torch.cat([wide[name][unit].flatten() for name in names])
-        truth = torch.func.hessian(loss)(at)
-        assert (found.hessian(unit) - truth).norm() <= 1e-12 * truth.norm()
+        names = ["0.base", "0.spline"] if layer == "0" else [layer]
+        exact = truth.at(torch.cat([truth.index[name][unit].flatten() for name in names]))
+        assert (found.hessian(unit) - exact).norm() <= 1e-12 * exact.norm()
 
 
 def test_curvature_behind_parameters_in_small_pieces(monkeypatch):

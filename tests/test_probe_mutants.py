@@ -19,7 +19,7 @@ from hesscond.hessians.linearization import GGNLinearization
 from hesscond.probing import captured as layer_probe
 from tests.cases import Case, case, small, split
 from tests.fuzzing import Sheared
-from tests.truth import double_backward, layer_truth
+from tests.truth import layer_truth, network_truth
 
 
 def with_curvature(change):
@@ -210,11 +210,6 @@ def farthest(mutant, result, model, loss_fn, batch):
                 block = P.T @ block @ P
             distances.append(float((layer.hessian(unit) - block).norm() / truth.norm()))
     return max(distances)
-
-
-def network_truth(model, loss_fn, batch):
-    """Dense Hessian in all parameters, in their order."""
-    return double_backward(loss_fn(model(batch[0]), batch[1]), model.parameters())
 
 
 @pytest.mark.share(4)

@@ -1,5 +1,6 @@
 """What a watch measures, when, what it says, and what it does with errors and wrong uses."""
 
+import copy
 import json
 import logging
 import sys
@@ -17,6 +18,7 @@ from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
 from hesscond.watching.alarms import rule_of
 from hesscond.watching.destinations import Destination
+from tests.truth import network_truth
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
 
@@ -44,33 +46,13 @@ def watched(optimizer="sgd", **options):
     return model, chosen, hesscond.watch(model, F.cross_entropy, BATCH, chosen, **{"every": 2, **options})
 
 
-def block_hessian(model, layer):
-    """Of weight and bias of a dense layer, tensor by tensor, by torch alone."""
-    model = model_of().double() if model is None else model
-    names = [f"{layer}.weight", f"{layer}.bias"]
-    values = {name: p.detach().double() for name, p in model.named_parameters()}
-    shapes = [values[name].shape for name in names]
-    sizes = [shape.numel() for shape in shapes]
-
-    def loss(flat):
-        parts = {n: part.reshape(s) for n, part, s in zip(names, flat.split(sizes), shapes, strict=True)}
-        return F.cross_entropy(torch.func.functional_call(model, values | parts, BATCH[0].double()), BATCH[1])
-
-    flat = torch.cat([values[name].reshape(-1) for name in names])
-    return torch.autograd.functional.hessian(loss, flat), sizes
-
-
 def network_hessian(model):
     """Of all parameters, a shared one once, by torch alone."""
-    values = {name: p.detach().double() for name, p in model.named_parameters()}
-    sizes = [value.numel() for value in values.values()]
+    return network_truth(copy.deepcopy(model).double(), F.cross_entropy, (BATCH[0].double(), BATCH[1]))
 
-    def loss(flat):
-        parts = flat.split(sizes)
-        given = {name: part.reshape(value.shape) for part, (name, value) in zip(parts, values.items(), strict=True)}
-        return F.cross_entropy(torch.func.functional_call(model, given, BATCH[0].double()), BATCH[1])
 
-    return torch.autograd.functional.hessian(loss, torch.cat([value.reshape(-1) for value in values.values()]))
+#: The rows of each layer's parameters.
+PLACES = {"0": slice(0, 24), "2": slice(24, None)}
 
 
 def kappa_of(H):
@@ -85,7 +67,7 @@ def test_numbers_are_those_of_the_hessian_by_torch():
     model, optimizer, own = watched("adam")
     row = train(model, optimizer, own, 2)[-1]
     for layer in ("0", "2"):
-        H, _ = block_hessian(model, layer)
+        H = network_hessian(model)[PLACES[layer], PLACES[layer]]
         values = np.linalg.eigvalsh(H.numpy())
         kappa = kappa_of(H.numpy())
         assert row[f"hesscond/{layer}/kappa"] == pytest.approx(kappa, rel=1e-6)
@@ -97,7 +79,7 @@ def test_numbers_are_those_of_the_hessian_by_torch():
     # Adam's M, by hand: a diagonal of the corrected second moments
     sharp = []
     for layer in ("0", "2"):
-        H, _ = block_hessian(model, layer)
+        H = network_hessian(model)[PLACES[layer], PLACES[layer]]
         diagonal = []
         for p in (model[int(layer)].weight, model[int(layer)].bias):
             state = optimizer.state[p]
@@ -170,8 +152,7 @@ def test_the_sharpness_has_the_rate_of_each_parameter_group(level):
     H = network_hessian(model)
     root = torch.cat([torch.full((named[name].numel(),), rate).double() for name, rate in rates.items()]).sqrt()
     moved = root[:, None] * H * root
-    first = 5 * 4 + 4
-    parts = [moved] if level == "network" else [moved[:first, :first], moved[first:, first:]]
+    parts = [moved] if level == "network" else [moved[where, where] for where in PLACES.values()]
     sharpest = max(float(torch.linalg.eigvalsh(part).max()) for part in parts)
     assert row["hesscond/sharpness_times_rate"] == pytest.approx(sharpest, rel=1e-5)
     assert sharpest < 0.99 * 0.5 * float(torch.linalg.eigvalsh(H).max())
@@ -188,7 +169,7 @@ def test_an_optimizer_of_some_parameters_has_numbers_of_these(level, caplog):
         row = train(model, optimizer, own, 1)[-1]
         H = network_hessian(model).numpy()
         rate = np.concatenate([np.full(p.numel(), (n in held) * 0.5 / len(n)) for n, p in named.items()])
-        places = {"network": slice(None)} if level == "network" else {"0": slice(0, 24), "2": slice(24, None)}
+        places = {"network": slice(None)} if level == "network" else PLACES
         for block, where in places.items():
             assert row[f"hesscond/{block}/kappa"] == pytest.approx(kappa_of(H[where, where]), rel=1e-6)
             root = np.sqrt(rate[where][rate[where] > 0])
