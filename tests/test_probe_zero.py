@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +9,12 @@ from torch.nn import functional
 
 import hesscond
 from tests.cases import Net
+from tests.support.constructions import KINDS
 from tests.truth import unit_truth
 
 CE = nn.CrossEntropyLoss()
 ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "gelu": nn.GELU()}
+NAMED = {one.name: one for one in KINDS}
 
 
 def batch(samples: int = 12, features: int = 5, classes: int = 4, seed: int = 0):
@@ -29,46 +28,8 @@ def sequences():
     return x.view(8, 3, 4), target
 
 
-def number(act):
-    return nn.Sequential(nn.Linear(5, 3), act, nn.Linear(3, 1))
-
-
-def shifted(act, classes=4):
-    """Logits, all of them shifted by one number."""
-    return Net(lambda m, x: m.main(x) + m.zero(x), main=nn.Linear(5, classes), zero=number(act))
-
-
-def equal(act):
-    """The same number for every class."""
-    return Net(lambda m, x: m.zero(x).expand(-1, 4), zero=number(act))
-
-
-def equal_rows(act, apart=0.0):
-    """An output layer with equal rows, or with rows so far apart."""
-    parts = {"zero": nn.Linear(5, 6), "out": nn.Linear(6, 4), "act": act}
-    model = Net(lambda m, x: m.out(m.act(m.zero(x.double()))), **parts).double()
-    with torch.no_grad():
-        model.out.weight.copy_(model.out.weight[:1] + apart * torch.randn(4, 6, dtype=torch.float64))
-    return model
-
-
-def queries():
-    """Attention over values that are all equal."""
-
-    def forward(m, x):
-        q, k = m.zero(x).chunk(2, -1)
-        values = m.value(x.mean(1, keepdim=True)).expand_as(x)
-        return m.out(((q @ k.mT / 2).softmax(-1) @ values).mean(1))
-
-    return Net(forward, zero=nn.Linear(4, 8), value=nn.Linear(4, 4), out=nn.Linear(4, 3))
-
-
-def normalized(layer, norm, units=3):
-    def forward(m, x):
-        h = m.norm(m.zero(x))
-        return m.out(torch.tanh(h.flatten(2).mean(2) if h.ndim == 4 else h))
-
-    return Net(forward, zero=layer, norm=norm, out=nn.Linear(units, 4))
+def normalized(layer, norm, units):
+    return Net(lambda m, x: m.out(torch.tanh(m.norm(m.zero(x)))), zero=layer, norm=norm, out=nn.Linear(units, 4))
 
 
 def brier(output, target):
@@ -80,39 +41,28 @@ def focal(output, target):
     return -((1 - log_p.exp()).square() * log_p).mean()
 
 
-#: Model, loss, data, and the parameters that the loss does not depend on.
+#: Constructions, each with its layers that the loss does not depend on to second order.
 ZEROS = {
-    **{
-        f"shift, {act}, {name}": (lambda f=f: shifted(f), loss, batch, "zero.")
-        for act, f in ACTIVATIONS.items()
-        for name, loss in {"cross-entropy": CE, "Brier": brier, "focal": focal}.items()
-    },
-    **{f"rows, {act}": (lambda f=f: equal_rows(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
-    **{f"equal, {act}": (lambda f=f: equal(f), CE, batch, "zero.") for act, f in ACTIVATIONS.items()},
-    "two classes": (lambda: shifted(nn.ReLU(), 2), CE, lambda: batch(classes=2), "zero."),
-    "queries": (queries, CE, sequences, "zero."),
+    "shift": ("softmax_shift", "softmax_shift_-30", "softmax_shift_30", "softmax_shift_stream", "softmax_shift_only",
+              "pairwise_ranking", "contrastive_shift", "average_of_logits"),
+    "0": ("softmax_sum", "ratio", "curved_0_scale_2"), "hidden out": ("softmax_shift_deep",),
+    "query key": ("equal_values",), "value": ("dueling_policy",), "0 2": ("odd_pairs",),
+    "part": ("difference_of_twins",), "two": ("zero_part_of_units",),
+    # named by the construction itself
+    "": ("softmax_shift_float32", "softmax_shift_adam", "softmax_shift_products", "key_bias", "instance_norm"),
 }  # fmt: skip
+ZEROS = {name: layers.split() for layers, names in ZEROS.items() for name in names}
 
 
-def made(name):
+def measured(name, level, loss=None):
+    """The layers without an effect of a construction, with another loss or its own."""
     torch.manual_seed(0)
-    make, loss, data, zero = ZEROS[name]
-    model = make()
-    named = dict(model.named_parameters())
-    blocks = [zero] if zero in named else list(dict.fromkeys(n.rpartition(".")[0] for n in named if n.startswith(zero)))
-    return model, loss, data(), zero, blocks
-
-
-def is_constant(model, loss, data, zero):
-    """Whether the loss does not depend on the parameters at all: no derivative is asked."""
-    model, (x, target) = copy.deepcopy(model).double(), data
-    x = x.double()
-    with torch.no_grad():
-        before = float(loss(model(x), target))
-        for name, parameter in model.named_parameters():
-            if name.startswith(zero):
-                parameter.add_(torch.randn_like(parameter))
-        return abs(float(loss(model(x), target)) - before) <= 1e-12 * abs(before)
+    model, own, data = NAMED[name].make()
+    options = NAMED[name].options
+    options = dict(options(model, own, data) if callable(options) else options)
+    if ZEROS[name]:
+        options["layers"] = ZEROS[name]
+    return hesscond.probe(model, loss or own, data, level=level, **options)
 
 
 def assert_zero(result):
@@ -128,46 +78,25 @@ def assert_zero(result):
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("name", ZEROS)
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name in ZEROS for level in NAMED[name].levels])
 def test_what_the_loss_does_not_depend_on_has_a_hessian_of_zero(name, level):
-    model, loss, data, zero, blocks = made(name)
-    assert is_constant(model, loss, data, zero)
-    result = hesscond.probe(model, loss, data, layers=blocks, level=level)
-    assert_zero(result)
+    assert_zero(measured(name, level))
 
 
-@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("name", ["shift, relu, cross-entropy", "queries"])
-@pytest.mark.parametrize("how", ["as it is", "1e-30", "1e30", "stream", "blocks"])
-def test_precision_scale_and_batches_do_not_make_a_hessian(name, level, how):
-    model, loss, data, _, blocks = made(name)
-    options = {"level": level, "layers": blocks}
-    if how == "as it is":
-        options["dtype"] = None
-    elif how == "stream":
-        data = [tuple(part[start:stop] for part in data) for start, stop in ((0, 5), (5, 6), (6, 12))]
-    elif how == "blocks":
-        options = {"level": "layer" if level == "unit" else level, "blocks": {"mine": blocks}}
-        if level == "network":
-            options = {"level": level, "layers": blocks, "products": 20}
-    else:
-        scale = float(how)
-        assert_zero(hesscond.probe(model, lambda o, t: scale * loss(o, t), data, **options))
-        return
-    assert_zero(hesscond.probe(model, loss, data, **options))
+@pytest.mark.parametrize("loss", [brier, focal])
+def test_other_losses_of_a_softmax_see_no_shift_either(loss, level):
+    assert_zero(measured("softmax_shift_deep", level, loss))
 
 
-@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize("method", ["bnp", "sphere"])
-@pytest.mark.parametrize("act", ["relu", "tanh"])
-def test_zero_in_all_coordinates(act, method, level):
-    model, loss, data, _, blocks = made(f"equal, {act}")
-    assert_zero(
-        hesscond.probe(model, loss, data, layers=None if method == "sphere" else blocks, level=level, method=method)
-    )
+def test_zero_in_all_coordinates(method, level):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 1))
+    model = Net(lambda m, x: m.net(x).expand(-1, 4), net=net)
+    layers = ["net.0", "net.2"] if method == "bnp" else None
+    assert_zero(hesscond.probe(model, CE, batch(), layers=layers, level=level, method=method))
 
 
 def one_layer(act):
@@ -229,16 +158,6 @@ def test_a_unit_of_tiny_curvature_is_not_zero(act, size):
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize("apart", [1e-3, 1e-6])
-@pytest.mark.parametrize("act", ["relu", "tanh"])
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-def test_rows_that_are_nearly_equal_have_a_hessian(act, apart, level):
-    torch.manual_seed(0)
-    result = hesscond.probe(equal_rows(ACTIVATIONS[act], apart), CE, batch(), layers="zero", level=level)
-    assert not any(kappa.is_zero and kappa.cutoff for kappa in next(iter(result.values())).conditions)
-
-
-@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_saturation_is_not_zero(level):
     """tanh′(400) is no double: the loss depends on the layer, though no product shows it."""
@@ -261,38 +180,3 @@ def test_a_check_that_tells_nothing_resolves_nothing():
     for level in ("unit", "layer", "network"):
         result = hesscond.probe(model, CE, batch(), layers="zero", level=level)
         assert not any(kappa.resolved for kappa in next(iter(result.values())).conditions)
-
-
-@pytest.mark.share(4)
-@pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("act", ["identity", "tanh"])
-@pytest.mark.parametrize("streamed", [False, True])
-def test_samples_without_curvature_add_no_rank(act, level, streamed):
-    """Eleven of fourteen samples have equal factors for all classes; the features are over six decades."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(14, 5, generator=generator, dtype=torch.float64) * torch.logspace(0, -6, 5, dtype=torch.float64)
-    a = torch.randn(14, 4, generator=generator, dtype=torch.float64)
-    target = torch.randint(0, 4, (14,), generator=generator)
-    flat = torch.randperm(14, generator=generator)[:11]
-    a[flat] = a[flat, :1] * 0.3
-    torch.manual_seed(0)
-    parts = {"f": nn.Linear(5, 1), "act": {"identity": nn.Identity(), "tanh": nn.Tanh()}[act]}
-    # one number a sample, times what the data give for each class
-    model = Net(lambda m, x, a: m.act(m.f(x)) * a, **parts).double()
-    data = (x, a), target
-    stream = [((x[i:j], a[i:j]), target[i:j]) for i, j in ((0, 5), (5, 11), (11, 14))]
-    result = hesscond.probe(model, CE, stream if streamed else data, level=level)
-    (kappa,) = next(iter(result.values())).conditions
-
-    # the truth in the curvature of the logit's one factor, from the three samples that have it
-    z = model.f(x)[:, 0].detach().requires_grad_()
-    loss = functional.cross_entropy(model.act(z)[:, None] * a, target, reduction="none") / 14
-    slope = torch.autograd.grad(loss.sum(), z, create_graph=True)[0]
-    S = torch.autograd.grad(slope.sum(), z)[0]
-    curved = torch.tensor(sorted(set(range(14)) - set(flat.tolist())))
-    H_hat = torch.cat([torch.ones(14, 1, dtype=torch.float64), x], 1)[curved].numpy()
-    # of three rows: the eigenvalues of S^½ĤĤᵀS^½, and with signs
-    gram = H_hat @ H_hat.T
-    values = np.abs(np.linalg.eigvals(np.diag(S[curved].numpy()) @ gram))
-    assert (kappa.rank, kappa.nullity, kappa.rank_decision) == (3, 3, "numerical")
-    assert kappa.value == pytest.approx(values.max() / values.min(), rel=1e-4)
