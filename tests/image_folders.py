@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+
+from hesscond.data import Dataset
+from hesscond.data.dataset import images_from_bytes
 
 #: Height and width of pictures whose shorter side is 12: decoded with resize = 12 they stay as they are.
 SIDES = ((12, 12), (12, 17), (19, 12), (13, 12), (12, 30), (24, 12))
@@ -35,3 +39,10 @@ def write(folder: Path, classes=("cat", "Dog", "ant"), train=6, val=4, size=10, 
                 targets.append(label)
         found[split] = np.stack(pixels), np.array(targets)
     return found
+
+
+def in_memory(written):
+    """The data set of what was written, as tensors."""
+    (train, train_targets), (test, test_targets) = (written[split] for split in ("train", "val"))
+    train, test = (images_from_bytes([pixels], pixels.shape[1:]) for pixels in (train, test))
+    return Dataset("image-folder", train, torch.from_numpy(train_targets), test, torch.from_numpy(test_targets), 3, "")

@@ -13,6 +13,7 @@ from hesscond.report.sweeps import possible
 from hesscond.study import RunPlan, load_data, load_study, open_run
 from hesscond.study.comparison import AROUND, relative_cost
 from hesscond.study.runner import build_model, chosen
+from tests.truth import network_truth
 
 pytestmark = pytest.mark.slow
 
@@ -125,21 +126,6 @@ def trained(study, spec, rate, iteration):
     return model, optimizer, (inputs[rows].double(), targets[rows]), lr
 
 
-def hessian(model, batch):
-    """∇²L in all parameters, one after the other, by double backward in float64."""
-    model = model.double()
-    named = dict(model.named_parameters())
-    sizes = [p.numel() for p in named.values()]
-
-    def loss(theta):
-        parts = [t.view_as(p) for t, p in zip(theta.split(sizes), named.values(), strict=True)]
-        found = torch.func.functional_call(model, dict(zip(named, parts, strict=True)), (batch[0],))
-        return nn.functional.cross_entropy(found, batch[1])
-
-    theta = torch.cat([p.detach().flatten() for p in named.values()])
-    return torch.autograd.functional.hessian(loss, theta), named
-
-
 @pytest.mark.parametrize("method", ["vanilla", "rmsprop"])
 def test_layers_and_the_network_at_a_step_are_those_of_double_backward(folder, call_cli, method):
     """κ, λ_max and λη/2 with P of the step about to be taken; the optimizer's own state says what P is."""
@@ -160,9 +146,9 @@ def test_layers_and_the_network_at_a_step_are_those_of_double_backward(folder, c
             P = torch.cat(squares).sqrt()
         else:
             P = torch.ones(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
-        H, named = hessian(model, batch)
-        places = dict(zip(named, torch.arange(len(P)).split([p.numel() for p in named.values()]), strict=True))
-        fc2 = torch.cat([places["fc2.weight"], places["fc2.bias"]])
+        H = network_truth(model.double(), nn.functional.cross_entropy, batch)
+        # its weight and bias are the last parameters
+        fc2 = torch.arange(len(P))[-sum(p.numel() for p in model.fc2.parameters()) :]
         for row, index in zip(own.to_dict("records"), [fc2, torch.arange(len(P))], strict=True):
             part = H[index][:, index].numpy()
             scaled = P[index].numpy()[:, None] * part * P[index].numpy()

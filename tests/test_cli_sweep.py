@@ -13,8 +13,8 @@ import pytest
 
 from hesscond.commands.options import parse_ranges
 from hesscond.errors import RunError
-from hesscond.runs import TABLES
 from hesscond.study import find_runs, open_run
+from tests.runs.run_logs import same_logs
 
 STUDY = """
 name = "tiny"
@@ -98,11 +98,6 @@ def wait_for_workers(found, seconds=20):
     while not all(gone(state["pid"]) for state in found.values()):
         assert time.monotonic() < deadline, "workers outlive their sweep"
         time.sleep(0.05)
-
-
-def same_logs(one, other):
-    for table in TABLES:
-        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
 
 
 @pytest.mark.slow

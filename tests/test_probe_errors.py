@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from tests.cases import case, mlp
+from tests.support.kinds import Applied, OnceOnly
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -154,28 +155,9 @@ def test_a_bad_batch_late_in_a_stream(bad):
         hesscond.probe(MLP, nn.CrossEntropyLoss(), [(X, Y), bad])
 
 
-class SineOnce(torch.autograd.Function):
-    """A function that torch cannot differentiate twice; it would leave its second derivative out without a word."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0].cos()
-
-
-class Sine(nn.Module):
-    def forward(self, x):
-        return SineOnce.apply(x)
-
-
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_a_function_without_a_second_derivative(level):
-    model = nn.Sequential(nn.Linear(5, 4), Sine(), nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(5, 4), Applied(OnceOnly.apply), nn.Linear(4, 3))
     with pytest.raises(HesscondError, match="once_differentiable"):
         hesscond.probe(model, nn.CrossEntropyLoss(), (X, Y), ["0"], level, dtype=None)
 

@@ -12,6 +12,8 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.problem.references import References
 from tests.cases import Net
+from tests.support.constructions import stale_tanh
+from tests.support.kinds import OnceOnly
 from tests.support.truth import ADVICE, Truth
 
 CE = nn.CrossEntropyLoss()
@@ -45,25 +47,8 @@ def test_a_block_that_units_do_not_divide_is_measured_whole_and_the_table_says_s
         hesscond.probe(model, CE, batch, ["model"])
 
 
-class Tanh(torch.autograd.Function):
-    """A fused activation whose backward makes no graph."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.tanh()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * (1 - ctx.saved_tensors[0].detach().tanh().square())
-
-
-class Once(Tanh):
-    backward = staticmethod(torch.autograd.function.once_differentiable(Tanh.backward))
-
-
 def through(function):
-    return lambda m, x: m.last((function.apply(m.first(x) * m.scale) @ m.middle).tanh())
+    return lambda m, x: m.last((function(m.first(x) * m.scale) @ m.middle).tanh())
 
 
 def norms(m, x):
@@ -80,8 +65,8 @@ def fused():
 
 
 MIXED = {
-    "once differentiable": (through(Once), fused, None),
-    "no graph in backward": (through(Tanh), fused, None),
+    "once differentiable": (through(OnceOnly.apply), fused, None),
+    "no graph in backward": (through(stale_tanh), fused, None),
     "norm at zero": (
         norms,
         lambda: {"first": nn.Linear(4, 5, bias=False), "scale": random(5), "last": nn.Linear(6, 3)},
@@ -350,19 +335,6 @@ def test_a_model_without_inputs_and_its_own_loss_is_measured_under_the_name_of_i
     torch.testing.assert_close(result["mean"].hessian(), torch.diag(4 * e**2 - 2 * e), rtol=1e-12, atol=1e-12)
 
 
-class Spectral(nn.Module):
-    """Layer that multiplies Fourier coefficients by complex weights, before a dense layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(0.3 * torch.randn(2, 3, 4, dtype=torch.cfloat))
-        self.fc = nn.Linear(3, 3)
-
-    def forward(self, x):
-        modes = torch.einsum("bif,iof->bof", torch.fft.rfft(x)[..., :4], self.weight)
-        return self.fc(torch.fft.irfft(modes, n=8).tanh().mean(2))
-
-
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_skipped_parameters_have_their_own_names_and_parametrized_modules_theirs(level):
     torch.manual_seed(0)
@@ -379,12 +351,3 @@ def test_skipped_parameters_have_their_own_names_and_parametrized_modules_theirs
     for name, why in result.skipped.items():
         (names,) = (ast.literal_eval(layers) for layers, _ in ADVICE.findall(why))
         assert list(hesscond.probe(model, CE, (torch.randint(5, (12,)), torch.randint(3, (12,))), names)) == [name]
-
-
-def test_complex_parameters_are_skipped_with_the_reason():
-    torch.manual_seed(0)
-    batch = torch.randn(20, 2, 8), torch.randint(3, (20,))
-    result = hesscond.probe(nn.Sequential(Spectral()), CE, batch)
-    assert list(result) == ["0.fc"]
-    assert "weight" in result.skipped["0"]
-    assert "complex" in result.skipped["0"]

@@ -64,13 +64,6 @@ def test_chosen_layers_in_the_order_asked_for():
         result["nope"]
 
 
-def test_skipped_layers_say_why():
-    result = hesscond.probe(*case("unreached-and-frozen").make())
-    assert set(result.skipped) == {"spare", "deep.0"}
-    assert all(isinstance(reason, str) and reason for reason in result.skipped.values())
-    assert hesscond.probe(*case("relu-ce").make()).skipped == {}
-
-
 class WithMore(nn.Linear):
     """A dense layer with a parameter beside its weight and bias."""
 

@@ -170,26 +170,6 @@ def test_a_result_computes_its_kappa_when_it_is_shown_and_only_then():
     assert "conditions" in vars(result["0"])
 
 
-@pytest.mark.share(3)
-@pytest.mark.parametrize("name", CASES)
-def test_the_table_has_the_numbers_of_the_frame(name):
-    result = CASES[name]()
-    frame, text = result.to_frame(), str(result)
-    for layer, own in result.items():
-        rows = frame[frame["layer"] == layer]
-        (line,) = [line.split() for line in text.splitlines() if line.split()[:1] == [layer]]
-        assert str(own.n_params) in line
-        if own.level == "unit":
-            unresolved = ~rows["resolved"] & ~rows["reason"].str.startswith("the Hessian is zero")
-            assert str(int(unresolved.sum())) in line
-            assert str(len(rows)) in line
-        elif rows["resolved"].all():
-            value = float(line[line.index(str(own.n_params)) + 1])
-            assert value == pytest.approx(float(own.kappa), rel=1e-3)
-    for reason in set(frame["reason"]) - {""}:
-        assert sum(reason in line for line in text.splitlines()) >= 1
-
-
 def cells(text):
     return [word for word in re.split(r"\s+", text) if word]
 

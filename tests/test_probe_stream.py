@@ -142,18 +142,6 @@ def test_a_generator_is_read_once():
     is_the_hessian(result, *case_truth(case("many-samples")), "layer")
 
 
-def test_layers_and_units_of_a_stream():
-    example = case("conv2d-groups")
-    model, loss_fn, batch = example.make()
-    result = hesscond.probe(model, loss_fn, split(batch, [4, 3]), layers=["0"], units=[5, 2])
-    truth, size = case_truth(example)
-    assert list(result) == ["0"]
-    assert list(result["0"].units) == [5, 2]
-    for unit in (5, 2):
-        own = block(truth["0"], size["0"], unit)
-        assert (result["0"].hessian(unit=unit) - own).norm() <= 1e-10 * own.norm()
-
-
 def test_sequences_of_different_lengths_in_a_stream():
     """Positions count within their sample, samples count alike."""
     example = Case("", case("tokens-mean").build, nn.CrossEntropyLoss(), labels())

@@ -227,25 +227,6 @@ def by_layer(truth, layer):
     return truth[index][:, index], width + 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pad", [None, -100])
-def test_at_every_level(pad):
-    network, batches = model(), sequences(pad)
-    loss_fn, _, total, count = LOSSES["lambda"]
-    truth = hessian(network, lambda batch: total(network(batch[0]), batch[1]), count, batches)
-    layers = hesscond.probe(network, loss_fn, batches, list(LAYERS), "layer")
-    units = hesscond.probe(network, loss_fn, batches, list(LAYERS), "unit")
-    for name in LAYERS:
-        block, width = by_layer(truth, name)
-        is_close(layers[name].hessian(), block)
-        for unit in units[name].units:
-            own = slice(unit * width, (unit + 1) * width)
-            is_close(units[name].hessian(unit=unit), block[own, own])
-    whole = hesscond.probe(network, loss_fn, batches, list(LAYERS), "network")["network"]
-    eigenvalues = torch.linalg.eigvalsh(truth[:, :][: len(truth)])
-    assert float(whole.eigenvalues().max()) == pytest.approx(float(eigenvalues.max()), rel=1e-10)
-
-
 def test_the_gauss_newton_matrix_and_a_layer_without_forming_it():
     network, batches = model(), sequences(-100)
     loss_fn, _, total, count = LOSSES["lambda"]

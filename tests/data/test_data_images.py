@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from hesscond.data import Dataset, Pictures, SampleStream, fetch, form, load, locate, options, part, standardized
+from hesscond.data import Pictures, SampleStream, fetch, form, load, locate, options, part, standardized
 from hesscond.data.dataset import images_from_bytes
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from tests import image_folders
@@ -34,15 +34,6 @@ def loaded(folder, **arguments):
     return load("image-folder", folder=str(folder), **{**SMALL, **arguments})
 
 
-def in_memory(written):
-    """The same as tensors."""
-    (train, train_targets), (test, test_targets) = (written[split] for split in ("train", "val"))
-    images = (images_from_bytes([pixels], pixels.shape[1:]) for pixels in (train, test))
-    targets = (torch.from_numpy(own) for own in (train_targets, test_targets))
-    (train, test), (train_targets, test_targets) = images, targets
-    return Dataset("image-folder", train, train_targets, test, test_targets, 3, "")
-
-
 def same(one, other):
     return one.dtype == other.dtype and torch.equal(one, other)
 
@@ -53,7 +44,7 @@ def same(one, other):
 def test_the_pixels_and_classes_are_those_of_the_files(folder, written):
     (folder / "train" / "cat" / "notes.txt").write_text("no picture")
     (folder / "train" / "README").write_text("no class")
-    data, expected = loaded(folder), in_memory(written)
+    data, expected = loaded(folder), image_folders.in_memory(written)
     assert isinstance(data.train_inputs, Pictures)
     for name in ("train_inputs", "test_inputs"):
         assert same(getattr(data, name)[:], getattr(expected, name))
@@ -115,7 +106,7 @@ def test_other_kinds_of_pixels_become_rgb(folder, mode):
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("prepared", [False, True])
 def test_it_is_indexed_as_a_tensor(folder, written, flat, prepared):
-    own, tensors = loaded(folder), in_memory(written)
+    own, tensors = loaded(folder), image_folders.in_memory(written)
     if prepared:
         own, tensors = standardized(part(own, train=14)), standardized(part(tensors, train=14))
     images, tensor = own.train_inputs, tensors.train_inputs
@@ -148,7 +139,7 @@ def test_every_value_is_the_quotient(folder, tmp_path):
 
 
 def test_standardized_by_the_moments_of_the_training_set(folder, written):
-    own, tensors = standardized(loaded(folder)), standardized(in_memory(written))
+    own, tensors = standardized(loaded(folder)), standardized(image_folders.in_memory(written))
     for name in ("train_inputs", "test_inputs"):
         assert same(getattr(own, name)[:], getattr(tensors, name))
     pixels = written["train"][0].astype(np.float64) / 255
@@ -181,7 +172,7 @@ def test_only_what_is_taken_is_decoded(folder, written):
     (folder / "train" / "cat" / "005.png").write_bytes(b"damaged, but not taken")
     told = []
     own = loaded(folder, train_samples=8, test_samples=5)
-    wanted = part(in_memory(written), train=8, test=5)
+    wanted = part(image_folders.in_memory(written), train=8, test=5)
     for name in ("train_inputs", "test_inputs"):
         assert same(getattr(own, name)[:], getattr(wanted, name))
     for name in ("train_targets", "test_targets"):

@@ -1,8 +1,11 @@
-"""Made-up run folders, with a row in every table."""
+"""Made-up run folders, with a row in every table; comparisons of runs, bit for bit."""
 
 import shutil
 
-from hesscond.runs import RunLog
+import pandas as pd
+import torch
+
+from hesscond.runs import TABLES, Checkpoints, RunLog, open_run
 
 CONFIG = {
     "name": "made-up",
@@ -38,3 +41,26 @@ def written_run(folder, *, iterations=20, killed=False):
         shutil.copytree(log.folder, folder)
     log.close("finished")
     return folder
+
+
+def latest(folder):
+    """The newest checkpoint of a run."""
+    with Checkpoints(folder) as checkpoints:
+        return checkpoints.latest(torch.device("cpu"))
+
+
+def same_logs(one, other, tables=TABLES):
+    """Two runs logged the same."""
+    for table in tables:
+        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
+
+
+def same_runs(one, other):
+    """Two runs logged the same, and came to the same weights, order of samples and random state."""
+    same_logs(one, other)
+    a, b = latest(one), latest(other)
+    assert a["iteration"] == b["iteration"]
+    assert a["model"].keys() == b["model"].keys()
+    assert all(torch.equal(x, b["model"][name]) for name, x in a["model"].items())
+    assert torch.equal(a["order"], b["order"])
+    assert torch.equal(a["random"], b["random"])

@@ -8,17 +8,14 @@ import pytest
 import tomli_w
 import torch
 
-from hesscond.data import Dataset, Form, Pictures, standardized
-from hesscond.data.dataset import images_from_bytes
+from hesscond.data import Form, Pictures, standardized
 from hesscond.errors import ConfigError
-from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
 from hesscond.study.sweep import dataset
 from tests import image_folders
+from tests.runs.run_logs import same_runs
 
 CPU = torch.device("cpu")
-#: Of every table the columns that are no measurement of time.
-TABLES = ("training", "evaluation", "probe", "readings", "statements")
 RESNET = {"name": "resnet20", "blocks": [1, 1], "widths": [3, 4]}
 CNN = {"name": "cnn5", "widths": [2, 3], "padding": "same", "pooled": [1, 2], "hidden": [5]}
 
@@ -54,35 +51,10 @@ def study_file(tmp_path, folder, data=None, model=None, **sections):
 
 def in_memory(study, written):
     """The data of a study as tensors."""
-    (train, train_targets), (test, test_targets) = (written[split] for split in ("train", "val"))
-    data = Dataset(
-        "image-folder",
-        images_from_bytes([train], train.shape[1:]),
-        torch.from_numpy(train_targets),
-        images_from_bytes([test], test.shape[1:]),
-        torch.from_numpy(test_targets),
-        3,
-        "",
-    )
+    data = image_folders.in_memory(written)
     if study.data.standardize:
         data = standardized(data)
     return replace(data, preparation=study.data.preparation)
-
-
-def checkpoint(folder):
-    with Checkpoints(folder) as checkpoints:
-        return checkpoints.latest(CPU)
-
-
-def assert_same(one, other):
-    """Logs and weights, bit for bit."""
-    assert open_run(one).status == open_run(other).status == "finished"
-    for table in TABLES:
-        a, b = open_run(one).table(table), open_run(other).table(table)
-        assert a.equals(b), table
-        assert len(a) or table in ("readings", "statements")
-    a, b = (checkpoint(folder)["model"] for folder in (one, other))
-    assert all(torch.equal(a[name], b[name]) for name in b)
 
 
 @pytest.mark.share(3)
@@ -106,7 +78,7 @@ def test_the_same_run_as_in_memory(tmp_path, pictures, method, sections):
     assert isinstance(data.train_inputs, Pictures)
     run(plans[0], data)
     run(plans[1], in_memory(study, written))
-    assert_same(plans[0].folder, plans[1].folder)
+    same_runs(plans[0].folder, plans[1].folder)
     assert set(open_run(plans[0].folder).table("probe")["data"]) == {"batch", "train"}
 
 
@@ -120,7 +92,7 @@ def test_the_training_set_is_streamed_in_parts(tmp_path, pictures, monkeypatch):
     plans = [RunPlan(study, "sphere", 0, 0.05, tmp_path / name, CPU) for name in ("disk", "memory")]
     run(plans[0], load_data(study.data))
     run(plans[1], in_memory(study, written))
-    assert_same(plans[0].folder, plans[1].folder)
+    same_runs(plans[0].folder, plans[1].folder)
 
 
 def test_workers_get_the_path_and_not_the_pixels(tmp_path, pictures):

@@ -10,11 +10,11 @@ from hesscond.capture import eligible_layers
 from hesscond.errors import RunError
 from hesscond.models import MODELS
 from hesscond.probing import training
-from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
 from hesscond.study.runner import LOSSES, build_model
 from tests import scenes
 from tests.models.reduced import REDUCED
+from tests.runs.run_logs import latest
 
 DATA = {
     "image": {"name": "digits", "train_samples": 30, "test_samples": 20, "standardize": True},
@@ -57,11 +57,6 @@ def trained(path, folder, method="vanilla", resume=False, watch=None):
     return plan, data
 
 
-def weights(folder):
-    with Checkpoints(folder) as checkpoints:
-        return checkpoints.latest(torch.device("cpu"))["model"]
-
-
 def first_layer(name):
     shape, options = REDUCED[name]
     model = MODELS[name](input_shape=shape, outputs=3, **options)
@@ -98,7 +93,7 @@ def test_a_study_of_every_network(tmp_path, name):
     assert (rows["kappa_lower"] >= 1).all()
 
     trained(written(tmp_path / "bare", name, probe={"every": 0, "train_every_epochs": 0}), tmp_path / "plain")
-    one, other = weights(tmp_path / "probed"), weights(tmp_path / "plain")
+    one, other = latest(tmp_path / "probed")["model"], latest(tmp_path / "plain")["model"]
     assert all(torch.equal(one[key], other[key]) for key in one)
     accuracy = stored.table("evaluation")["test_accuracy"]
     assert accuracy.isna().all() if name.startswith("nerf") else accuracy.between(0, 1).all()
@@ -157,7 +152,7 @@ def test_resumed_with_augmentation_schedule_and_dropout_it_is_the_same(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         trained(path, tmp_path / "broken", watch=stop)
     trained(path, tmp_path / "broken", resume=True)
-    one, other = weights(tmp_path / "whole"), weights(tmp_path / "broken")
+    one, other = latest(tmp_path / "whole")["model"], latest(tmp_path / "broken")["model"]
     assert all(torch.equal(one[key], other[key]) for key in one)
     logs = [open_run(tmp_path / name).table("training")["loss"].tolist() for name in ("whole", "broken")]
     assert logs[0] == logs[1]

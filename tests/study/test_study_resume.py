@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from hesscond.errors import ConfigError, RunError
-from hesscond.runs import TABLES, Checkpoints
+from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
+from tests.runs.run_logs import same_runs
 
 ITERATIONS = 60
 
@@ -51,21 +52,6 @@ def broken_off(plan, data, at, how=KeyboardInterrupt, resume=False):
         run(plan, data, watch, resume=resume)
 
 
-def weights(folder):
-    with Checkpoints(folder) as checkpoints:
-        return checkpoints.latest(torch.device("cpu"))
-
-
-def assert_same(one, other):
-    for table in TABLES:
-        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
-    a, b = weights(one), weights(other)
-    assert a["iteration"] == b["iteration"]
-    assert all(torch.equal(x, b["model"][name]) for name, x in a["model"].items())
-    assert torch.equal(a["order"], b["order"])
-    assert torch.equal(a["random"], b["random"])
-
-
 @pytest.mark.share(4)
 @pytest.mark.parametrize("method", ["vanilla", "bnp"])
 @pytest.mark.parametrize("breaks", [(1,), (22, 23, 24), (46, 59), (60,)])
@@ -77,7 +63,7 @@ def test_it_comes_to_the_same_as_without_the_break(tmp_path, digits, method, bre
         assert open_run(plan.folder).status == ("failed" if number % 2 else "interrupted")
     run(plan, digits, resume=True)
     assert open_run(plan.folder).status == "finished"
-    assert_same(tmp_path / "whole", plan.folder)
+    same_runs(tmp_path / "whole", plan.folder)
 
 
 def test_without_any_checkpoint_it_starts_again(tmp_path, digits):
@@ -86,7 +72,7 @@ def test_without_any_checkpoint_it_starts_again(tmp_path, digits):
     broken_off(plan, digits, 30)
     assert not list((plan.folder / "checkpoints").glob("*.pt"))
     run(plan, digits, resume=True)
-    assert_same(tmp_path / "whole", plan.folder)
+    same_runs(tmp_path / "whole", plan.folder)
 
 
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path, digits, caplog):
@@ -98,7 +84,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path, digi
     newest.write_bytes(content[: len(content) // 2])
     run(plan, digits, resume=True)
     assert f"{newest.name} is damaged" in caplog.text
-    assert_same(tmp_path / "whole", plan.folder)
+    same_runs(tmp_path / "whole", plan.folder)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "a bit", "empty", "another file"])
@@ -303,4 +289,4 @@ def test_kills_at_random_moments(tmp_path, number):
     done = killed_and_resumed(tmp_path / "broken", study, random.Random(number), kills=14)
     assert done >= 5
     for name in ("bnp-seed0", "vanilla-seed0"):
-        assert_same(tmp_path / "whole" / name, tmp_path / "broken" / name)
+        same_runs(tmp_path / "whole" / name, tmp_path / "broken" / name)

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame
-from hesscond.runs import TABLES, Checkpoints
+from hesscond.runs import Checkpoints
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import (
     Overrides,
@@ -27,6 +27,7 @@ from hesscond.study.grid import (
     write_sweep,
 )
 from hesscond.study.sweep import ATTEMPTS, Outcome, WorkerProcesses, prepare_sweep, shared_files, sweep, work
+from tests.runs.run_logs import same_runs
 
 CPU = torch.device("cpu")
 
@@ -220,16 +221,6 @@ def test_what_would_fail_is_found_before_anything_is_written(tmp_path, digits):
     with pytest.raises(ConfigError, match="batch size 2000 exceeds"):
         prepared(config_of(batch_sizes=[60, 2000]), tmp_path / "out", digits)
     assert not (tmp_path / "out").exists()
-
-
-def same_runs(one, other):
-    for table in TABLES:
-        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
-    states = []
-    for folder in (one, other):
-        with Checkpoints(folder) as checkpoints:
-            states.append(checkpoints.latest(CPU)["model"])
-    assert all(torch.equal(x, states[1][name]) for name, x in states[0].items())
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 
 from hesscond.data import text as texts
 from hesscond.errors import ConfigError, CorruptDataError
-from hesscond.runs import Checkpoints
 from hesscond.study import RunPlan, load_data, load_study, open_run, run
+from tests.runs.run_logs import latest
 
 pytestmark = pytest.mark.slow
 
@@ -38,18 +38,13 @@ def trained(study, folder, method="adamw", watch=None, resume=False):
     return open_run(folder)
 
 
-def weights(folder):
-    with Checkpoints(folder) as checkpoints:
-        return checkpoints.latest(torch.device("cpu"))["model"]
-
-
 def test_a_run_on_characters(tmp_path):
     """Loss, accuracy and bits of the last evaluation from the weights that it left behind."""
     study = study_of(tmp_path, model={"dropout": 0.0})
     stored = trained(study, tmp_path / "run")
     data = load_data(study.data)
     model = study.model.architecture(input_shape=(6,), outputs=data.classes, **study.model.options)
-    model.load_state_dict(weights(tmp_path / "run"))
+    model.load_state_dict(latest(tmp_path / "run")["model"])
     with torch.no_grad():
         log_p = model.double()(data.test_inputs).log_softmax(-1)
     nats = -log_p.gather(-1, data.test_targets[..., None]).mean().item()

@@ -20,9 +20,9 @@ from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
 from hesscond.study import probing as probing_module
 from hesscond.study import runner as runner_module
 from hesscond.study.runner import Training, build_model
+from tests.runs.run_logs import same_logs
 
 PER_EPOCH = 1437 // 60
-TABLES = ("training", "evaluation", "probe")
 
 
 def plan_for(folder, method="vanilla", *, seed=0, iterations=30, training=None, probe=None, hidden=None):
@@ -47,11 +47,6 @@ def trained(plan, data):
 
 def weights(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def same_logs(one, other, tables=TABLES):
-    for table in tables:
-        pd.testing.assert_frame_equal(open_run(one).table(table), open_run(other).table(table), check_exact=True)
 
 
 def batches(data, seed, iterations):
