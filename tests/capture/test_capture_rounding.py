@@ -15,26 +15,15 @@ def softplus(z):
     return mp.log(1 + mp.exp(z))
 
 
-#: By name, in torch and in mpmath.
+#: By name, in torch and in mpmath: a few of those in `tests/support/constructions.py`.
 LOSSES = {
     "log cosh": (lambda z: z.cosh().log(), lambda z: mp.log(mp.cosh(z))),
     "log(1 + exp)": (lambda z: (1 + z.exp()).log(), softplus),
     "expm1 - z": (lambda z: z.expm1() - z, lambda z: mp.exp(z) - 1 - z),
-    "exp - 1 - z": (lambda z: z.exp() - 1 - z, lambda z: mp.exp(z) - 1 - z),
-    "mish": (F.mish, lambda z: z * mp.tanh(softplus(z))),
-    "silu": (F.silu, lambda z: z / (1 + mp.exp(-z))),
-    "gelu": (F.gelu, lambda z: z * mp.erfc(-z / mp.sqrt(2)) / 2),
-    "z erf": (lambda z: z * z.erf(), lambda z: z * mp.erf(z)),
     "z tanh": (lambda z: z * z.tanh(), lambda z: z * mp.tanh(z)),
-    "pseudo Huber": (lambda z: (1 + z**2).sqrt() - 1, lambda z: mp.sqrt(1 + z**2) - 1),
-    "logaddexp": (lambda z: torch.logaddexp(z, -z), lambda z: mp.log(2 * mp.cosh(z))),
+    "silu": (F.silu, lambda z: z / (1 + mp.exp(-z))),
     "Cauchy": (lambda z: (1 + z**2).log(), lambda z: mp.log(1 + z**2)),
-    "Welsch": (lambda z: 1 - (-0.5 * z**2).exp(), lambda z: 1 - mp.exp(-(z**2) / 2)),
-    "sigmoids": (lambda z: z.sigmoid() * (-z).sigmoid(), lambda z: 1 / (2 + 2 * mp.cosh(z))),
-    "-log sigmoid": (lambda z: -z.sigmoid().log(), lambda z: softplus(-z)),
 }
-#: Whose second derivatives are no differences in double precision, however small they are.
-SHARP = {"exp - 1 - z", "gelu", "z erf", "Welsch", "pseudo Huber", "Cauchy", "sigmoids"}
 
 
 def second_derivative(f, z):
@@ -79,25 +68,9 @@ def truth_of(exact, model, x, targets):
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize("scale", [1.0, 1e-30])
-@pytest.mark.parametrize("residual", [0.0, 14.0, -14.0, 22.0])
-@pytest.mark.parametrize("name", LOSSES)
-def test_no_curvature_of_a_loss_is_round_off(name, residual, scale):
-    f, exact = LOSSES[name]
-    model, x, targets = residuals(residual)
-    result = hesscond.probe(model, lambda o, t: scale * f(o - t).mean(), (x, targets))["model"].kappa[0]
-    with mp.workdps(450):
-        kappa, rank = truth_of(exact, model, x, targets)
-        assert contains(result, kappa)
-    assert not result.resolved or result.rank == rank
-    if residual == 0 or (name in SHARP and residual != 22):
-        assert result.resolved
-
-
-@pytest.mark.share(4)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
-@pytest.mark.parametrize("name", ["log cosh", "log(1 + exp)", "expm1 - z", "z tanh", "silu", "Cauchy"])
-def test_nor_is_it_in_a_stream_or_in_a_network(name, level):
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_curvature_of_a_loss_is_round_off_in_a_stream(name, level):
     f, exact = LOSSES[name]
     model, x, targets = residuals(-14.0)
     batches = [(x[:4], targets[:4]), (x[4:], targets[4:])]
@@ -112,9 +85,6 @@ def test_nor_is_it_in_a_stream_or_in_a_network(name, level):
 
 ACTIVATIONS = {
     "tanh": (torch.tanh, mp.tanh),
-    "tanh by hand": (lambda z: (z.exp() - (-z).exp()) / (z.exp() + (-z).exp()), mp.tanh),
-    "erf": (torch.erf, mp.erf),
-    "sigmoid": (lambda z: (2 * z).sigmoid(), lambda z: 1 / (1 + mp.exp(-2 * z))),
     "sigmoid by hand": (lambda z: 1 / (1 + (-2 * z).exp()), lambda z: 1 / (1 + mp.exp(-2 * z))),
 }
 

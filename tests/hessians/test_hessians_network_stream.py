@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import HessianOperator
@@ -128,18 +128,6 @@ def test_a_loader_that_does_not_fit_is_read_again_in_the_same_order(kind, loader
     # the same batches with the same dropout as those that were kept
     is_close(first, large @ v, 1e-12)
     torch.set_rng_state(state)
-
-
-def test_the_random_state_is_left_as_it_is():
-    model, loss_fn, source = network(nn.Dropout(0.5)), nn.CrossEntropyLoss(), DataLoader(
-        TensorDataset(*data_set()), batch_size=6, shuffle=True
-    )  # fmt: skip
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    for memory in (None, 1):
-        H = HessianOperator(model, loss_fn, source, memory=memory)
-        H @ direction(H.order)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_memory_for_some_of_the_graphs():

@@ -524,9 +524,3 @@ def test_the_error_of_a_share_covers_the_truth():
             misses += abs(share.value - truth) > 3 * share.error + (share.upper - share.lower) / 2 + 1e-9
             trials += 1
     assert misses <= 0.05 * trials
-
-
-def test_a_known_null_space_is_not_negative():
-    d = density(np.diag([4.0, -1.0, 0.0, 0.0]), null_space=Span.of(torch.eye(4, dtype=torch.float64)[:, 2:]))
-    assert d.negative.value == pytest.approx(0.25)
-    assert d.share(-math.inf, 0.0).value == pytest.approx(0.75)
