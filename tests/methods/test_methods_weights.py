@@ -13,22 +13,11 @@ from hesscond.hessians import Reparametrized
 from hesscond.methods import parse
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, build, digits, network
-
-LAYERS = {
-    "dense": lambda: nn.Linear(5, 4),
-    "conv1d": lambda: nn.Conv1d(3, 4, 2, bias=False),
-    "conv2d-groups": lambda: nn.Conv2d(4, 6, (2, 3), groups=2),
-    "transposed2d-groups": lambda: nn.ConvTranspose2d(4, 6, (2, 3), groups=2),
-}
+from tests.methods.test_methods_equilibration import LAYERS, seeded
 
 
 class TestVariants(MethodContract):
     specs = ("weightstandardization:epsilon=0",)
-
-
-def seeded(kind, seed=3):
-    torch.manual_seed(seed)
-    return LAYERS[kind]().double()
 
 
 def unit_rows(layer, weight):
@@ -103,12 +92,6 @@ def test_the_loss_changes_neither_with_the_scale_nor_with_the_mean_of_standardiz
     assert float((H @ W.detach()[4] - expected).norm()) < 1e-11 * size
     assert float((H @ torch.ones(20).double()).norm()) < 1e-11 * size
     assert float(expected.norm()) > 1e-5 * size
-
-
-# ---------------------------------------------------------------------------------------------------- critical points
-
-
-# ----------------------------------------------------------------------------------------------------------- refusals
 
 
 def with_weight(weight):

@@ -129,11 +129,6 @@ def norms_with_epsilon(self, weight, dim):
     return torch.cat([weight[:, :1], W / (W.norm(dim=dim, keepdim=True) + 0.1)], 1)
 
 
-def bottom_only(alpha, kappa):
-    found = -np.log(abs(1 - alpha * kappa.lambda_min))
-    return Decay(found, found)
-
-
 def uncurved(self, found):
     return found.to_dense() + found.curvature * found.null_space.remove(torch.eye(found.order).double())
 
@@ -168,13 +163,6 @@ QUICK = [
             10,
         )
         for own in (BNPAlgorithm2, BNPAlgorithm3)
-    ),
-    (
-        BNPAlgorithm2,
-        "step_4",
-        lambda s, G, b, mu, v, q2: BNPAlgorithm2.step_4(s, G, b, mu, v**0.5, q2),
-        ["with the updated G_w"],
-        10,
     ),
     (BNPProposition7, "step", raw_gradient, ["dense", "convolution, border of μ"], 5),
     (BNPMerging, "affine_merged", shifted_merge, ["function"], 5),
@@ -218,7 +206,6 @@ QUICK = [
     (AdaptivePreconditioning, "row_sizes", lambda s, H: np.diagonal(H), ["isotropic"], 5),
     (QuadraticDescent, "factors", lambda s, eta, sigma: 1 - eta * sigma / 2, ["per direction", "preconditioned"], 3),
     (QuadraticDescent, "longest", lambda s, sigma: 2.5 / sigma.max(), ["step size"], 20),
-    (QuadraticDescent, "longest", lambda s, sigma: 1 / sigma.max(), ["step size"], 20),
     (WeightConditioningTheorem1, "compare", reversed_scaling, ["two rows"], 10),
     (WeightConditioningProposition1, "check", improved_by_inverse, ["within √m"], 60),
     (WeightConditioningProposition1, "check", graded_again, ["row-column within √(mn)"], 40),
@@ -267,14 +254,9 @@ SLOW = [
     (BNPTheorem1, "best_step", lambda kappa: 1 / kappa.lambda_max, ["bound", "attained"], 10),
     (BNPTheorem1, "rates.scaling_directions", lambda network: scaling_directions(network).abs(), ["null space"], 5),
     *(
-        (own, "rates.decay_of_step", change, claims, 10)
+        (own, "rates.decay_of_step", best_only, ["bound, any α", "attained, any α", "diverges"], 10)
         for own in (PreconditionedRate, BNPTheorem1)
-        for change, claims in (
-            (best_only, ["bound, any α", "attained, any α", "diverges"]),
-            (bottom_only, ["diverges"]),
-        )
     ),
-    (ProjectedRate, "riemannian", lambda s, found: found.operator.to_dense(), ["Jacobian", "attained"], 10),
     (ProjectedRate, "riemannian", uncurved, ["Jacobian", "attained"], 10),
     *(
         (own, "updates", forgotten(own), [claim.name for claim in own.claims if claim.true], 5)
