@@ -72,6 +72,32 @@ def test_kinks_make_no_false_alarm(name, level):
     assert level == "network" or len(result) == 2
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_one_step_decides_where_everything_is_smooth_and_curved(level):
+    for layer in probe(network(torch.tanh), level).values():
+        assert layer.check.central.forward
+    for layer in probe(network(torch.relu), level, batch=(BATCH[0].sign(), BATCH[1])).values():
+        assert layer.check.central.agrees
+
+
+def test_a_fault_in_one_row_of_a_large_layer_is_found():
+    """Its random numbers have eight bits, its entries come in pieces."""
+    torch.manual_seed(0)
+    half = function(lambda x: x * x, lambda g, k, x: g * (x + x.detach()), saved=lambda x, y: (x,))
+
+    class Last(nn.Module):
+        def forward(self, x):
+            return torch.cat([x[:, :-1].square(), (half if self.wrong else torch.square)(x[:, -1:])], 1)
+
+    model = nn.Sequential(nn.Linear(700, 60), Last(), nn.Linear(60, 3)).double()
+    batch = torch.randn(30, 700, dtype=torch.float64), BATCH[1]
+    model[1].wrong = False
+    assert probe(model, "layer", batch=batch, layers=["0"])["0"].check.central.forward
+    model[1].wrong = True
+    with pytest.raises(CaptureError, match="not those of its gradient"):
+        probe(model, "layer", batch=batch, layers=["0"])
+
+
 @pytest.mark.parametrize("loss", [F.l1_loss, F.huber_loss, lambda o, t: (o - o.median()).abs().mean()])
 def test_kinks_of_losses_make_none(loss):
     x, y = BATCH

@@ -62,7 +62,7 @@ def run_forward(
     hooks = Perturbations(layers, in_parameters, keep_inputs)
     own = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
     snapshot = Snapshot(model, [p for parts in own.values() for p in parts], dtype)
-    found = snapshot.evaluate(loss_fn, batch, hooks=hooks)
+    found = snapshot.evaluate(loss_fn, batch, hooks=hooks, flattening=True)
     leaves = iter(snapshot.leaves)
     parameters = {name: (next(leaves), next(leaves) if len(parts) > 1 else None) for name, parts in own.items()}
     hooks.look_outside()

@@ -101,7 +101,7 @@ class Check:
             return ""
         if self.central.agrees is None:
             return "central differences of the gradient are round-off or kinks: they tell nothing"
-        return f"double backward is {self.central.relative:.0e} from central differences of the gradient"
+        return f"double backward is {self.central.relative:.0e} from differences of the gradient"
 
 
 @dataclass
@@ -193,6 +193,7 @@ class ReferenceProducts:
         self._first: tuple[Batch, RandomState] | None = None
         self._products: dict[int, torch.Tensor] = {}
         self._central: dict[int, Difference] = {}
+        self._compared: dict[int, tuple[Batch, RandomState]] = {}
         self._functions: set[str] = set()
         self._wrong: Batch | None = None
 
@@ -227,13 +228,13 @@ class ReferenceProducts:
         new = self._not_compared(evaluation, [i for i in used if id(leaves[i]) in variables])
         if new:
             del evaluation
-            self._compare(batch, random, new, first)
+            self._compare((batch, random), new, first)
             wrong = {i for i in new if i in self._central and self._central[i].agrees is False}
             groups = [sorted(wrong & set(self._indices(direction.whole))) for direction in directions]
             if len(groups) > 1 and wrong:
                 # a diagonal block of the Hessian may be right, and only the blocks between layers wrong
                 for group in filter(None, groups):
-                    self._compare(batch, random, group, None)
+                    self._compare((batch, random), group, None)
 
     def refuse_another(self, other: float, loss: float | None = None) -> None:
         """Raise a CaptureError if the ``other`` loss of the model is not the last one, or a given one."""
@@ -259,9 +260,14 @@ class ReferenceProducts:
         return [i for i in used if i not in self._central or self._central[i].agrees is not False]
 
     def _compare(
-        self, batch: Batch, random: RandomState, chosen: Sequence[int], first: dict[int, torch.Tensor] | None
+        self,
+        data: tuple[Batch, RandomState],
+        chosen: Sequence[int],
+        first: dict[int, torch.Tensor] | None,
+        forward: bool = True,
     ) -> None:
-        """Compare the second derivatives of a batch with central differences of its gradient."""
+        """Compare the second derivatives of a batch with differences of its gradient, `forward` ones where they do."""
+        batch, random = data
         narrowest = None if self.precision is None else self.precision.narrowest
         snapshot = self._snapshot
         if first is None or self.leaf_dtype != torch.float64:
@@ -284,10 +290,11 @@ class ReferenceProducts:
             product = gradients([first[i] for i in chosen], leaves, differences.v)
         gradient = [first[i].detach() for i in chosen]
         first.clear()
-        found = differences.compare(gradient, product)
+        found = differences.compare(gradient, product, forward)
         if self._wrong is None and any(one.agrees is False for one in found):
             self._wrong = batch
         self._central |= zip(chosen, found, strict=True)
+        self._compared |= dict.fromkeys(chosen, data)
 
     def _first_again(self) -> Evaluation:
         """Evaluate the first batch again, with the same random numbers."""
@@ -415,6 +422,10 @@ class ReferenceProducts:
         found: list[torch.Tensor] = []
         for i, shape in zip(self._indices(direction.layout), direction.layout.shapes, strict=True):
             one = self._central.get(i)
+            if one is not None and one.forward:
+                data = self._compared[i]
+                self._compare(data, [j for j, own in self._compared.items() if own is data], None, forward=False)
+                one = self._central[i]
             none = torch.zeros(shape, dtype=torch.bool, device=direction.v.device)
             found.append(none if one is None or one.nonzero is None else one.nonzero.view(shape))
         nonzero = direction.layout.vector_of(found)

@@ -1,8 +1,9 @@
-"""Comparison of second derivatives with central differences of the gradient, which are independent of double backward.
+"""Comparison of second derivatives with differences of the gradient, which are independent of double backward.
 
-Along one random direction v of all parameters concerned, H v by double backward is compared with
-(g(w + εv) − g(w − εv)) / 2ε, parameter by parameter. Quantities that the model detaches, or computes under ``no_grad``,
-are constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
+Along one random direction v of all parameters concerned, H v by double backward is compared with the forward difference
+(g(w + εv) − g(w)) / ε, parameter by parameter. Where they do not agree, as at a kink, or one is small, central
+differences (g(w + εv) − g(w − εv)) / 2ε decide. Quantities that the model detaches, or computes under ``no_grad``, are
+constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
 g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing.
 Steps and points vary until two of them agree with each other, or one agrees with double backward.
 """
@@ -10,10 +11,11 @@ Steps and points vary until two of them agree with each other, or one agrees wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,6 +39,10 @@ POWER, FACTORS = 0.44, (1.0, 0.1, 10.0, 100.0, 1000.0)
 SMOOTH, REPEATED = 1e-3, 0.1
 #: A difference below this multiple of the rounding of H v is not significant.
 NOISE = 1e4
+#: Number of entries from which random numbers have 8 bits.
+LARGE = 4096
+#: Number of entries of a piece of a tensor.
+PIECE = 1 << 15
 #: Zero or small parameters move by this share of the typical size in their tensor.
 LEAST = 0.01
 
@@ -45,13 +51,15 @@ Point = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Difference:
-    """Comparison of H v with a central difference of the gradient, in one parameter or several."""
+    """Comparison of H v with a difference of the gradient, in one parameter or several."""
 
     relative: float  # ‖H v − D‖ / max(‖H v‖, ‖D‖), entries in units of the parameters' inverse sizes
     agrees: bool | None  # whether rounding explains the difference; None: it cannot be decided
     double: float  # vᵀHv by double backward and by differences
     central: float
-    #: mask of the entries that exceed the rounding of the differences, if both agree; None: there are none
+    #: whether a forward difference sufficed, of which ``nonzero`` is not known
+    forward: bool = False
+    #: mask of the entries that exceed the rounding of central differences, if both agree; None: there are none
     nonzero: torch.Tensor | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -91,7 +99,7 @@ class Directional:
 
 
 class Differences:
-    """Central differences of the gradient of one loss at a point, computed with round-off ``eps``.
+    """Differences of the gradient of one loss at a point, computed with round-off ``eps``.
 
     ``loss_at`` evaluates the loss at another point, with the same random numbers every time.
     """
@@ -102,11 +110,22 @@ class Differences:
         sizes = [float(p.norm()) / p.numel() ** 0.5 if p.numel() else 0.0 for p in self.point]
         other = sorted(size for size in sizes if size)
         typical = other[len(other) // 2] if other else 1.0
-        self.sizes = [p.abs().add_(LEAST * (size or typical)) for p, size in zip(self.point, sizes, strict=True)]
-        self.v = [uniform(size, generator).mul_(size) for size in self.sizes]
+        self._least = [LEAST * (size or typical) for size in sizes]
+        self.v = [uniform(p, generator) for p in self.point]
+        for whole, of, least in zip(self.v, self.point, self._least, strict=True):
+            room = torch.empty_like(next(pieces(of))[0])
+            for v, p in pieces(whole, of):
+                v.mul_(torch.abs(p, out=room[: len(p)]).add_(least))
 
-    def compare(self, gradient: Point, product: Point) -> list[Difference]:
-        """Return a `Difference` for each parameter, from its gradient and H v at the point."""
+    @cached_property
+    def sizes(self) -> list[torch.Tensor]:
+        """Sizes of the entries of each parameter, never zero."""
+        return [p.abs().add_(least) for p, least in zip(self.point, self._least, strict=True)]
+
+    def compare(self, gradient: Point, product: Point, forward: bool = True) -> list[Difference]:
+        """Return a `Difference` for each parameter, from its gradient and H v; ``forward``: one step may decide."""
+        if forward and (agreed := self._forward(gradient, product)):
+            return agreed
         step = self.eps**POWER
         # entries without any derivative may be held constant by the model, as the padding row of an embedding
         for v, g, h in zip(self.v, gradient, product, strict=True):
@@ -135,6 +154,39 @@ class Differences:
             for k, one in enumerate(found):
                 if one.agrees is False and trials[0].parameters[k].gap <= NOISE * noise[k]:
                     found[k] = replace(one, agrees=None)
+        return found
+
+    def _forward(self, gradient: Point, product: Point) -> list[Difference]:
+        """Agreement with the forward difference in all parameters; none if it fails in one."""
+        step = self.eps**POWER
+        leaves = [torch.add(p, v, alpha=step).requires_grad_() for p, v in zip(self.point, self.v, strict=True)]
+        loss = self.loss_at(leaves)
+        moved = gradients([loss], leaves, None)
+        rows: list[torch.Tensor] = []
+        for parts in zip(self.v, gradient, product, moved, strict=True):
+            sums, norms = [], []
+            room = parts[0].new_empty(4, len(next(pieces(parts[0]))[0]))
+            for v, g, h, m in pieces(*parts):
+                # |v| stands for the sizes of the entries, which need not be kept
+                double, ahead, gap, slope = four = room[:, : len(v)]
+                torch.mul(v, g, out=slope)
+                torch.mul(v, h, out=double)
+                torch.sub(m, g, out=ahead).mul_(v).div_(step)
+                torch.sub(double, ahead, out=gap)
+                sums.append(four[:2].sum(1))
+                norms.append(four.norm(dim=1))
+            rows.append(torch.cat([torch.stack(sums).sum(0), torch.stack(norms).norm(dim=0)]))
+        # one read, for which a device waits
+        rows.append(loss.detach().abs().expand(6))
+        *table, (energy, *_) = torch.stack([row.to(rows[0]) for row in rows]).tolist()
+        energy, largest = max(energy, *(row[5] for row in table)), max(max(row[2:4]) for row in table)
+        floor = 128 * self.eps * (energy / step + largest)
+        found = []
+        for row in table:
+            size, gap = max(row[2:4]), row[4]
+            if not (floor <= 0.1 * size and gap <= self.tolerance * size + floor):
+                return []
+            found.append(Difference(gap / size, True, row[0], row[1], forward=True))
         return found
 
     @staticmethod
@@ -318,8 +370,22 @@ def in_brackets(names: set[str]) -> str:
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers in (−1, 1) with the shape, dtype and device of a tensor."""
+    """Random numbers in (−1, 1), never zero, with the shape, dtype and device of a tensor."""
+    if like.numel() >= LARGE:
+        # eight numbers of 8 bits for the price of one
+        drawn = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device="cpu")
+        numbers = drawn.random_(-(2**63), None, generator=generator).view(torch.int8)[: like.numel()].to(like.device)
+        found = torch.empty_like(like, memory_format=torch.contiguous_format)
+        for own, number in pieces(found, numbers):
+            own.copy_(number).add_(0.5).div_(128)
+        return found
     return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").mul_(2).sub_(1).to(like)
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the same entries of each tensor, as many as stay in the cache of a processor; all at once elsewhere."""
+    size = PIECE if tensors[0].device.type == "cpu" else max(tensors[0].numel(), 1)
+    return zip(*(tensor.detach().reshape(-1).split(size) for tensor in tensors), strict=True)
 
 
 def inner(x: torch.Tensor, y: torch.Tensor) -> float:

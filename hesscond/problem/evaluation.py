@@ -272,9 +272,9 @@ class WeightWatch(TorchFunctionMode):
     VALUES = frozenset({"T", "mT", "H", "mH", "data", "real"})
     HARMLESS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "stride", "__len__", "__hash__"})
 
-    def __init__(self, weights: Mapping[int, str]) -> None:
+    def __init__(self, weights: Mapping[int, str], flattening: bool = False) -> None:
         super().__init__()
-        self.weights = weights
+        self.weights, self.flattening = weights, flattening
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
         #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
@@ -298,7 +298,7 @@ class WeightWatch(TorchFunctionMode):
         else:
             with Masks.around(func, args):
                 found = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
-        if (flat := flattens(func, args, found)) is not None:
+        if self.flattening and (flat := flattens(func, args, found)) is not None:
             self.flat.append(flat)
         return found
 

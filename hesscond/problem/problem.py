@@ -142,7 +142,7 @@ class Problem:
         with ExitStack() as stack:
             for name, layer in self._watched.items():
                 stack.callback(layer.register_forward_hook(note(name), with_kwargs=True, prepend=True).remove)
-            found = self.snapshot.evaluate(self.loss_fn, batch)
+            found = self.snapshot.evaluate(self.loss_fn, batch, flattening=True)
         for name, seen in versions.items():
             if any(x._version != version for x, version in seen):
                 # changed in place after the call: the input of the layer is lost

@@ -73,16 +73,25 @@ class Snapshot:
 
     @torch.enable_grad()
     def evaluate(
-        self, loss_fn: LossFunction, batch: Batch, *, counted: Operations | None = None, hooks: Hooks | None = None
+        self,
+        loss_fn: LossFunction,
+        batch: Batch,
+        *,
+        counted: Operations | None = None,
+        hooks: Hooks | None = None,
+        flattening: bool = False,
     ) -> Evaluation:
-        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state."""
+        """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state.
+
+        Without ``flattening``, `Evaluation.flattened` is not looked for.
+        """
         inputs, target = checked_batch(batch)
         # lengths and constants may be elsewhere
         tensor = next((tensor for tensor in tensors_of(inputs) if tensor.ndim), None)
         if tensor is not None and tensor.device not in self._homes:
             home = next(iter(self._homes))
             raise ConfigError(f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them")
-        evaluated = partial(self._evaluated, loss_fn, (inputs, target), counted, hooks)
+        evaluated = partial(self._evaluated, loss_fn, (inputs, target), counted, hooks, flattening)
         try:
             found = evaluated()
         except CaptureError as error:
@@ -97,7 +106,12 @@ class Snapshot:
         return replace(found, loss=loss)
 
     def _evaluated(
-        self, loss_fn: LossFunction, batch: tuple[Any, Any], counted: Operations | None, hooks: Hooks | None
+        self,
+        loss_fn: LossFunction,
+        batch: tuple[Any, Any],
+        counted: Operations | None,
+        hooks: Hooks | None,
+        flattening: bool,
     ) -> Evaluation:
         """Evaluation of the loss, whose value is not checked."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
@@ -107,7 +121,7 @@ class Snapshot:
             # its slices make parameters of tensors that are none
             for own in owner.parameters(recurse=False) if isinstance(owner, nn.ParameterList) else ():
                 copies[id(own)]._is_param = True
-        watch = WeightWatch(self._owners if hooks is None else hooks.weights(self.copies))
+        watch = WeightWatch(self._owners if hooks is None else hooks.weights(self.copies), flattening)
         attached = nullcontext() if hooks is None else hooks.attached(watch)
         with in_modes(self.model, self._training), attached:
             found = evaluate(
