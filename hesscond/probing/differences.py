@@ -184,7 +184,7 @@ class Differences:
         found = []
         for row in table:
             size, gap = max(row[2:4]), row[4]
-            if not (floor <= 0.1 * size and gap <= self.tolerance * size + floor):
+            if not (floor < 0.1 * size and gap <= self.tolerance * size + floor):
                 return []
             found.append(Difference(gap / size, True, row[0], row[1], forward=True))
         return found
