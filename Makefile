@@ -46,9 +46,8 @@ $(VENV)/.bench: $(VENV)/.installed
 	@touch $@
 
 bench: $(VENV)/.bench ## what studies and exact Hessians cost, other tools beside them (HESSCOND_DATA_DIR)
-	$(BIN)/python benchmarks/training.py study
+	$(BIN)/python benchmarks/everyday.py --only study --threads 1
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/scaling.py
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[docs]'

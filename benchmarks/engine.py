@@ -3,30 +3,34 @@
 All rows of a table are interleaved in one process, so that a noisy machine disturbs them alike; medians are printed.
 "SGD steps" and "gradients" are of the same network on the same batch, "widest" is the relative width of the widest
 interval of a κ. Run: ``make bench``, or ``python benchmarks/engine.py --only SECTION``; with HESSCOND_DATA_DIR naming a
-folder with CIFAR-10, the stream is that data set.
+folder with CIFAR-10, the stream is that data set. ``--only large`` measures one large network, and its peak of memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from cases import (
+    CPU,
     FULL,
     QUICK,
+    Problem,
     Row,
     characters,
     conditions,
     convolutional_network,
     dense,
-    perceptron,
+    residual_network,
     sections,
     stream_rows,
     training_set,
@@ -34,161 +38,235 @@ from cases import (
 )
 from measuring import (
     Outcome,
-    after_forward,
     environment,
     in_units,
     interleaved,
     milliseconds,
+    seconds_of,
     table,
     timing_table,
     why_not,
 )
 from peers import BLOCKS, Comparison, compare, compare_blocks
 from products import direction, jvp_of_gradient, product_rows
+from torch import nn
 
 import hesscond
-from hesscond.hessians import HessianOperator
+from hesscond.hessians import GGNOperator, HessianOperator
 
-CPU = torch.device("cpu")
+#: Seconds for the repetitions of a row, for a row in all, and for one question to another tool.
+SECONDS, LIMIT, PATIENCE = 4.0, 120.0, 45.0
 
 
-class Bench:
-    """Runs sections, prints their tables, and keeps what they measured."""
+def timed(rows: list[Row], quick: bool) -> list[Outcome]:
+    """Rows in turns."""
+    return interleaved(rows, CPU, seconds=0.2 if quick else SECONDS, rounds=3 if quick else 60, limit=LIMIT)
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self.arguments, self.quick = arguments, arguments.quick
-        self.size = QUICK if arguments.quick else FULL
-        self.measured: dict[str, Any] = {"environment": environment(CPU)}
-        self.failed = False
 
-    def timed(self, rows: list[Row]) -> list[Outcome]:
-        """Rows in turns, as the command line asks."""
-        rounds, seconds = (3, 0.2) if self.quick else (60, self.arguments.seconds)
-        return interleaved(rows, CPU, seconds=seconds, rounds=rounds, limit=self.arguments.limit)
+def exact(section: str, given: argparse.Namespace) -> None:
+    """Table of exact Hessians."""
+    size = QUICK if given.quick else FULL
+    if section == "stream":
+        samples, source = training_set(size)
+        title, rows = f"Output layer over a stream: {source}", stream_rows(size, samples)
+    else:
+        title, make = sections(size, CPU)[section]
+        rows = make()
+    print(f"\n{title}\n\n{timing_table(timed(rows, given.quick))}", flush=True)
 
-    def exact(self, section: str) -> None:
-        """Table of exact Hessians."""
-        if section == "stream":
-            samples = training_set(self.size, CPU)
-            title = f"Output layer over a stream: {samples.source}, batches of {samples.batch:,}"
-            outcomes = self.timed(stream_rows(self.size, samples))
-        else:
-            title, make = sections(self.size, CPU)[section]
-            outcomes = self.timed(make())
-        print(f"\n{title}\n\n{timing_table(outcomes)}\n{after_forward(outcomes)}", flush=True)
-        self.measured[section] = [outcome.as_dict() for outcome in outcomes]
-        self.failed |= any(outcome.error for outcome in outcomes)
 
-    def products(self) -> None:
-        """Products in gradients, float32 and float64, of three networks."""
-        self.measured["products"] = {}
-        for name, make in {"MLP": perceptron, "CNN": convolutional_network, "transformer": transformer}.items():
-            outcomes = {}
-            for dtype in (torch.float32, torch.float64):
-                problem = make(self.size, dtype, CPU)
-                vector = direction(problem)
-                H, expected = HessianOperator(*vars(problem).values(), dtype=dtype), jvp_of_gradient(problem, vector)()
-                if (off := float((H @ vector - expected).norm() / expected.norm())) > 1e3 * torch.finfo(dtype).eps:
-                    raise RuntimeError(f"{name}: our product and torch.func's differ by {off:.0e} of the norm")
-                outcomes[dtype] = self.timed(product_rows(problem))
-            lines = []
-            for pair in zip(*outcomes.values(), strict=True):
-                cells = [pair[0].what]
-                for outcome, rows in zip(pair, outcomes.values(), strict=True):
-                    key = "gradient-stream" if "stream" in outcome.key else "gradient"
-                    ratio = in_units(outcome, next(row for row in rows if row.key == key))
-                    failed = outcome.error is not None or ratio is None
-                    cells.append(why_not(outcome.error) if failed else f"{ratio:.2f}")
-                lines.append(cells)
-            print(f"\nProducts, in gradients: {name}, {problem}\n")
-            print(table(("product", "float32", "float64"), lines, left=(0,)), flush=True)
-            self.measured["products"][name] = {
-                str(dtype): [outcome.as_dict() for outcome in rows] for dtype, rows in outcomes.items()
-            }
+def products(given: argparse.Namespace) -> None:
+    """Table of products with Hessians of whole networks, in both precisions, in gradients over the same data."""
+    size = QUICK if given.quick else FULL
+    for name, make in {
+        "MLP": partial(dense, dtype=torch.float32, init="he", spread=0.0),
+        "CNN": convolutional_network,
+        "transformer": transformer,
+    }.items():
+        columns = []
+        for dtype in (torch.float32, torch.float64):
+            problem = make(size).to(dtype)
+            vector = direction(problem)
+            ours = HessianOperator(problem.model, problem.loss_fn, problem.batch, dtype=dtype) @ vector
+            theirs = jvp_of_gradient(problem, vector)()
+            off = float((ours - theirs).norm() / theirs.norm())
+            if off > 1e3 * torch.finfo(dtype).eps:
+                raise RuntimeError(f"{name}: our product and torch.func's differ by {off:.0e} of the norm")
+            outcomes, ratios = timed(product_rows(problem), given.quick), []
+            unit = outcomes[0]
+            for outcome in outcomes:
+                unit = outcome if outcome.what == "gradient" else unit
+                ratio = in_units(outcome, unit)
+                ratios.append(why_not(outcome.error) if outcome.error or ratio is None else f"{ratio:.2f}")
+            columns += [[outcome.what for outcome in outcomes], ratios]
+        lines = list(zip(columns[0], columns[1], columns[3], strict=True))
+        print(f"\nProducts, in gradients: {name}, {problem}\n")
+        print(table(("product", "float32", "float64"), lines, left=(0,)), flush=True)
 
-    def peers(self) -> None:
-        """Other tools on the same blocks of the MLP."""
-        comparison = compare(dense(self.size, torch.float64, CPU), self.patience)
-        self.answers("peers", "Other tools on the same Hessians (float64; quick calls repeated)", comparison)
 
-    def top(self) -> None:
-        """Other tools on λ_max of the MLP."""
-        comparison = Comparison(perceptron(self.size, torch.float64, CPU), self.patience)
+def tools(section: str, given: argparse.Namespace) -> None:
+    """Other tools on blocks of the MLP, on λ_max of the network, or on blocks of a GPT: times and answers."""
+    size, patience = (QUICK, 30.0) if given.quick else (FULL, PATIENCE)
+    if section == "peers":
+        title, comparison = "Other tools on the same Hessians", compare(dense(size, torch.float64), patience)
+    elif section == "blocks":
+        title = "Blocks of a GPT by every tool"
+        comparison = compare_blocks(patience, list(BLOCKS)[:1] if given.quick else list(BLOCKS))
+    else:
+        title = "λ_max of the network by every tool"
+        comparison = Comparison(dense(size, torch.float64, init="he", spread=0.0), patience)
         comparison.whole_network("the network")
-        self.answers("top", "λ_max of the network by every tool (float64)", comparison)
-
-    def blocks(self) -> None:
-        """Other tools on blocks of a GPT."""
-        comparison = compare_blocks(self.patience, list(BLOCKS)[:1] if self.quick else list(BLOCKS))
-        self.answers("blocks", "Blocks of a GPT by every tool (float64)", comparison)
-
-    @property
-    def patience(self) -> float:
-        """Seconds for one question to a tool."""
-        return 30.0 if self.quick else self.arguments.peer_seconds
-
-    def answers(self, section: str, title: str, comparison: Comparison) -> None:
-        """Tools, blocks, times and answers, times also in gradients of the processor."""
-        problem = comparison.problem
-        problem.gradients()
-        begin = time.process_time()
-        for _ in range(20):
-            problem.gradients()
-        one, lines = (time.process_time() - begin) / 20, []
-        for a in comparison.answers:
-            wall, gradients = "–" if a.seconds is None else milliseconds(a.seconds), "–"
-            if a.processor is not None:
-                gradients = f"{a.processor / one:,.0f}"
-            passes = "–" if a.passes is None else str(a.passes)
-            lines.append([a.block, a.tool, wall, passes, gradients, a.says])
-        print(f"\n{title}; a gradient: {1e3 * one:.2f} ms of the processor\n")
-        print(table(("block", "tool", "ms", "passes", "gradients", "says"), lines, left=(0, 1, 5)))
-        for label, truth in comparison.truths.items():
-            print(f"{label}: {truth}", flush=True)
-        self.measured[section] = [vars(answer) for answer in comparison.answers]
-
-    def gpt(self) -> None:
-        """All units of all blocks of a GPT: embeddings row by row, normalizations, dense layers."""
-        problem = characters(2, 4, 8, 2, 12) if self.quick else characters(8, 32, 64, 4, 80)
-        wall, processor = time.perf_counter(), time.process_time()
-        found = hesscond.probe(problem.model, problem.loss_fn, problem.batch, "*")
-        kappas = conditions(found)
-        worst = max(layer.check.difference for layer in found.values())
-        print(
-            f"\nGPT: {len(kappas)} units, {sum(kappa.resolved for kappa in kappas)} resolved, {worst:.1e} from the "
-            f"model's own products; {time.perf_counter() - wall:.1f} s, {time.process_time() - processor:.1f} s of the "
-            "processor"
-        )
+    one = min(processor(comparison.problem.gradients)[0] for _ in range(20))
+    lines = []
+    for a in comparison.answers:
+        wall = "–" if a.seconds is None else milliseconds(a.seconds)
+        lines.append([a.block, a.tool, wall, "–" if a.processor is None else f"{a.processor / one:,.0f}", a.says])
+    print(f"\n{title} (float64; quick calls repeated); a gradient: {1e3 * one:.2f} ms of the processor\n")
+    print(table(("block", "tool", "ms", "gradients", "says"), lines, left=(0, 1, 4)))
+    for label, truth in comparison.truths.items():
+        print(f"{label}: {truth}", flush=True)
 
 
-#: Sections by name.
-SECTIONS: dict[str, Callable[[Bench], None]] = {
-    name: lambda bench, name=name: bench.exact(name)  # type: ignore[misc]
-    for name in ("float64", "float32", "saturated", "indefinite", "convolution", "stream")
-} | {name: getattr(Bench, name) for name in ("peers", "products", "top", "blocks", "gpt")}
+def processor(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of the processor, best with one thread where others work, and what the call returned."""
+    begin = time.process_time()
+    found = run()
+    return time.process_time() - begin, found
 
 
-def main() -> int:
-    """Measure and print; 1 if a row failed."""
+def gpt(given: argparse.Namespace) -> None:
+    """All units of all blocks of a GPT: embeddings row by row, normalizations, dense layers."""
+    problem = characters(2, 4, 8, 2, 12) if given.quick else characters(8, 32, 64, 4, 80)
+    probe = partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, "*")
+    spent, (wall, found) = processor(partial(seconds_of, probe, CPU))
+    kappas = conditions(found)
+    worst = max(layer.check.difference for layer in found.values())
+    print(
+        f"\nGPT: {len(kappas)} units, {sum(kappa.resolved for kappa in kappas)} resolved, {worst:.1e} from the "
+        f"model's own products; {wall:.1f} s, {spent:.1f} s of the processor"
+    )
+
+
+#: Large networks in training mode: without the statistics of a batch nothing keeps ResNet-50's activations small.
+NETWORKS: dict[str, Callable[[], Problem]] = {
+    name: partial(characters, 4, 64, width, width // 64, vocabulary, depth)
+    for name, vocabulary, width, depth in (
+        ("words-tiny", 500, 64, 1),
+        ("words-12M", 5_000, 320, 7),
+        ("words-30M", 16_000, 512, 4),
+        ("words-76M", 50_000, 512, 8),
+        ("words-101M", 50_000, 512, 16),
+    )
+} | {"resnet50": partial(residual_network, 64, 8, 1000, "resnet50")}
+
+
+def large(given: argparse.Namespace) -> None:
+    """λ_max and κ from below of a large network in products and gradients, and the peak of the memory beyond before."""
+    problem = NETWORKS["words-tiny" if given.quick else given.network]()
+    problem.model.train()
+    problem.gradients()
+    gradients = [processor(problem.gradients)[0] for _ in range(3)]
+    Path("/proc/self/clear_refs").write_text("5")
+    held = resident("VmRSS")
+    options = {"level": "network", "products": given.products, "memory": given.memory, "check": False}
+    if given.double:
+        options["dtype"] = torch.float64
+    seconds, found = processor(partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, **options))
+    used, result = resident("VmHWM") - held, found["network"]
+    one = sorted(gradients + [processor(problem.gradients)[0] for _ in range(3)])[2]
+    product, top = processor(lambda: result.operator @ result.operator.point)[0], result.top
+    print(
+        f"\n{problem}: {top.products} products ({product / one:.1f} gradients each), {seconds / one:.0f} gradients of "
+        f"{one:.2f} s in all\nλ_max {float(top.lower):.8g} … {float(top.upper):.8g}, κ at least "
+        f"{result.kappa.lower:,.0f}; {used / 1e9:.2f} GB beyond before, load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process in memory: now (``"VmRSS"``) or at most so far (``"VmHWM"``)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line for line in lines if line.startswith(kind)).split()[1]) * 1024
+
+
+def layer_factor(k: int, damping: float) -> np.ndarray:
+    """F with FᵀF the Gauss–Newton matrix of the layer in the middle of 64-k-k-10, plus γI of so many mean eigenvalues.
+
+    300 steps of 60 digits; tanh, so that no unit is dead.
+    """
+    from hesscond.data import load
+
+    torch.manual_seed(0)
+    data, generator = load("digits"), torch.Generator().manual_seed(0)
+    x, y = data.train_inputs.double().flatten(1), data.train_targets
+    middle = nn.Linear(k, k, bias=False)
+    model = nn.Sequential(nn.Linear(64, k), nn.Tanh(), middle, nn.Tanh(), nn.Linear(k, 10)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(300):
+        part = torch.randint(0, len(y), (60,), generator=generator)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[part]), y[part]).backward()
+        optimizer.step()
+    G = GGNOperator(model, nn.CrossEntropyLoss(), (x, y), layers=["2"]).to_dense()
+    values, vectors = torch.linalg.eigh(G + damping * G.trace() / len(G) * torch.eye(len(G)).to(G))
+    return (vectors * values.clamp(min=0).sqrt()).T.numpy()
+
+
+def kronecker(given: argparse.Namespace) -> None:
+    """Optimal Kronecker scalings of layers of k units with k inputs, κ to 10 %."""
+    lines = []
+    for k in [4] if given.quick else given.sizes:
+        scales = (np.logspace(0, 1, k)[:, None] * np.logspace(0, 2, k)).ravel()
+        draw = np.random.default_rng(0).standard_normal
+        for name, make in {
+            "trained, damped": partial(layer_factor, k, 1e-3),
+            "trained": partial(layer_factor, k, 0.0),
+            "random": lambda k=k, draw=draw, scales=scales: draw((2 * k * k, k * k)) * scales,
+        }.items():
+            solve = partial(hesscond.optimal_kronecker_scaling, make(), (k, k), rtol=1.1**0.5 - 1)
+            seconds, best = processor(solve)
+            kappas = f"{best.kappa_given**2:.4g}", f"{best.kappa**2:.4g}"
+            lines.append(
+                [f"{k} × {k}, {name}", *kappas, f"{best.gap**2 - 1:.1%}", str(best.evaluations), f"{seconds:.1f}"]
+            )
+            print(lines[-1], file=sys.stderr, flush=True)
+    heading = ("layer", "κ(H)", "κ((L ⊗ R)ᵀH(L ⊗ R))", "certified gap − 1", "decompositions", "processor seconds")
+    print("\n" + table(heading, lines, left=(0,)), flush=True)
+
+
+#: Sections by name; the last one only if it is named.
+SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+    **{
+        name: partial(exact, name)
+        for name in ("float64", "float32", "saturated", "indefinite", "convolution", "stream")
+    },
+    "peers": partial(tools, "peers"),
+    "products": products,
+    "top": partial(tools, "top"),
+    "blocks": partial(tools, "blocks"),
+    "gpt": gpt,
+    "kronecker": kronecker,
+    "large": large,
+}
+
+
+def main() -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny networks, seconds in all: whether everything runs")
     parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; may be repeated")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every number there")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4, help="for the repetitions of a row (default 4)")
-    parser.add_argument("--limit", type=float, default=120, help="for one row in all (default 120)")
-    parser.add_argument("--peer-seconds", type=float, default=60, help="for one question to a tool (default 60)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    bench = Bench(arguments)
-    about = bench.measured["environment"]
-    print(textwrap.fill(", ".join(f"{key} {value}" for key, value in about.items()), 100))
-    for name in arguments.only or SECTIONS:
-        SECTIONS[name](bench)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(bench.measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return int(bench.failed)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 32], help="kronecker: units and inputs of a layer")
+    parser.add_argument("--network", choices=NETWORKS, default="words-12M", help="large")
+    parser.add_argument("--products", type=int, default=60, help="large: of Lanczos")
+    parser.add_argument("--memory", type=float, default=10e9, help="large: bytes")
+    parser.add_argument("--double", action="store_true", help="large: products in float64")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    print(textwrap.fill(", ".join(f"{key} {value}" for key, value in environment(CPU).items()), 100))
+    for name in given.only or [name for name in SECTIONS if given.quick or name != "large"]:
+        SECTIONS[name](given)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

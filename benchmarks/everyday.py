@@ -1,18 +1,21 @@
 """What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|waits|growth|check] [--quick] [--threads N]``, with HESSCOND_DATA_DIR
-naming a folder with CIFAR-10 for the tasks that take it. A gradient is a forward and a backward pass of the same
-network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell to
-the last file.
+Run: ``python benchmarks/everyday.py [--only tasks|waits|growth|check|study|watch] [--quick] [--threads N]``, with
+HESSCOND_DATA_DIR naming a folder with CIFAR-10 for what takes it. A gradient is a forward and a backward pass of the
+same network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell
+to the last file. ``study`` and ``watch``: an iteration of a study, and of a loop that is watched.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -24,16 +27,15 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from cases import (
+    CPU,
     FULL,
     QUICK,
-    RESNET18,
     Problem,
     Row,
     Size,
     characters,
     convolutional,
     dense,
-    images,
     probe_row,
     residual_network,
     training_set,
@@ -42,10 +44,15 @@ from measuring import environment, in_units, interleaved, seconds_of, table
 from products import gradient_row
 from torch import nn
 
+import hesscond
+from hesscond.data import Dataset, load
 from hesscond.models import build
 from hesscond.probing.check import ReferenceProducts
+from hesscond.runs import RunLog
+from hesscond.study import RunPlan, StudyConfig, load_study
+from hesscond.study.datasets import load_data
+from hesscond.study.runner import Training, build_model, make_loss
 
-CPU = torch.device("cpu")
 #: Commands, and the data set that one needs.
 COMMANDS = (
     ("study fc-digits -m vanilla -m bnp", None),
@@ -64,29 +71,23 @@ Task = tuple[Problem, Row]
 
 def probed(name: str, problem: Problem, **options: Any) -> Task:
     """Every κ of a probe, checked against the model as it is by default."""
-    return problem, probe_row("task", name, problem, **options)
+    return problem, probe_row(name, problem, **options)
 
 
 def tasks(size: Size) -> Iterator[Task]:
     """The probes."""
-    quick = size is QUICK
-    perceptron = dense(size, torch.float32, CPU)
+    perceptron = dense(size, torch.float32)
     yield probed("MLP: κ of all units", perceptron)
     yield probed("MLP: κ of the three whole layers", perceptron, level="layer")
     yield probed("MLP: both ends of the network, 30 products", perceptron, **NETWORK)
-    samples = training_set(size, CPU)
-    every = Problem(perceptron.model, perceptron.loss_fn, (samples.inputs.float(), samples.targets))
-    loader = list(zip(*(part.split(samples.batch) for part in every.batch), strict=True))
-    stream = Problem(perceptron.model, perceptron.loss_fn, loader)
-    name = f"MLP: output units over {len(samples.targets):,} samples"
-    yield every, probe_row("task", name, stream, layers=["4"])
-    convolution = convolutional(size, torch.float32, CPU)
-    yield probed("convolution 3×3, all channels", convolution, layers=["0"])
-    count, shape = (2, (3, 8, 8)) if quick else (16, (3, 32, 32))
-    resnet20 = build("resnet20", input_shape=shape, outputs=10, generator=torch.Generator().manual_seed(0))
-    residual = images(resnet20, shape, count, 10, torch.float32, CPU)
+    samples, _ = training_set(size)
+    every = Problem(perceptron.model, perceptron.loss_fn, tuple(map(torch.cat, zip(*samples, strict=True))))
+    stream = Problem(perceptron.model, perceptron.loss_fn, samples)
+    yield every, probe_row(f"MLP: output units over {size.samples:,} samples", stream, layers=["4"])
+    yield probed("convolution 3×3, all channels", convolutional(size), layers=["0"])
+    residual = residual_network(8, 2, name="resnet20") if size is QUICK else residual_network(32, 16, name="resnet20")
     yield probed("ResNet-20, evaluation mode: a unit of every layer", residual, layers="*", units=[0])
-    text = characters(2, 8, 16, 4, 75) if quick else characters(4, 32, 64, 4, 75)
+    text = characters(2, 8, 16, 4, 75) if size is QUICK else characters(4, 32, 64, 4, 75)
     yield probed("GPT: 4 units of each fc1", text, layers="*.fc1", units=range(4))
 
 
@@ -132,19 +133,19 @@ def waits(quick: bool) -> Iterator[Task]:
     model = nn.Sequential(Splines(8, 16), Splines(16, 5))
     kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
     yield probed("KAN 8-16-5, 128 samples: a unit", kan, layers=["1"], units=[0])
-    small = residual_network((4,) if quick else (16,) * 4, 4 if quick else 16, 32, 10)
+    stage = {"blocks": (1,), "widths": (4,)} if quick else {"blocks": (4,), "widths": (16,)}
+    small = residual_network(4 if quick else 16, 32, name="resnet20", **stage)
     small.model.train()
-    yield probed("residual network, training mode: a unit", small, layers=["3.body.0"], units=[0])
+    yield probed("residual network, training mode: a unit", small, layers=["stage1.block1.conv1"], units=[0])
     yield probed("the same: default call", small)
     width = 8 if quick else 120
     layers = nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 84), nn.Tanh(), nn.Linear(84, 2)
     net = Problem(nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(128, 4), torch.randint(2, (128,))))
     yield probed(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, level="network")
     for count in (2,) if quick else (16, 128):
-        widths = (8, 16) if quick else RESNET18
-        large = residual_network(widths, 8 if quick else 32, count, 10)
         name = f"ResNet-18, evaluation mode, {count} images: the last convolution, whole"
-        yield probed(name, large, layers=[f"{2 + len(widths)}.body.3"], level="layer")
+        large = residual_network(8 if quick else 32, count)
+        yield probed(name, large, layers=["stage4.block2.conv2"], level="layer")
 
 
 def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:
@@ -238,23 +239,168 @@ def second_check(quick: bool) -> None:
     wide = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 10))
     batch = torch.rand(samples, features, generator=generator), torch.randint(10, (samples,), generator=generator)
     for name, problem in (
-        (f"MLP, {size.batch} samples", dense(size, torch.float32, CPU)),
+        (f"MLP, {size.batch} samples", dense(size, torch.float32)),
         (f"{features}-{width}-10, {samples} samples", Problem(wide, nn.CrossEntropyLoss(), batch)),
     ):
         inputs, targets = problem.batch
         double = gradient_row(Problem(deepcopy(problem.model).double(), problem.loss_fn, (inputs.double(), targets)))
         for level, options in (("unit", {}), ("layer", {"level": "layer"}), ("network", NETWORK)):
-            checked = probe_row("checked", level, problem, **options)
+            checked = probe_row(level, problem, **options)
 
             def without(run: Callable[[], Any] = checked.run) -> None:
                 with patch.object(ReferenceProducts, "_not_compared", lambda *_: []):
                     run()
 
-            alternating = [double, checked, Row("off", level, without)]
+            alternating = [double, checked, Row(level, without)]
             found = interleaved(alternating, CPU, seconds=1.0 if quick else 20.0, rounds=1 if quick else 40)
             one, on, off = (took.median or 0.0 for took in found)
             rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / one:.1f}", f"{100 * (on - off) / on:.0f} %"])
     print(table(("", "level", "ms", "second check, gradients", "of the call"), rows, left=(0, 1)) + "\n", flush=True)
+
+
+#: Columns of the table of studies.
+STUDY = ("", "loop by hand", "runner", "probed", "runner / hand", "probed / runner")
+#: Iterations in a block: a study makes the rows of 32 probes together.
+BLOCK = 64
+
+
+class Hand:
+    """A loop as one writes it, with the study's network, batches and rate."""
+
+    def __init__(self, plan: RunPlan, data: Dataset, inputs: torch.Tensor) -> None:
+        self.model, self.inputs, self.targets = build_model(plan, data), inputs, data.train_targets
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=plan.learning_rate)
+        self.loss_fn = nn.CrossEntropyLoss()
+
+    def block(self, first: int, batches: list[torch.Tensor]) -> None:
+        """The iterations of some batches."""
+        for batch in batches:
+            x, y = self.inputs[batch], self.targets[batch]
+            self.optimizer.zero_grad()
+            loss = self.loss_fn(self.model(x), y)
+            loss.backward()
+            self.optimizer.step()
+            loss.item()
+
+
+class Runner:
+    """The runner's training, its log in a folder."""
+
+    def __init__(self, plan: RunPlan, data: Dataset) -> None:
+        self.training = Training(plan, data, RunLog(plan.folder, plan.config(data)), None)
+
+    def block(self, first: int, batches: list[torch.Tensor]) -> None:
+        """The iterations of some batches."""
+        run = self.training
+        for iteration, batch in enumerate(batches, first):
+            loss, probes = run.step(iteration, run.inputs[batch], run.targets[batch])
+            run.record(iteration, 0, loss, probes, run.plan.learning_rate)
+        run.settle()
+
+
+def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.device, blocks: int) -> list[float]:
+    """Milliseconds of an iteration by hand, by the runner, and probed; the ratios of the second and the third."""
+    never = study.model_copy(update={"probe": study.probe.model_copy(update={"every": 0})})
+    size = study.training.batch_size
+    rate = study.learning_rate(method, size)
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = [Path(temporary) / name for name in ("plain", "probed")]
+        plans = [RunPlan(s, method, 0, rate, f, device) for s, f in zip((never, study), folders, strict=True)]
+        plain, probed = (Runner(plan, data) for plan in plans)
+        every = [Hand(plans[0], data, plain.training.inputs), plain, probed]
+        times: list[list[float]] = [[] for _ in every]
+        order = torch.Generator().manual_seed(0)
+        # the first block warms up; the first iteration of an epoch is compared with the model, and left out
+        for block in range(blocks + 1):
+            batches = [
+                torch.randint(len(data.train_targets), (size,), generator=order).to(device) for _ in range(BLOCK)
+            ]
+            for k in range(len(every)) if block % 2 else reversed(range(len(every))):
+                start = time.perf_counter()
+                every[k].block(1 + block * BLOCK, batches)
+                times[k].append(1e3 * (time.perf_counter() - start) / BLOCK)
+        for runner in (plain, probed):
+            runner.training.log.close("finished")
+    hand, own, with_probe = (part[1:] for part in times)
+    ratios = [[b / a for a, b in zip(*pair, strict=True)] for pair in ((hand, own), (own, with_probe))]
+    return [statistics.median(part) for part in (hand, own, with_probe, *ratios)]
+
+
+def study(quick: bool) -> None:
+    """An iteration of the study on CIFAR-10, or of that on digits: by hand, by the runner, and probed."""
+    config = load_study("fc-digits" if quick else "fc-cifar10")
+    data = load(config.data.name)
+    rows = []
+    for method in ("vanilla", "bnp"):
+        taken = study_times(config, method, data, CPU, 1 if quick else 12)
+        rows.append([method, *(f"{number:.2f}" for number in taken)])
+    print(f"{config.name}, batch {config.training.batch_size}; medians of blocks of {BLOCK} iterations, ms\n")
+    print(table(STUDY, rows, left=(0,)) + "\n", flush=True)
+
+
+#: Steps between two probes.
+EVERY = 200
+#: A loop: a study and its scale, the network, what is watched, and samples in a probe.
+LOOPS: dict[str, tuple[str, str, str, dict[str, Any], int]] = {
+    "fc-digits": ("fc-digits", "paper", "mlp", {}, 60),
+    "fc-cifar10": ("fc-cifar10", "paper", "mlp", {}, 60),
+    "fc-cifar10, 16 images": ("fc-cifar10", "paper", "mlp", {}, 16),
+    # batch normalization couples the samples behind every other layer: minutes for each
+    "ResNet-20, last layer": ("cnn5-cifar10", "paper", "resnet20", {"layers": ["fc"]}, 128),
+    "chargpt, 4 units of each fc1, 4 windows": ("chargpt", "small", "gpt", {"layers": "*.fc1", "units": range(4)}, 4),
+}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.03),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+}
+
+
+def watched_times(loop: str, optimizer: str | None, rounds: int, steps: int) -> tuple[float, list[float]]:
+    """Seconds of a step, and of each probe."""
+    name, scale, network, options, samples = LOOPS[loop]
+    study = load_study(name, scale)
+    data = load_data(study.data)
+    shape = study.model.options if study.model.name == network else {}
+    generator = torch.Generator().manual_seed(0)
+    form = data.form
+    model = build(network, input_shape=form.input_shape, outputs=form.outputs, generator=generator, **shape)
+    loss_fn, batch = make_loss(study), study.training.batch_size or 128
+    inputs, targets = data.train_inputs, data.train_targets
+    own = OPTIMIZERS[optimizer or "SGD"](model.parameters())
+    probed: Any = (inputs[:samples], targets[:samples])
+    watched = None if optimizer is None else own
+    watch = hesscond.watch(model, loss_fn, probed, watched, every=1, strict=True, **options)
+    taken, probes = [], []
+    for _ in range(rounds):
+        for _ in range(steps):
+            chosen = torch.randint(len(targets), (batch,), generator=generator)
+            x, y = inputs[chosen], targets[chosen]
+            start = time.process_time()
+            own.zero_grad()
+            loss_fn(model(x), y).backward()
+            own.step()
+            taken.append(time.process_time() - start)
+        start = time.process_time()
+        watch.step()
+        probes.append(time.process_time() - start)
+    return statistics.median(taken), probes
+
+
+def watched(quick: bool) -> None:
+    """The cost of a probe of a watched loop in steps, in processor time."""
+    logging.getLogger("hesscond").setLevel(logging.ERROR)
+    rows = []
+    for loop in list(LOOPS)[:1] if quick else list(LOOPS)[1:]:
+        for optimizer in (None, *OPTIMIZERS):
+            step, probes = watched_times(loop, optimizer, 1 if quick else 3, 20)
+            probe = statistics.median(probes)
+            spread = f"{probe:.3g} ({min(probes):.2g} … {max(probes):.2g})"
+            rows.append([loop, optimizer or "not given", f"{1e3 * step:.3g}", spread, f"{probe / step:.3g}"])
+            rows[-1] += [f"{probe / (probe + EVERY * step):.1%}", f"{19 * probe / step:.3g} steps"]
+            print(rows[-1], file=sys.stderr, flush=True)
+    share = f"share of the time, every {EVERY}"
+    heading = ("loop", "optimizer", "a step, ms", "a probe, s", "in steps", share, "5 % every")
+    print(table(heading, rows, left=(0, 1)) + "\n", flush=True)
 
 
 SECTIONS: dict[str, Callable[[bool], None]] = {
@@ -262,6 +408,8 @@ SECTIONS: dict[str, Callable[[bool], None]] = {
     "waits": waited,
     "growth": growth,
     "check": second_check,
+    "study": study,
+    "watch": watched,
 }
 
 

@@ -6,7 +6,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import resource
 import signal
 import statistics
 import time
@@ -14,7 +13,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,34 +68,22 @@ def finish(device: torch.device) -> None:
 class Outcome:
     """What a row took and found."""
 
-    key: str
     what: str
     #: Seconds of the first call, which the median does not count.
     first: float | None = None
     times: list[float] = field(default_factory=list)
-    found: dict[str, Any] = field(default_factory=dict)
+    #: Median κ, relative width of the widest interval and the most frequent solver, as a table has them.
+    found: list[str] = field(default_factory=lambda: ["", "", ""])
     #: The traceback of a failure, or that the time was up.
     error: str | None = None
     peak_bytes: int | None = None
+    #: How often the row is still to be run.
+    repeats: int = 0
 
     @property
     def median(self) -> float | None:
         """Median time in seconds; of the only call, if it was too slow to repeat."""
         return statistics.median(self.times) if self.times else self.first
-
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        return {
-            "key": self.key,
-            "what": self.what,
-            "median_s": self.median,
-            "least_s": min(self.times, default=self.first),
-            "first_s": self.first,
-            "repeats": len(self.times),
-            "peak_bytes": self.peak_bytes,
-            "error": self.error,
-            **self.found,
-        }
 
 
 def interleaved(
@@ -107,8 +93,7 @@ def interleaved(
 
     A row that fails, or whose calls take longer than ``limit`` seconds, is reported and does not stop the others.
     """
-    outcomes = [Outcome(row.key, row.what) for row in rows]
-    repeats = {}
+    outcomes = [Outcome(row.what) for row in rows]
     for row, outcome in zip(rows, outcomes, strict=True):
         with caught(outcome, limit):
             if device.type == "cuda":
@@ -117,14 +102,15 @@ def interleaved(
             outcome.first, found = seconds_of(row.run, device)
             if device.type == "cuda":
                 outcome.peak_bytes = torch.cuda.max_memory_allocated(device) - held
-            outcome.found = summary(found) if isinstance(found, list) else {}
+            if isinstance(found, list):
+                outcome.found = summary(found)
             warm = outcome.first
             if warm < seconds:
                 warm, _ = seconds_of(row.run, device)
-            repeats[row.key] = min(rounds, int(seconds / warm))
-    for turn in range(max(repeats.values(), default=0)):
+            outcome.repeats = min(rounds, int(seconds / warm))
+    for turn in range(rounds):
         for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome.error is None and turn < repeats[row.key]:
+            if outcome.error is None and turn < outcome.repeats:
                 with caught(outcome, limit):
                     outcome.times.append(seconds_of(row.run, device)[0])
     return outcomes
@@ -142,31 +128,15 @@ def caught(outcome: Outcome, limit: float) -> Iterator[None]:
         outcome.error = traceback.format_exc()
 
 
-def summary(conditions: Sequence[ConditionNumber]) -> dict[str, Any]:
-    """What a table says of many condition numbers."""
-    resolved = sorted(kappa.value for kappa in conditions if kappa.resolved)
-    return {
-        "hessians": len(conditions),
-        "unresolved": len(conditions) - len(resolved),
-        "kappa_median": statistics.median(resolved) if resolved else None,
-        "kappa_max": resolved[-1] if resolved else None,
-        "widest": max((kappa.width for kappa in conditions if kappa.resolved), default=None),
-        "rank_median": statistics.median(kappa.rank for kappa in conditions),
-        "solvers": dict(Counter(kappa.solver for kappa in conditions).most_common()),
-    }
-
-
-def resident(kind: str) -> int:
-    """Bytes of this process in memory: now (``"VmRSS"``) or at most so far (``"VmHWM"``).
-
-    A child inherits its parent's peak in `resource.getrusage`, so the kernel's own count goes first.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith(kind + ":"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if platform.system() == "Darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def summary(conditions: Sequence[ConditionNumber]) -> list[str]:
+    """Cells on many condition numbers: their median, the widest interval, the solver."""
+    resolved = [kappa for kappa in conditions if kappa.resolved]
+    median = f"{statistics.median(kappa.value for kappa in resolved):.3g}" if resolved else "–"
+    widest = f"{max(kappa.width for kappa in resolved):.0e}" if resolved else "–"
+    ((solver, often),) = Counter(kappa.solver for kappa in conditions).most_common(1)
+    solver += f" ({often})" if often < len(conditions) else ""
+    solver += f"; {len(conditions) - len(resolved)} unresolved" if len(resolved) < len(conditions) else ""
+    return [median, widest, solver]
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -224,35 +194,15 @@ def milliseconds(seconds: float) -> str:
     return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
 
 
-HEADINGS = ("", "ms", "SGD steps", "κ median", "widest", "solver")
-
-
 def timing_table(outcomes: Sequence[Outcome]) -> str:
     """Times of rows, in SGD steps too where the first row is one, and what they found."""
-    step = outcomes[0].median if outcomes[0].key == "step" else None
-    return table(HEADINGS, [timing_line(outcome, step) for outcome in outcomes])
-
-
-def timing_line(outcome: Outcome, step: float | None) -> list[str]:
-    """One line of `timing_table`."""
-    if outcome.error is not None or outcome.median is None:
-        return [outcome.what, "–", "–", "–", "–", why_not(outcome.error)]
-    found = outcome.found
-    kappa, widest, solver = "", "", ""
-    if found:
-        kappa = "–" if found["kappa_median"] is None else f"{found['kappa_median']:.3g}"
-        widest = "–" if found["widest"] is None else f"{found['widest']:.0e}"
-        solver, often = next(iter(found["solvers"].items()))
-        solver += f" ({often})" if often < found["hessians"] else ""
-        solver += f"; {found['unresolved']} unresolved" if found["unresolved"] else ""
-    steps = outcome.median / step if step else 0.0
-    ratio = (f"{steps:.1f}" if steps < 100 else f"{steps:,.0f}") if step else ""
-    return [outcome.what, milliseconds(outcome.median), ratio, kappa, widest, solver]
-
-
-def after_forward(outcomes: Sequence[Outcome]) -> str:
-    """What a stream's probe took beyond the forward passes, in words; empty if it was not measured."""
-    medians = {outcome.key: outcome.median for outcome in outcomes if outcome.error is None}
-    if None in (total := [medians.get("stream"), medians.get("stream-forward")]):
-        return ""
-    return f"after the forward passes: {total[0] - total[1]:.2f} s"
+    step = outcomes[0].median if outcomes[0].what == "SGD step" else None
+    lines = []
+    for outcome in outcomes:
+        if outcome.error is not None or outcome.median is None:
+            lines.append([outcome.what, "–", "–", "–", "–", why_not(outcome.error)])
+            continue
+        steps = outcome.median / step if step else 0.0
+        ratio = (f"{steps:.1f}" if steps < 100 else f"{steps:,.0f}") if step else ""
+        lines.append([outcome.what, milliseconds(outcome.median), ratio, *outcome.found])
+    return table(("", "ms", "SGD steps", "κ median", "widest", "solver"), lines)

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import statistics
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from cases import LAYERS, Problem, characters
+from cases import CPU, LAYERS, Problem, characters
 from measuring import TimeUp, seconds_of, time_limit
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import eigsh
@@ -27,7 +26,6 @@ import hesscond
 from hesscond.hessians import HessianOperator
 from hesscond.spectra.lanczos import lanczos
 
-CPU = torch.device("cpu")
 #: Seconds; calls that take less are repeated, the first one not counted.
 QUICK_CALL = 1.0
 #: The largest rank that is told to a solver that then looks for all nonzero eigenvalues.
@@ -64,9 +62,7 @@ class Answer:
     block: str
     says: str
     seconds: float | None = None
-    error: str | None = None
     processor: float | None = None
-    passes: int | None = None
 
 
 def features_and_factors(problem: Problem, layer: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,18 +133,17 @@ class Comparison:
             with time_limit(self.seconds), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 begin = time.process_time()
-                with passes() as taken:
-                    answer.seconds, found = seconds_of(call, CPU)
-                answer.processor, answer.passes = time.process_time() - begin, taken[0]
+                answer.seconds, found = seconds_of(call, CPU)
+                answer.processor = time.process_time() - begin
                 if answer.seconds < QUICK_CALL:
                     answer.seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
             answer.says = says(found)
         except TimeUp:
             answer.seconds, answer.says = self.seconds, "no answer in this time"
         except ImportError as error:
-            answer.says, answer.error = f"not installed ({error.name})", None
+            answer.says = f"not installed ({error.name})"
         except Exception as error:
-            answer.says, answer.error = f"{type(error).__name__}: {error}"[:70], traceback.format_exc()
+            answer.says = f"{type(error).__name__}: {error}"[:70]
 
     def every_unit(self, layer: str, units: int, label: str) -> None:
         """κ of the first units of a layer: the engine, and dense automatic differentiation."""
@@ -272,7 +267,7 @@ class Comparison:
             from pyhessian import hessian as pyhessian_hessian
 
             data = {"data": self.problem.batch, "cuda": False}
-            with only_trained(self.problem.model, layer) as alone, double_by_default():
+            with only_trained(self.problem.model, layer) as alone:
                 return pyhessian_hessian(alone, self.problem.loss_fn, **data).eigenvalues(**options)[0][0]
 
         return run
@@ -321,40 +316,19 @@ def unit_hessian(problem: Problem, layer: str, unit: int) -> torch.Tensor:
 
 @contextlib.contextmanager
 def only_trained(model: torch.nn.Module, layer: str) -> Iterator[torch.nn.Module]:
-    """A copy of the model with all frozen but one layer, its gradients released in the end (they hold a graph)."""
+    """A copy with all frozen but one layer, its gradients released in the end (they hold a graph), float64 the default.
+
+    PyHessian draws its vectors in torch's default precision.
+    """
     alone = copy.deepcopy(model).requires_grad_(False)
     alone.get_submodule(layer).requires_grad_(True)
-    try:
-        yield alone
-    finally:
-        alone.zero_grad()
-
-
-@contextlib.contextmanager
-def passes() -> Iterator[list[int]]:
-    """How often autograd runs backward within; a pass that is vectorized over directions counts once."""
-    taken, run = [0], torch.autograd._engine_run_backward
-
-    def counting(*arguments: Any, **options: Any) -> Any:
-        taken[0] += 1
-        return run(*arguments, **options)
-
-    torch.autograd._engine_run_backward = counting
-    try:
-        yield taken
-    finally:
-        torch.autograd._engine_run_backward = run
-
-
-@contextlib.contextmanager
-def double_by_default() -> Iterator[None]:
-    """PyHessian draws its vectors in torch's default precision."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        yield
+        yield alone
     finally:
         torch.set_default_dtype(before)
+        alone.zero_grad()
 
 
 def compare(problem: Problem, seconds: float) -> Comparison:

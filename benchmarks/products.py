@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from cases import Problem, Row, step_row
-from measuring import Outcome, in_units
+from cases import Data, Problem, Row, step_row
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.spectra.lanczos import lanczos
 
-Data = list[tuple[torch.Tensor, torch.Tensor]]
 #: Columns of a product with a block.
 BLOCK = 8
 #: Sizes of a stream's batches, relative to the single one's.
@@ -30,7 +28,7 @@ def direction(problem: Problem) -> torch.Tensor:
     return drawn.to(parameters[0])
 
 
-def gradient_row(problem: Problem, data: Data | None = None, key: str = "gradient") -> Row:
+def gradient_row(problem: Problem, data: Data | None = None) -> Row:
     """Forward and backward passes over the batch or the data, weighted by samples: the unit of other times."""
     parameters, data = list(problem.model.parameters()), data or [problem.batch]
     total = sum(len(inputs) for inputs, _ in data)
@@ -40,7 +38,7 @@ def gradient_row(problem: Problem, data: Data | None = None, key: str = "gradien
             loss = problem.loss_fn(problem.model(inputs), targets)
             torch.autograd.grad(loss * (len(inputs) / total), parameters)
 
-    return Row(key, "gradient", gradient)
+    return Row("gradient", gradient)
 
 
 def product_rows(problem: Problem) -> list[Row]:
@@ -55,14 +53,14 @@ def product_rows(problem: Problem) -> list[Row]:
     rebuilt = HessianOperator(model, loss_fn, stream, dtype=vector.dtype, memory=room)
     return [
         gradient_row(problem),
-        Row("hessian", "hesscond, Hessian", lambda: H @ vector),
-        Row("ggn", "hesscond, Gauss-Newton", lambda: G @ vector),
-        Row("jvp", "torch.func, jvp of grad", jvp_of_gradient(problem, vector)),
-        Row("curvlinops", "curvlinops, Hessian", curvlinops_product(problem, [batch], vector)),
-        gradient_row(problem, stream, "gradient-stream"),
-        Row("kept-stream", f"hesscond, {len(RAGGED)} ragged batches, all graphs kept", lambda: kept @ vector),
-        Row("rebuilt-stream", "hesscond, the same, 1 kept", lambda: rebuilt @ vector),
-        Row("curvlinops-stream", "curvlinops, the same", curvlinops_product(problem, stream, vector)),
+        Row("hesscond, Hessian", lambda: H @ vector),
+        Row("hesscond, Gauss-Newton", lambda: G @ vector),
+        Row("torch.func, jvp of grad", jvp_of_gradient(problem, vector)),
+        Row("curvlinops, Hessian", curvlinops_product(problem, [batch], vector)),
+        gradient_row(problem, stream),
+        Row(f"hesscond, {len(RAGGED)} ragged batches, all graphs kept", lambda: kept @ vector),
+        Row("hesscond, the same, 1 kept", lambda: rebuilt @ vector),
+        Row("curvlinops, the same", curvlinops_product(problem, stream, vector)),
     ]
 
 
@@ -75,23 +73,12 @@ def whole_network_rows(problem: Problem) -> list[Row]:
     return [
         step_row(problem),
         gradient_row(problem),
-        Row("network-product", "Hessian product", lambda: H @ vector),
-        Row("network-block", f"Hessian product with {BLOCK} vectors", lambda: H @ block),
-        Row("network-ggn", "Gauss-Newton product", lambda: G @ vector),
-        Row("network-double", "Hessian product in float64", lambda: double @ vector),
-        Row("network-top", "λ_max, tol 1e-3", lambda: lanczos(H, 1, "top", tol=1e-3, dtype=torch.float64)),
+        Row("Hessian product", lambda: H @ vector),
+        Row(f"Hessian product with {BLOCK} vectors", lambda: H @ block),
+        Row("Gauss-Newton product", lambda: G @ vector),
+        Row("Hessian product in float64", lambda: double @ vector),
+        Row("λ_max, tol 1e-3", lambda: lanczos(H, 1, "top", tol=1e-3, dtype=torch.float64)),
     ]
-
-
-def products_a_second(outcomes: Sequence[Outcome]) -> str:
-    """The rates of `whole_network_rows`, in words; empty if these are other rows or failed."""
-    rows = {outcome.key: outcome for outcome in outcomes if outcome.error is None}
-    found = []
-    for key, vectors in (("network-product", 1), ("network-block", BLOCK), ("network-ggn", 1), ("network-double", 1)):
-        if key in rows and "gradient" in rows and (seconds := rows[key].median):
-            ratio = (in_units(rows[key], rows["gradient"]) or float("nan")) / vectors
-            found.append(f"{rows[key].what}: {vectors / seconds:.4g} a second, {ratio:.2f} gradients each")
-    return "; ".join(found)
 
 
 def jvp_of_gradient(problem: Problem, vector: torch.Tensor) -> Callable[[], torch.Tensor]:

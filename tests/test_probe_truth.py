@@ -11,6 +11,7 @@ from torch import nn
 import hesscond
 from tests.cases import CASES, case, eligible_layers
 from tests.truth import (
+    agrees,
     block,
     case_truth,
     layer_truth,
@@ -84,49 +85,6 @@ def test_every_block_is_the_dense_hessian(example, seed, level, device):
         assert len(layer.kappa) == len(layer.units)
         for unit, kappa in zip(layer.units, layer.kappa, strict=True):
             agrees(kappa, block(whole, size[name], unit), layer, {"unit": unit}, example)
-
-
-def agrees(kappa, truth, layer, which, example):
-    """One block: the Hessian, its rank and inertia, its eigenpairs and κ are those of the dense truth."""
-    ours = layer.hessian(**which)
-    assert ours.dtype == torch.float64
-    assert ours.shape == truth.shape
-    ours, norm = ours.cpu(), float(truth.norm())
-    assert (ours - truth).norm() <= 1e-10 * norm
-    assert kappa.rank + kappa.nullity == len(truth)
-    if example.psd:
-        assert kappa.negative == 0
-    eigenvalues = torch.linalg.eigvalsh(truth)
-    sizes = eigenvalues.abs()
-    nonzero = eigenvalues[sizes > 1e-11 * norm]
-    if not kappa.resolved:
-        assert float(kappa) == math.inf
-        if kappa.rank:
-            assert kappa.lower <= float(sizes.max() / sizes[sizes > 1e-11 * norm].min()) * (1 + 1e-9)
-        return
-    if not ((sizes > 1e-14 * norm) & (sizes <= 1e-11 * norm)).any():
-        # the dense truth can tell what is zero
-        assert kappa.rank == len(nonzero)
-        assert kappa.negative == int((nonzero < 0).sum())
-    assert kappa.rank >= len(nonzero)
-
-    own, vectors = layer.eigenvalues(**which).cpu(), layer.eigenvectors(**which).cpu()
-    assert own.shape == (kappa.rank,)
-    assert vectors.shape == (len(truth), kappa.rank)
-    assert (own[:-1] >= own[1:]).all()
-    matched = own[own.abs() > 1e-11 * norm]
-    assert torch.allclose(matched, nonzero.flip(0), rtol=1e-10, atol=1e-13 * norm)
-    assert int((own < 0).sum()) == kappa.negative
-    assert (vectors.T @ vectors - torch.eye(kappa.rank, dtype=torch.float64)).norm() <= 1e-10
-    assert (ours @ vectors - vectors * own).norm() <= 1e-10 * norm
-
-    # the eigenvalues of the dense truth are themselves only good to eps·norm
-    if kappa.rank == len(nonzero):
-        true_kappa = float(nonzero.abs().max() / nonzero.abs().min())
-        slack = 1e-10 + 1e-14 * len(truth) * true_kappa
-        assert float(kappa) == pytest.approx(true_kappa, rel=slack)
-        assert kappa.lower * (1 - slack) <= true_kappa <= kappa.upper * (1 + slack)
-        assert kappa.lambda_max == pytest.approx(float(nonzero.abs().max()), rel=1e-10)
 
 
 @pytest.mark.slow
