@@ -12,7 +12,6 @@ import torch
 from rich.cells import cell_len
 
 import hesscond
-from hesscond.commands.options import parse_size
 from hesscond.commands.printing import sign_of_life
 from hesscond.commands.probe import parse_units
 from hesscond.commands.target import load_target
@@ -195,14 +194,6 @@ def test_units_syntax():
     for bad in ("", "1,", "-1", "1-", "1--2", "1.5", "٣", "1-2-3", "99999999999"):
         with pytest.raises(ConfigError, match="--units"):
             parse_units(bad)
-
-
-def test_sizes():
-    sizes = {"1": 1, "2GB": 2 * 10**9, "2 gib": 2**31, "0.5M": 500_000, "1.5kB": 1500, "3T": 3 * 10**12, "1e9": 10**9}
-    assert {text: parse_size(text) for text in sizes} == sizes
-    for bad in ("", "GB", "-1GB", "0.2", "1e", "2XB", "nan"):
-        with pytest.raises(ConfigError, match="--memory"):
-            parse_size(bad)
 
 
 def test_a_sign_of_life_every_half_minute_outside_of_a_terminal(monkeypatch, capsys):

@@ -95,7 +95,7 @@ BAD = {
     "probe net.py:make --products 40 --level network --memory 1KB": [
         *("40 products with the Hessian of 74 parameters take", "more than --memory", "--dtype as-is")
     ],
-    "probe net.py:make --memory lots": ["--memory", "2GB"],
+    "probe net.py:make --memory lots": ["memory must be", "2 GB", "lots"],
     "probe net.py:make --json --csv": ["--json", "--csv"],
     "probe net.py:make -o rows.txt": ["rows.txt", ".csv"],
     "probe net.py:make --figure a.docx": ["a.docx", ".pdf"],

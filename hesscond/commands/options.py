@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.errors import GONE, ConfigError, bytes_of
+from hesscond.errors import GONE, ConfigError
 from hesscond.runs import StoredRun, find_runs
 
 if TYPE_CHECKING:
@@ -133,17 +133,6 @@ def parse_ranges(text: str) -> list[int]:
             raise ConfigError(f"--seed {part.strip()}: the second number, which is left out, must exceed the first")
         seeds += range(low, high)
     return seeds
-
-
-def parse_size(text: str) -> int:
-    """Bytes from ``2GB``, ``512 MiB`` or a plain number of them."""
-    try:
-        size = int(bytes_of(text) or 0)
-    except ConfigError:
-        size = 0
-    if size < 1:
-        raise ConfigError(f"--memory takes a size as 500MB or 2GB, not {text!r}")
-    return size
 
 
 def collect(folders: list[Path]) -> list[StoredRun]:

@@ -25,7 +25,7 @@ from hesscond.commands.exits import INTERRUPTED
 from hesscond.commands.printing import Say, as_options, stderr, stdout
 from hesscond.commands.processes import of_user, own_device, own_share, processes
 from hesscond.commands.target import Target, load_target, one_sentence
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.export import json_rows
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
@@ -111,7 +111,7 @@ def probe(
         method=None if method is None else parse(method).text,
         dtype=options.forward_precision(dtype),
         rtol=rtol,
-        memory=None if memory is None else options.parse_size(memory),
+        memory=bytes_of(memory),
         products=products,
     )
     options.check_seed(seed)
@@ -223,7 +223,7 @@ class Request:
     method: str | None
     dtype: torch.dtype | None
     rtol: float
-    memory: int | None
+    memory: float | None
     products: int | None = None
 
     def __post_init__(self) -> None:

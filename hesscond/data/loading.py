@@ -61,9 +61,9 @@ def load(
     """Load a data set into memory, every file checked against its published md5 first.
 
     Copies are searched in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
-    (``pooch.os_cache("hesscond")``), in torchvision's layout or as the published archive (for the MNIST family also as
-    four separate ``.gz`` files). A corrupt copy is an error, even if there is another copy. The pictures of an
-    ``image-folder`` stay on disk, and are decoded when they are indexed.
+    (``pooch.os_cache("hesscond")``), in torchvision's layout or as the published archive. A corrupt copy is
+    an error, even if there is another copy. The pictures of an ``image-folder`` stay on disk, and are decoded when they
+    are indexed.
 
     Parameters
     ----------

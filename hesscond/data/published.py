@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -169,21 +169,14 @@ class CifarSource(PublishedSource):
         return inputs, torch.from_numpy(labels)
 
 
-class IdxMd5(NamedTuple):
-    """md5 of an idx file as published (gzipped), and unpacked."""
-
-    gz: str
-    raw: str
-
-
 @dataclass(frozen=True)
 class IdxSource(PublishedSource):
-    """Data set in four idx files."""
+    """Data set in four gzipped idx files."""
 
     name: str
     folder: str
     url: str  # folder that they are published in, with a slash at its end
-    md5: Mapping[str, IdxMd5]  # by the name of the unpacked file
+    md5: Mapping[str, str]  # of each file as published, by its name without .gz
     classes: int = 10
 
     def form(self, options: Mapping[str, Any]) -> Form:
@@ -192,7 +185,7 @@ class IdxSource(PublishedSource):
     @property
     def downloads(self) -> tuple[Download, ...]:
         return tuple(
-            Download(f"{self.url}{file}.gz", md5.gz, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
+            Download(f"{self.url}{file}.gz", md5, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
         )
 
     def find(self, directory: Path) -> Path | None:
@@ -200,17 +193,13 @@ class IdxSource(PublishedSource):
 
     def lacking(self, directory: Path) -> list[str]:
         folder = directory / self.folder
-        return [file for file in self.md5 if not (exists(folder / f"{file}.gz") or exists(folder / file))]
+        return [f"{file}.gz" for file in self.md5 if not exists(folder / f"{file}.gz")]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        contents = {}
-        for file, md5 in self.md5.items():
-            if exists(place / f"{file}.gz"):
-                packed = read_verified(place / f"{file}.gz", md5.gz, dataset=self.name)
-                contents[file] = gzip.decompress(packed)
-            else:
-                contents[file] = read_verified(place / file, md5.raw, dataset=self.name)
-        return contents
+        return {
+            file: gzip.decompress(read_verified(place / f"{file}.gz", md5, dataset=self.name))
+            for file, md5 in self.md5.items()
+        }
 
     def read(self, place: Path) -> Dataset:
         arrays = {
@@ -245,16 +234,16 @@ def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarra
 
 
 _MNIST = {
-    TRAIN_IMAGES: IdxMd5("f68b3c2dcbeaaa9fbdd348bbdeb94873", "6bbc9ace898e44ae57da46a324031adb"),
-    TRAIN_LABELS: IdxMd5("d53e105ee54ea40749a09fcbcd1e9432", "a25bea736e30d166cdddb491f175f624"),
-    TEST_IMAGES: IdxMd5("9fb629c4189551a2d022fa330f9573f3", "2646ac647ad5339dbf082846283269ea"),
-    TEST_LABELS: IdxMd5("ec29112dd5afa0611ce80d1b7f02629c", "27ae3e4e09519cfbb04c329615203637"),
+    TRAIN_IMAGES: "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    TRAIN_LABELS: "d53e105ee54ea40749a09fcbcd1e9432",
+    TEST_IMAGES: "9fb629c4189551a2d022fa330f9573f3",
+    TEST_LABELS: "ec29112dd5afa0611ce80d1b7f02629c",
 }
 _FASHION = {
-    TRAIN_IMAGES: IdxMd5("8d4fb7e6c68d591d4c3dfef9ec88bf0d", "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
-    TRAIN_LABELS: IdxMd5("25c81989df183df01b3e8a0aad5dffbe", "9018921c3c673c538a1fc5bad174d6f9"),
-    TEST_IMAGES: IdxMd5("bef4ecab320f06d8554ea6380940ec79", "8181f5470baa50b63fa0f6fddb340f0a"),
-    TEST_LABELS: IdxMd5("bb300cfdad3c16e7a12a480ee83cd310", "15d484375f8d13e6eb1aabb0c3f46965"),
+    TRAIN_IMAGES: "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    TRAIN_LABELS: "25c81989df183df01b3e8a0aad5dffbe",
+    TEST_IMAGES: "bef4ecab320f06d8554ea6380940ec79",
+    TEST_LABELS: "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
 register(

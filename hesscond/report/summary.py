@@ -91,8 +91,7 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         One row per run, in the order given. method, seed, status, collapsed (to constant outputs), learning_rate,
         batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
-        test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked;
-        statements_applicable and statements_held: numbers of checks of claims known to be true that applied, and held.
+        test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked.
         Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations), and
         with ``train_`` for the last probe of the whole training set:
 
@@ -123,8 +122,6 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
 def training_summary(run: StoredRun) -> dict[str, Any]:
     """Columns of `summary_frame` about the training and the evaluations."""
     training, evaluation = run.table("training"), run.table("evaluation")
-    checks = run.table("statements")
-    known = checks["known"].astype(bool)
     tail = training["loss"].tail(max(1, min(100, len(training) // 10)))
     return {
         "method": run.method,
@@ -142,8 +139,6 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
             if name not in ("iteration", "epoch")
         },
         "seconds": run.seconds,
-        "statements_applicable": int((known & (checks["status"] != "not-applicable")).sum()),
-        "statements_held": int((known & (checks["status"] == "holds")).sum()),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hesscond.report.registry import PROBED, UNIT, TableKind
 from hesscond.report.selection import Selection, probed_groups, select
-from hesscond.report.series import SHOWN, intervals, is_collapsed, loss_of, quantile, running_median, window_of
+from hesscond.report.series import SHOWN, intervals, is_collapsed, located, loss_of, quantile, running_median, window_of
 from hesscond.report.tables import DASH, Column, number, numbers, words
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         row: dict[str, Any] = {"method": group.label, "baseline": groups[0][0].label}
         found = at_equal_loss(probes if base is None else base, probes)
         for name, ends in [(name, found.pop(name)) for name in ("ratio", *SPREAD)]:
-            low, high = ends if base is not None else (math.nan, math.nan)
-            found |= {name: low if low == high else math.nan, f"{name}_lower": low, f"{name}_upper": high}
+            found |= located(name, ends if base is not None else (math.nan, math.nan))
         row |= found
         for name, quantity in (("own", "kappa_own"), ("P", "kappa_preconditioned")):
             names = (f"gain_{name}_q25", f"gain_{name}", f"gain_{name}_q75")

@@ -118,24 +118,16 @@ class SmallIdx:
             file: rng.integers(0, 10 if len(shape) == 1 else 256, size=shape, dtype=np.uint8)
             for file, shape in published.IDX_SHAPES.items()
         }
-        self.raw = {
-            file: struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes() for file, a in self.arrays.items()
+        self.gz = {
+            file: gzip.compress(struct.pack(f">HBB{a.ndim}I", 0, 8, a.ndim, *a.shape) + a.tobytes(), mtime=0)
+            for file, a in self.arrays.items()
         }
-        self.gz = {file: gzip.compress(content, mtime=0) for file, content in self.raw.items()}
-        self.source = replace(
-            SOURCES[name], md5={file: published.IdxMd5(md5(self.gz[file]), md5(self.raw[file])) for file in self.raw}
-        )
+        self.source = replace(SOURCES[name], md5={file: md5(content) for file, content in self.gz.items()})
 
     def write_gz(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.gz.items():
             (folder / f"{file}.gz").write_bytes(content)
-        return folder
-
-    def write_raw(self, folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, content in self.raw.items():
-            (folder / file).write_bytes(content)
         return folder
 
 

@@ -73,19 +73,6 @@ def test_mnist_has_the_published_shapes_and_class_counts(real_data):
             assert torch.equal(inputs[row].flatten(), torch.tensor(pixels, dtype=torch.float32) / 255)
 
 
-def test_the_unpacked_files_of_mnist_are_read_like_the_gzipped_ones(real_data, tmp_path):
-    folder = real_data("mnist")
-    packed = load("mnist", folder)
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for file, content in SOURCES["mnist"].verified_files(SOURCES["mnist"].find(folder)).items():
-        (raw / file).write_bytes(content)
-    unpacked = load("mnist", tmp_path)
-    assert unpacked.source == str(raw)
-    assert torch.equal(unpacked.train_inputs, packed.train_inputs)
-    assert torch.equal(unpacked.test_targets, packed.test_targets)
-
-
 def test_fetch_is_content_with_a_copy_on_disk(real_data, monkeypatch, requested_urls):
     folder = real_data("mnist")
     assert fetch("mnist", folder) == folder
