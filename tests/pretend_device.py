@@ -37,7 +37,6 @@ class State:
     """What was counted, and what the device has."""
 
     counts: Counter = field(default_factory=Counter)
-    where: Counter | None = None
     used: Counter = field(default_factory=Counter)
     blocks: dict = field(default_factory=dict)
     limit: int | None = None
@@ -47,12 +46,6 @@ class State:
 
     def count(self, what):
         self.counts[what] += 1
-        if self.where is not None:
-            import traceback
-
-            frames = [f for f in traceback.extract_stack() if "/hesscond/" in f.filename]
-            place = " < ".join(f"{f.filename.split('/hesscond/')[-1]}:{f.lineno}" for f in frames[:-4:-1])
-            self.where[what, place] += 1
 
     def allocate(self, held, index):
         """Note a tensor's memory; torch.OutOfMemoryError if it is too much."""

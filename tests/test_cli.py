@@ -1,10 +1,7 @@
 """The command line, in this process: what it prints, and what it leaves behind."""
 
-import csv
-import io
 import json
 
-import pandas as pd
 import pytest
 
 from hesscond.commands import performing
@@ -168,21 +165,6 @@ def test_lists(call_cli, stored):
         result = call_cli(*command)
         assert (result.code, result.err) == (0, "")
         assert all(word in result.out for word in words)
-
-
-@pytest.mark.parametrize("name", ["training", "evaluation", "probe"])
-def test_csv_and_json_are_the_log_to_the_last_bit(call_cli, stored, workplace, name):
-    printed = call_cli("export", "done", "--table", name)
-    assert (printed.code, printed.err) == (0, "")
-    assert call_cli("export", "done", "--table", name, "-o", "table.csv").out == ""
-    assert printed.out == (workplace / "table.csv").read_text()
-    records = stored.table(name).to_dict("records")
-    rows = list(csv.DictReader(io.StringIO(printed.out)))
-    for row, wanted in zip(rows, records, strict=True):
-        for column, value in wanted.items():
-            assert row[column] == ("" if pd.isna(value) else str(value))
-    rows = json.loads(call_cli("export", "done", "--table", name, "--format", "json").out, parse_constant=pytest.fail)
-    assert rows == [{column: None if pd.isna(v) else v for column, v in wanted.items()} for wanted in records]
 
 
 # --- options in numbers ----------------------------------------------------------------------------------------------

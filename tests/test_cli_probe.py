@@ -90,6 +90,9 @@ def test_a_number_of_products(run_cli):
     assert "level network: all parameters together, 30 products" in printed.out
     assert f"eigenvalue of the largest size: {ends[0]:.9g} to {ends[1]:.9g}" in printed.out
     assert "≥" in printed.out
+    # advice names the option of the command
+    assert "--products 74" in printed.out
+    assert "products=" not in printed.out
 
 
 def test_csv_is_what_probe_returns(run_cli):

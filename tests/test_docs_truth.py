@@ -11,7 +11,7 @@ from torch import nn
 
 import hesscond
 from tests import documented
-from tests.truth import layer_truth, unit_truth
+from tests.truth import layer_truth, network_truth, unit_truth
 
 ROOT = Path(__file__).parents[1]
 LOSS = nn.CrossEntropyLoss()
@@ -35,17 +35,8 @@ def session(tmp_path_factory):
 
 
 def dense(model, batch):
-    """The Hessian of all parameters, by torch.func."""
-    double = copy.deepcopy(model).double()
-    start = torch.cat([p.detach().flatten() for p in double.parameters()])
-
-    def loss(theta):
-        parts = theta.split([p.numel() for p in double.parameters()])
-        named = {name: part.view(p.shape) for (name, p), part in zip(double.named_parameters(), parts, strict=True)}
-        outputs = torch.func.functional_call(double, named, (batch[0].double(),))
-        return nn.functional.cross_entropy(outputs, batch[1])
-
-    return torch.func.hessian(loss)(start)
+    """The Hessian of all parameters."""
+    return network_truth(copy.deepcopy(model).double(), LOSS, (batch[0].double(), batch[1]))
 
 
 def ratio(H, rank):

@@ -14,7 +14,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Jacobi, role
 from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.hessians.catalogue import Catalogue
-from hesscond.hessians.roles import KINDS, Role, role_of
+from hesscond.hessians.roles import Role
 from hesscond.methods import parse
 from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split
 from tests.support.truth import Truth
@@ -491,16 +491,6 @@ def test_a_module_says_the_role_where_the_name_does_not(name, block, expected):
     assert role(model, block) == expected
     with pytest.raises(ConfigError, match="no layer 'nowhere'"):
         role(model, "nowhere")
-
-
-@pytest.mark.parametrize(
-    ("name", "unknown"), [("gpt2-conv1d", set()), ("llama", set()), ("bert", {"pooler"}), ("vit", set())]
-)
-def test_names_alone_say_the_roles_of_the_blocks_of_transformers(name, unknown):
-    model = case(name).make()[0]
-    for block in set(Catalogue(model).natural) - unknown:
-        assert role_of(block) == role(model, block)
-        assert role_of(block).kind in set(KINDS) - {"recurrent", "convolution", "dense", "other"}
 
 
 # units by what a weight does

@@ -15,6 +15,7 @@ from tests.cases import Net
 from tests.support.constructions import stale_tanh
 from tests.support.kinds import OnceOnly
 from tests.support.truth import ADVICE, Truth
+from tests.truth import double_backward
 
 CE = nn.CrossEntropyLoss()
 
@@ -230,51 +231,36 @@ def outside(kind):
 
 @pytest.mark.parametrize("kind", ["loss", "closure", "list"])
 def test_parameters_outside_of_the_model_are_skipped_with_a_name_that_measures_them(kind):
+    """At every level, in streams and in the coordinates of an optimizer."""
     torch.manual_seed(0)
     model, loss_fn, others = outside(kind)
     for tensor in (*model.parameters(), *others.values()):
         tensor.data = tensor.data.double()
-    batch = torch.randn(12, 4).double(), torch.randint(3, (12,))
-    for level in ("unit", "layer", "network"):
-        result = hesscond.probe(model, loss_fn, batch, level=level)
-        assert set(result.skipped) == set(others)
-        assert not {key for own in result.values() for key in own.parameters} & set(others)
-    for name, tensor in others.items():
-        assert f"layers=['{name}']" in result.skipped[name]
-        gradient = torch.autograd.grad(loss_fn(model(batch[0]), batch[1]), tensor, create_graph=True)[0].flatten()
-        rows = [torch.autograd.grad(g, tensor, retain_graph=True)[0].flatten() for g in gradient]
-        found = hesscond.probe(model, loss_fn, batch, [name], "layer")[name]
-        torch.testing.assert_close(found.hessian(), torch.stack(rows), rtol=0, atol=1e-12)
-        assert tensor.grad is None
-    together = hesscond.probe(model, loss_fn, batch, [*others, *dict(model.named_children())], "network")
-    assert together["network"].n_params == sum(p.numel() for p in (*model.parameters(), *others.values()))
-
-
-@pytest.mark.parametrize("kind", ["loss", "closure", "list"])
-def test_parameters_outside_of_the_model_in_streams_and_in_the_coordinates_of_an_optimizer(kind):
-    torch.manual_seed(0)
-    model, loss_fn, others = outside(kind)
-    for tensor in (*model.parameters(), *others.values()):
-        tensor.data = tensor.data.double()
-    x, y = torch.randn(12, 4).double(), torch.randint(3, (12,))
+    x, y = batch = torch.randn(12, 4).double(), torch.randint(3, (12,))
     optimizer = torch.optim.Adam([*model.parameters(), *others.values()], lr=1e-3)
     for _ in range(3):
         optimizer.zero_grad()
         loss_fn(model(x), y).backward()
         optimizer.step()
-    stream = [(x[:6], y[:6]), (x[6:], y[6:])]
-    assert set(hesscond.probe(model, loss_fn, stream, reduction="mean").skipped) == set(others)
-    assert set(hesscond.probe(model, loss_fn, (x, y), method=optimizer).skipped) == set(others)
+    optimizer.zero_grad()
+    streamed = {"data": [(x[:6], y[:6]), (x[6:], y[6:])], "reduction": "mean"}
+    for options in (*({"level": level} for level in ("unit", "layer", "network")), streamed, {"method": optimizer}):
+        result = hesscond.probe(model, loss_fn, **{"data": batch} | options)
+        assert set(result.skipped) == set(others)
+        assert all(f"layers=['{name}']" in why for name, why in result.skipped.items())
+        assert not {key for own in result.values() for key in own.parameters} & set(others)
     for name, tensor in others.items():
-        gradient = torch.autograd.grad(loss_fn(model(x), y), tensor, create_graph=True)[0].flatten()
-        H = torch.stack([torch.autograd.grad(g, tensor, retain_graph=True)[0].flatten() for g in gradient])
-        whole = hesscond.probe(model, loss_fn, stream, [name], "layer", reduction="mean")[name]
-        torch.testing.assert_close(whole.hessian(), H, rtol=0, atol=1e-12)
-        state = optimizer.state[tensor]
-        root = ((state["exp_avg_sq"] / (1 - 0.999**3)).sqrt() + 1e-8).rsqrt().flatten()
+        H = double_backward(loss_fn(model(x), y), [tensor])
+        for options in ({"data": batch}, streamed):
+            found = hesscond.probe(model, loss_fn, layers=[name], level="layer", **options)[name]
+            torch.testing.assert_close(found.hessian(), H, rtol=0, atol=1e-12)
+        root = ((optimizer.state[tensor]["exp_avg_sq"] / (1 - 0.999**3)).sqrt() + 1e-8).rsqrt().flatten()
         values = torch.linalg.eigvalsh(root[:, None] * H * root).abs()
-        kappa = hesscond.probe(model, loss_fn, (x, y), [name], "layer", method=optimizer)[name].kappa
+        kappa = hesscond.probe(model, loss_fn, batch, [name], "layer", method=optimizer)[name].kappa
         assert float(values.max() / values[values > 1e-9 * values.max()].min()) == pytest.approx(kappa.value, rel=1e-6)
+        assert tensor.grad is None
+    together = hesscond.probe(model, loss_fn, batch, [*others, *dict(model.named_children())], "network")
+    assert together["network"].n_params == sum(p.numel() for p in (*model.parameters(), *others.values()))
 
 
 def test_a_teacher_in_the_closure_of_a_loss_is_no_parameter():

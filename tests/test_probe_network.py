@@ -329,15 +329,6 @@ def test_data_that_can_be_read_once_are_enough():
     assert [str(own) for own in once.null_directions] == [str(own) for own in plain.null_directions]
 
 
-def test_a_stream_is_the_whole_batch():
-    model, loss_fn = mlp(6, 5, 3), nn.CrossEntropyLoss()
-    batch = classes(25, 6, 3)
-    one = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK].kappa
-    many = hesscond.probe(model, loss_fn, split(batch, [3, 15, 7]), level="network")[NETWORK].kappa
-    assert (one.rank, one.negative) == (many.rank, many.negative)
-    assert many.value == pytest.approx(one.value, rel=1e-8)
-
-
 def test_coordinates_of_a_method():
     model, loss_fn, batch = mlp(6, 5, 3), nn.CrossEntropyLoss(), classes(200, 6, 3)
     plain = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK]

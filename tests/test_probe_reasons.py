@@ -1,6 +1,5 @@
 """Why κ is unresolved: each construction is made for one cause, and the reason and the advice are those of it."""
 
-import json
 import math
 import re
 from importlib import import_module
@@ -207,54 +206,6 @@ def test_a_matrix_too_large_for_its_exact_rank(monkeypatch):
     assert "exact rank" in kappa.reason
     assert "error=" in kappa.advice
     assert hesscond.condition_number(factor=F, error=1e-12).resolved
-
-
-SATURATED = """
-import torch
-from torch import nn
-
-
-def make():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    x = 50 * torch.randn(20, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return model, nn.CrossEntropyLoss(), (x, torch.arange(20) % 3)
-"""
-
-
-@pytest.fixture
-def target(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(SATURATED)
-    return "net.py:make"
-
-
-def test_the_command_says_each_reason_once_and_for_how_many(target, call_cli):
-    printed = call_cli("probe", target).out
-    rows = json.loads(call_cli("probe", target, "--json").out)
-    counts = {}
-    for row in rows:
-        assert bool(row["reason"]) is not row["resolved"]
-        if not row["resolved"]:
-            key = row["reason"], row["advice"]
-            counts[key] = counts.get(key, 0) + 1
-    assert counts
-    assert sum(line.startswith("unresolved, ") for line in printed.splitlines()) == len(counts)
-    # whatever the width of the terminal
-    words = " ".join(printed.split())
-    for (reason, advice), count in counts.items():
-        assert f"unresolved, {count} of {len(rows)} κ (0): {reason}; {advice}" in words
-    (header, *_), csv = call_cli("probe", target, "--csv").out.splitlines()[:1], call_cli("probe", target, "--csv").out
-    assert header.endswith(",solver,reason,advice")
-    assert "activations are saturated" in csv
-
-
-def test_advice_names_the_options_of_the_command(target, call_cli):
-    printed = call_cli("probe", target, "--level", "network", "--products", "20").out
-    order = json.loads(call_cli("probe", target, "--level", "network", "--products", "20", "--json").out)[0]["n_params"]
-    assert f"--products {order}" in printed
-    assert "products=" not in printed
 
 
 def test_unresolved_is_infinite_and_has_the_reason_in_its_text():

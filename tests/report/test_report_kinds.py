@@ -27,7 +27,6 @@ from hesscond.report import (
 )
 from hesscond.report.curves import training_figure
 from hesscond.report.html_report import render_report
-from hesscond.report.layers import heat_cells
 from hesscond.report.palette import method_look, method_looks
 from hesscond.report.selection import groups_of
 from hesscond.report.series import quantile
@@ -169,38 +168,6 @@ def test_a_loss_that_blows_up_does_not_stretch_the_axis_and_is_said(make_run):
     assert "beyond" not in FIGURES["conditioning"].draw([make_run("vanilla")]).get_supxlabel()
 
 
-def test_layers_draws_no_unresolved_as_a_number(make_run):
-    run = make_run("bnp", iterations=28, epochs=2, unresolved=0.8)
-    found = artists(FIGURES["layers"].draw([run]))
-    rows = run.table("probe").query("layer == 'fc3' and data == 'batch'")
-    for place, (iteration, own) in enumerate(rows.groupby("iteration")):
-        known = own["resolved_own"].astype(bool)
-        low, high = (
-            quantile(own["kappa_own"].where(known, bound).to_numpy(), own["kappa_own"].to_numpy(), 0.5)[side]
-            for side, bound in ((0, own["kappa_own_lower"]), (1, np.inf))
-        )
-        median = found["bnp-fc3-median"].get_ydata()[place]
-        assert median == low if low == high else np.isnan(median)
-        if low < high:
-            at = list(found["bnp-fc3-unresolved"].get_xdata()).index(iteration)
-            assert found["bnp-fc3-unresolved"].get_ydata()[at] == low
-    assert found["bnp-fc3-unresolved"].get_markerfacecolor() == "none"
-
-
-def test_heatmap_cells_are_medians_and_hatched_where_they_are_open(make_run):
-    run = make_run("bnp", iterations=30, unresolved=0.5)
-    figure = FIGURES["heatmap"].draw([run])
-    _, names, starts = heat_cells([run], by="unit", quantity="kappa_own")
-    mesh = artists(figure)["bnp-cells"].get_array().filled(np.nan).reshape(len(names), len(starts))
-    rows = unit_rows(run)
-    known = rows["resolved_own"].astype(bool)
-    bounds = np.log10(rows["kappa_own"].where(known, rows["kappa_own_lower"]))
-    np.testing.assert_allclose(mesh[names.index(("fc3", 3))], bounds)
-    hatched = [a for a in figure.findobj() if a.get_gid() == "bnp-unresolved"]
-    lost = run.table("probe").query("data == 'batch' and resolved_own == 0")
-    assert sum(len(a.get_paths()) for a in hatched) == len(lost)
-
-
 def test_quantiles_of_intervals_hold_those_of_every_choice_within_them():
     rng = np.random.default_rng(0)
     for _ in range(200):
@@ -210,17 +177,6 @@ def test_quantiles_of_intervals_hold_those_of_every_choice_within_them():
         low, high = quantile(lower, upper, q)
         true = np.where(np.isinf(upper), lower * 10 ** rng.uniform(0, 8, len(lower)), lower)
         assert low <= np.quantile(true, q, method="inverted_cdf") <= high
-
-
-def test_a_zero_hessian_has_no_kappa_and_is_not_unresolved(make_run):
-    import sqlite3
-
-    run = make_run("bnp", iterations=20, unresolved=3.0)
-    with sqlite3.connect(run.folder / "run.sqlite") as connection:
-        connection.execute("UPDATE probe SET rank_own = 0, rank = 0 WHERE layer = 'fc1' AND unit = 3")
-    cells, names, _ = heat_cells([run], by="unit", quantity="kappa_own")
-    assert np.isnan(cells["bnp"].lower[names.index(("fc1", 3))]).all()
-    assert np.isinf(cells["bnp"].upper[names.index(("fc1", 5))]).all()
 
 
 def test_an_unprobed_twin_of_a_comparison_gives_way(make_run):

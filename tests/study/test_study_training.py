@@ -21,6 +21,7 @@ from hesscond.study import probing as probing_module
 from hesscond.study import runner as runner_module
 from hesscond.study.runner import Training, build_model
 from tests.runs.run_logs import same_logs
+from tests.truth import unit_truth
 
 PER_EPOCH = 1437 // 60
 
@@ -190,19 +191,6 @@ def hidden(model, inputs):
     return torch.relu(model.fc2(torch.relu(model.fc1(inputs))))
 
 
-def dense_hessian(model, inputs, targets, unit=3):
-    with torch.no_grad():
-        h = hidden(model, inputs.double())
-    weight, bias = model.fc3.weight.detach(), model.fc3.bias.detach()
-
-    def loss(row):
-        output = torch.cat([weight[:unit], row[None, 1:], weight[unit + 1 :]])
-        shift = torch.cat([bias[:unit], row[:1], bias[unit + 1 :]])
-        return nn.functional.cross_entropy(h @ output.T + shift, targets)
-
-    return torch.func.hessian(loss)(torch.cat([bias[unit : unit + 1], weight[unit]])).numpy()
-
-
 def dense_kappa(H):
     values = np.linalg.eigvalsh(H)
     nonzero = values[values > 1e-12 * values[-1]]
@@ -236,7 +224,7 @@ def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, pr
     for iteration in (0, 4, 25):
         row = rows.loc[iteration]
         found = at_iteration(tmp_path, digits, method, iteration, precision)
-        H = dense_hessian(found.model, *found.batch)
+        H = unit_truth(found.model, nn.CrossEntropyLoss(), found.batch, "fc3", 3).numpy()
         kappa, rank = dense_kappa(H)
         assert row["kappa"] == pytest.approx(kappa, rel=rtol)
         assert row["kappa_lower"] <= row["kappa"] <= row["kappa_upper"]

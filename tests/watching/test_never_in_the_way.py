@@ -112,14 +112,6 @@ def schedule_and_clipping(step):
     return loop(step, model, optimizer, clip=True, then=[schedule.step])
 
 
-def moving_average(step):
-    model = dense()
-    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
-    loop(step, model, optimizer, then=[lambda: averaged.update_parameters(model)])
-    return nn.ModuleList([model, averaged]), optimizer
-
-
 def closures(step):
     """No reader knows L-BFGS: the watch has no optimizer."""
     model = dense()
@@ -184,7 +176,6 @@ LOOPS = [
     accumulation,
     mixed_precision,
     schedule_and_clipping,
-    moving_average,
     closures,
     frozen,
     transformer,
