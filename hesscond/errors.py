@@ -64,6 +64,7 @@ GONE: dict[str, str] = {
     "centered": "probe(method=optimizer) reads M of a torch.optim.RMSprop of yours, centred or not",
     "inverse": "shampoo adds ε to its factors: give a small epsilon",
     "per": "standardize and minmax scale every feature by itself: scale channels where the data are read",
+    "UnitScaling": "hesscond.hessians.Scaling takes d (m, n̂), a row for each unit",
     "Reading": "a statement has claims, which are checked; what a source says without a bound is not measured",
     "Reported": "a verdict has a tally for each claim; what a source says without a bound is not measured",
     "Deflated": "density and smallest_nonzero take null_space=, a Span of what A annihilates",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         Preconditioner,
     )
     from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
-    from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
+    from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
     from hesscond.hessians.coordinates.parameter_maps import ParameterMap
     from hesscond.hessians.coordinates.reparametrized import Reparametrized
     from hesscond.hessians.coordinates.statistics import CentringScaling, GroupedPreconditioner
@@ -50,7 +50,6 @@ __all__ = [
     "Reparametrized",
     "Scaling",
     "SphereTangentOperator",
-    "UnitScaling",
     "network_null_directions",
     "role",
 ]

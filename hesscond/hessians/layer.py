@@ -229,7 +229,7 @@ class LayerHessian(KeptHessian):
     def has_dual(self) -> bool:
         """Whether P neither mixes units nor differs by unit so that rows of FP are less accurate than those of F."""
         P = self.P
-        return P is None or P.same_for_units or (P.left is None and not P.cancels)
+        return P is None or P.same_for_units or not (P.unstructured or P.cancels)
 
     def gram(self) -> tuple[torch.Tensor, float]:
         """Gram matrix FFᵀ (R J, R J), and a bound of its rounding in the 2-norm."""

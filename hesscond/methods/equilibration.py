@@ -15,7 +15,7 @@ from torch import nn
 
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, Scaling, UnitScaling
+from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, Scaling
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods.options import option
 from hesscond.methods.registry import register
@@ -179,4 +179,4 @@ class Equilibration(Reparametrization):
         if own.geometry.bias:
             E = torch.cat([E.new_ones(len(E), 1), E], 1)
         alike = self.axis in ("row", "jacobi") and own.geometry.groups == 1
-        return Scaling(E[0], "E frozen") if alike else UnitScaling(E, "E frozen")
+        return Scaling(E[0] if alike else E, "E frozen")

@@ -248,9 +248,9 @@ class GaussNewtonRoot(Preconditioner):
         own = self.of.rows
         return (rows - own.combined(own.images(rows) @ self.of.W)) / self.of.damping**0.5
 
-    def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
-        """P times ``vectors`` (m n̂, v): it is symmetric."""
-        return self.right_multiply(vectors.to(torch.float64).T).T
+    def expanded(self, rows: torch.Tensor, units: int, order: int) -> torch.Tensor:
+        """``rows`` (v, m n̂) times Pᵀ = P."""
+        return self.right_multiply(rows)
 
     def of_unit(self, unit: int) -> DensePreconditioner:
         """P_i with P_i P_iᵀ = M_ii: what moves the unit if it moves alone."""

@@ -14,7 +14,7 @@ import torch
 
 from hesscond.capture import Layer
 from hesscond.hessians import LinearCoordinates, ParameterMap
-from hesscond.hessians.coordinates.parameter_maps import LayerMap
+from hesscond.hessians.coordinates.parameter_maps import Mapped
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.optimizers.reading import power
 from hesscond.methods.options import option
@@ -130,7 +130,10 @@ class KFAC(LayerMethod[FisherState]):
 
     def preconditioner(self, layer: str) -> LinearCoordinates | None:
         state = self.find(layer)
-        return None if state is None else LayerMap(state.map, None, f"{self.name}, M^1/2")
+        if state is None:
+            return None
+        places = ((state.map, torch.arange(state.v.numel(), device=state.v.device)),)
+        return Mapped(places, (state.geometry.units, state.geometry.n_params), f"{self.name}, M^1/2")
 
 
 @register

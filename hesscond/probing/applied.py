@@ -281,7 +281,7 @@ def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCo
     rows = Scaling(kept, "trained")
     if P is None:
         return rows
-    if P.left is not None or P.unstructured:
+    if P.unstructured:
         raise ConfigError(
             f"layer {name!r} has frozen parameters, and {P.name} acts across them: name the layers to measure (layers=)"
         )

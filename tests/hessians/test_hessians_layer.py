@@ -9,7 +9,7 @@ from torch import nn
 import hesscond
 from hesscond.capture import capture
 from hesscond.errors import CaptureError
-from hesscond.hessians import DensePreconditioner, Scaling, UnitScaling
+from hesscond.hessians import DensePreconditioner, Scaling
 from hesscond.hessians.build import layer_hessian
 from hesscond.hessians.layer import LayerHessian, accurate_gram
 from hesscond.problem import MEMORY
@@ -66,7 +66,7 @@ def scaling(hessian, scaled):
         own = torch.logspace(0, 2, n, dtype=torch.float64)
         return DensePreconditioner(torch.diag(own)), d * own
     d = 10.0 ** torch.rand(d.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return UnitScaling(d), d
+    return Scaling(d), d
 
 
 @pytest.mark.share(2)

@@ -19,7 +19,6 @@ from hesscond.hessians import (
     Kronecker,
     Preconditioner,
     Scaling,
-    UnitScaling,
 )
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
 from hesscond.hessians.coordinates.statistics import by_group
@@ -124,7 +123,7 @@ def test_statistics_that_are_not_finite_are_refused(wrong):
 
 
 def unit_scaling(seed=0):
-    return UnitScaling(torch.from_numpy(np.random.default_rng(seed).uniform(0.2, 5, (UNITS, ORDER))))
+    return Scaling(torch.from_numpy(np.random.default_rng(seed).uniform(0.2, 5, (UNITS, ORDER))))
 
 
 def grouped():
@@ -250,11 +249,11 @@ def left(kind):
     return torch.from_numpy(L[kind])
 
 
-#: R of L ⊗ R, and of R_1 … R_m.
+#: R of L ⊗ R, and of R_1 … R_m'.
 RIGHT = {
-    "dense": shared,
-    "bnp with a dead feature": lambda: CentringScaling(tensor([1, 2, 3, 4]), tensor([1, 2, 0, 4])),
-    "another for each": unit_scaling,
+    "dense": lambda units: shared(),
+    "bnp with a dead feature": lambda units: CentringScaling(tensor([1, 2, 3, 4]), tensor([1, 2, 0, 4])),
+    "another for each": lambda units: Scaling(unit_scaling().d[:units]),
 }
 
 
@@ -267,7 +266,8 @@ def kronecker(L, R):
 @pytest.mark.parametrize("right", RIGHT)
 @pytest.mark.parametrize("kind", ["full", "fewer", "diagonal"])
 def test_kronecker_products_are_those_of_the_matrix(kind, right):
-    L, R = left(kind), RIGHT[right]()
+    L = left(kind)
+    R = RIGHT[right](L.shape[1])
     P, truth = Kronecker(L, R), kronecker(L, R)
     if right != "another for each":
         assert torch.allclose(truth, torch.kron(L, R.of_unit(0).matrix(ORDER)), rtol=1e-13)
@@ -276,8 +276,7 @@ def test_kronecker_products_are_those_of_the_matrix(kind, right):
     assert close(P.dense(UNITS, ORDER), truth.numpy())
     assert bool((P.carried(rows.abs(), UNITS) >= (rows.abs() @ truth.abs()) * (1 - 1e-12)).all())
     scales = torch.rand(UNITS * ORDER, dtype=torch.float64)
-    if right != "another for each":
-        assert P.scaled_norm(scales, UNITS) == pytest.approx(float((scales[:, None] * truth).square().sum()))
+    assert P.scaled_norm(scales, UNITS) == pytest.approx(float((scales[:, None] * truth).square().sum()))
     change = UnitCoordinates(P, range(UNITS), ORDER)
     assert close(change @ z, (truth @ z).numpy())
     assert close(change.T @ rows.T, (truth.T @ rows.T).numpy())
@@ -290,7 +289,8 @@ def test_kronecker_products_are_those_of_the_matrix(kind, right):
 @pytest.mark.parametrize("right", RIGHT)
 @pytest.mark.parametrize("kind", ["full", "fewer"])
 def test_hessians_in_coordinates_that_act_across_units(kind, right, bend):
-    L, R = left(kind), RIGHT[right]()
+    L = left(kind)
+    R = RIGHT[right](L.shape[1])
     model, loss, (x, y) = problem(bend)
     H, whole = dense_layer(model, loss, (x, y)), kronecker(L, R).numpy()
     truth = whole.T @ H @ whole

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker, UnitScaling
+from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker
 from hesscond.probing.entry import probe
 from hesscond.scaling import optimal_diagonal_scaling
@@ -61,7 +61,6 @@ def test_at_the_level_of_a_layer(case):
     plain = probe(*case, ["0"], level="layer")["0"]
     best = probe(*case, ["0"], level="layer", method=OptimalDiagonal())["0"]
     assert float(best.kappa) < float(plain.kappa)
-    assert isinstance(OptimalDiagonal().at(plain.block(None)), UnitScaling)
 
 
 def test_what_has_no_optimum_is_refused(case):

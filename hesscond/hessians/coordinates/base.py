@@ -268,20 +268,16 @@ class HessianScaling(Coordinates):
 
 
 class LinearCoordinates(Coordinates):
-    """θ = P z for the parameters θ (m n̂,) of the units of a layer, one after another: P = (L ⊗ I) diag(P_1 … P_m).
+    """θ = P z for the parameters θ (m n̂,) of the units of a layer, one after another: P = diag(P_1 … P_m).
 
-    Subclasses write `of_unit`, and set ``left`` if P acts across units, as a Kronecker-factored one does. ``Q @ P`` is
-    the change of variables θ = Q P z.
+    Subclasses write `of_unit`, and set ``unstructured`` if P acts across units, as a Kronecker-factored one does.
+    ``Q @ P`` is the change of variables θ = Q P z.
     """
 
-    #: Whether L = I and all P_i are the same.
+    #: Whether all P_i are the same.
     same_for_units: bool = False
     #: Whether P has no structure over units: `by_unit` gives one P (m n̂, k) of all of them.
     unstructured: ClassVar[bool] = False
-    #: Whether `multiplied` and `expanded` take all units at once, since they share factors.
-    shared_factors: ClassVar[bool] = False
-    #: L (m, m'); None: the identity.
-    left: torch.Tensor | None = None
     #: Whether products with P may cancel, so that their rounding is large compared with small results.
     cancels: bool = False
 
@@ -298,24 +294,22 @@ class LinearCoordinates(Coordinates):
         """P_i for each of the units, or one that is the same for all."""
         return [self.of_unit(unit) for unit in units]
 
+    def diagonal_blocks(self, units: int) -> list[Preconditioner]:
+        """P_i for each unit of a layer, or one: that of each unit if it is the same, or that of all units together."""
+        return self.by_unit(range(self._inner(units)))
+
     def matrices(self, units: int, order: int, device: torch.device | None = None) -> list[torch.Tensor]:
-        """Matrices P_i (n̂, k_i) for each unit, or one if it is the same for all."""
-        inner = self._inner(units)
-        order = order if self.left is not None else units * order // inner
-        return [P.matrix(order, device) for P in self.by_unit(range(inner))]
+        """Matrices of the `diagonal_blocks`, (n̂, k_i) each."""
+        return [P.matrix(units * order // self._inner(units), device) for P in self.diagonal_blocks(units)]
 
     def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
-        """P of all units (m n̂, m' k)."""
+        """P of all units (m n̂, k)."""
         own = self.matrices(units, order, device)
-        P = torch.block_diag(*own * (self._inner(units) // len(own)))
-        if self.left is None:
-            return P
-        return torch.kron(self.left.to(P), torch.eye(order, dtype=P.dtype, device=P.device)) @ P
+        return torch.block_diag(*own * (self._inner(units) // len(own)))
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times P."""
-        inner, rows = self._inner(units), self._mixed(rows, units, self.left)
-        parts = self.by_unit(range(inner))
+        inner, parts = self._inner(units), self.diagonal_blocks(units)
         if inner == 1:
             return parts[0].right_multiply(rows)
         if len(parts) == 1:
@@ -331,43 +325,33 @@ class LinearCoordinates(Coordinates):
         own = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True)]
         return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
 
-    def expanded(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (r, k) times Pᵀ, (r, m n̂), for a P with ``shared_factors``."""
-        raise NotImplementedError
+    def expanded(self, rows: torch.Tensor, units: int, order: int) -> torch.Tensor:
+        """``rows`` (r, k) times Pᵀ, for m n̂ = ``order``: the transposed derivative of rows ↦ rows P."""
+        point = rows.new_zeros(len(rows), order, requires_grad=True)
+        with torch.enable_grad():
+            (found,) = torch.autograd.grad(self.multiplied(point, units), point, rows)
+        return found
 
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times |P|: bounds of errors in θ as bounds in z."""
-        order = rows.shape[1] // units
-        mixed = self._mixed(rows, units, None if self.left is None else self.left.abs())
-        by_unit, own = mixed.unflatten(1, (self._inner(units), -1)), self.matrices(units, order, rows.device)
+        own = self.matrices(units, rows.shape[1] // units, rows.device)
+        by_unit = rows.unflatten(1, (self._inner(units), -1))
         if len(own) == 1:
             return (by_unit @ own[0].abs()).flatten(1)
         return torch.cat([part @ P.abs() for part, P in zip(by_unit.unbind(1), own, strict=True)], 1)
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² in the Frobenius norm, for d (m n̂,)."""
-        inner, order = self._inner(units), len(scales) // units
-        lengths = torch.stack([P.square().sum(1) for P in self.matrices(units, order, scales.device)])
-        if self.left is None:
-            return float((scales.view(inner, -1).square() * lengths).sum())
-        d, lengths = scales.view(units, -1), lengths.expand(inner, -1)
-        return float((d.square() * (self.left.to(d).square() @ lengths)).sum())
+        own = self.matrices(units, len(scales) // units, scales.device)
+        lengths = torch.stack([P.square().sum(1) for P in own])
+        return float((scales.view(self._inner(units), -1).square() * lengths).sum())
 
     def _inner(self, units: int) -> int:
-        if self.unstructured:
-            return 1
-        return units if self.left is None else self.left.shape[1]
-
-    @staticmethod
-    def _mixed(rows: torch.Tensor, units: int, left: torch.Tensor | None) -> torch.Tensor:
-        """``rows`` (r, m n̂) times L ⊗ I."""
-        if left is None:
-            return rows
-        return (left.to(rows).T @ rows.unflatten(1, (units, -1))).flatten(1)
+        return 1 if self.unstructured else units
 
     def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
         """θ = P Q z."""
-        if other.left is not None or self.unstructured or other.unstructured:
+        if self.unstructured or other.unstructured:
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
         return Product(self, other)
 
@@ -383,7 +367,7 @@ class Preconditioner(LinearCoordinates):
 
     @abstractmethod
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (m, n̂) times P (n̂, k), in float64."""
+        """``rows`` (r, n̂) times P (n̂, k), in float64; rows of all units if P acts across them."""
 
     def of_unit(self, unit: int) -> Preconditioner:
         return self
@@ -392,15 +376,8 @@ class Preconditioner(LinearCoordinates):
         return [self]
 
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
-        """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64.
-
-        It is the transposed derivative of row ↦ row P, so that P is not formed.
-        """
-        rows = vectors.to(torch.float64).T
-        point = rows.new_zeros(len(rows), order, requires_grad=True)
-        with torch.enable_grad():
-            (found,) = torch.autograd.grad(self.right_multiply(point), point, rows)
-        return found.T
+        """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64."""
+        return self.expanded(vectors.to(torch.float64).T, 1, order).T
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
         """Pᵀ times ``vectors`` (n̂, m), float64; ``P.multiply(P.multiply_adjoint(g), len(g))`` is P Pᵀ g."""
@@ -417,7 +394,7 @@ class Product(Preconditioner):
     def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
         self.same_for_units = first.same_for_units and second.same_for_units
-        self.left, self.cancels = first.left, first.cancels or second.cancels
+        self.cancels = first.cancels or second.cancels
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
         return self.second.multiplied(self.first.multiplied(rows, 1), 1)

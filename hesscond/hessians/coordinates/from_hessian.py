@@ -8,7 +8,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker, HessianScaling
-from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling, UnitScaling
+from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.operators import Congruence, Diagonal, SymmetricOperator
 from hesscond.operators.estimates import exact_diagonal
@@ -25,7 +25,7 @@ class Jacobi(HessianScaling):
 
     name = "Jacobi, diag(H)^-1/2"
 
-    def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
+    def at(self, hessian: BlockHessian) -> Scaling:
         """D, from the diagonal of this Hessian."""
         return diagonal(scaling(hessian.diagonal()), hessian.units, self.name)
 
@@ -44,7 +44,7 @@ class OptimalDiagonal(HessianScaling):
 
     name = "optimal diagonal"
 
-    def at(self, hessian: BlockHessian) -> Scaling | UnitScaling:
+    def at(self, hessian: BlockHessian) -> Scaling:
         """D of a semidefinite Hessian with a known factor, else a ConfigError; 1 where the Hessian is zero."""
         factored = semidefinite(hessian, "diagonal")
         factor = factored.factor()
@@ -99,9 +99,9 @@ def best_kronecker(hessian: FactoredHessian, factor: torch.Tensor) -> Optimum:
     )
 
 
-def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling | UnitScaling:
+def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling:
     """diag(d) for the Hessian of one unit, or of several together."""
-    return Scaling(d, name) if units == 1 else UnitScaling(d.view(units, -1), name)
+    return Scaling(d if units == 1 else d.view(units, -1), name)
 
 
 def scaling(diagonal: torch.Tensor) -> torch.Tensor:

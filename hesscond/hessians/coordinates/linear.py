@@ -27,13 +27,26 @@ class DensePreconditioner(Preconditioner):
 
 @dataclass(frozen=True)
 class Scaling(Preconditioner):
-    """P = diag(d)."""
+    """P = diag(d), the same for all units, or P_i = diag(d_i) with one row of ``d`` for each unit."""
 
-    d: torch.Tensor  # (n̂,)
+    d: torch.Tensor  # (n̂,) or (m, n̂)
     name: str = "diagonal"
 
+    @property
+    def same_for_units(self) -> bool:  # type: ignore[override]
+        return self.d.ndim == 1
+
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows * self.d.to(rows)
+        return rows * self.d.flatten().to(rows)
+
+    def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        return (rows.unflatten(1, (units, -1)) * self.d.to(rows)).flatten(1)
+
+    def of_unit(self, unit: int) -> Preconditioner:
+        return self if self.same_for_units else Scaling(self.d[unit].to(torch.float64), self.name)
+
+    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
+        return [self] if self.same_for_units else [self.of_unit(unit) for unit in units]
 
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         return (rows.unflatten(1, (units, -1)) * self.d.to(rows).abs()).flatten(1)
@@ -42,22 +55,7 @@ class Scaling(Preconditioner):
         return float((scales.view(units, -1) * self.d.to(scales)).square().sum())
 
 
-@dataclass(frozen=True)
-class UnitScaling(Scaling):
-    """P_i = diag(d_i), with one row of ``d`` for each unit."""
-
-    d: torch.Tensor  # (m, n̂)
-    name: str = "diagonal, unit by unit"
-    same_for_units = False
-
-    def of_unit(self, unit: int) -> Scaling:
-        return Scaling(self.d[unit].to(torch.float64), self.name)
-
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        return [self.of_unit(unit) for unit in units]
-
-
-class Kronecker(LinearCoordinates):
+class Kronecker(Preconditioner):
     """P = L ⊗ R of a layer: W = L Z Rᵀ for the parameters W (m, n̂), one row [b_i, w_i] a unit.
 
     Parameters
@@ -70,6 +68,8 @@ class Kronecker(LinearCoordinates):
         Name of the coordinates in the log.
     """
 
+    same_for_units = False
+    unstructured = True
     cancels = True
 
     def __init__(self, left: torch.Tensor, right: LinearCoordinates, name: str = "L ⊗ R") -> None:
@@ -77,7 +77,6 @@ class Kronecker(LinearCoordinates):
 
     def of_unit(self, unit: int) -> Preconditioner:
         """L_ii R_i; a ConfigError if L is not diagonal."""
-        assert self.left is not None
         if self.left.shape[0] != self.left.shape[1] or bool((self.left != self.left.diagonal().diag()).any()):
             raise ConfigError(
                 f"{self.name!r} acts across the units of a layer, and the Hessian of one unit has no such coordinates: "
@@ -85,13 +84,26 @@ class Kronecker(LinearCoordinates):
             )
         return Product(self.right.of_unit(unit), Scaling(self.left[unit, unit, None], f"L of unit {unit}"))
 
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        """R_i for each of the units between L and R."""
-        return self.right.by_unit(units)
+    def _mixed(self, rows: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
+        """``rows`` (r, m n̂) times L ⊗ I."""
+        return (left.to(rows).T @ rows.unflatten(1, (len(left), -1))).flatten(1)
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.right.multiplied(self._mixed(rows, self.left), self.left.shape[1])
+
+    def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
+        return self.right.carried(self._mixed(rows, self.left.abs()), self.left.shape[1])
+
+    def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
+        mixed = self._mixed(scales.square()[None], self.left.square())[0]
+        return self.right.scaled_norm(mixed.sqrt(), self.left.shape[1])
+
+    def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
+        return Kronecker(self.left, self.right @ other, f"{self.name}, then {other.name}")
 
 
 class UnitCoordinates(LinearOperator):
-    """P of m units of a layer as an operator: diag(P_1 … P_m) (m n̂, m k), or (L ⊗ I) diag(P_1 … P_m') (m n̂, m' k)."""
+    """P of m units of a layer as an operator (m n̂, k)."""
 
     def __init__(
         self,
@@ -102,62 +114,15 @@ class UnitCoordinates(LinearOperator):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.n_params = n_params
-        P = P.of_unit(units[0]) if len(units) == 1 else P
-        self._joint = P if P.shared_factors else None
-        if self._joint is not None:
-            none = torch.zeros(1, len(units) * n_params, dtype=torch.float64, device=device)
-            columns = self._joint.multiplied(none, len(units)).shape[1]
-            super().__init__((len(units) * n_params, columns), dtype, device)
-            return
-        self._left = P.left
-        inner: Sequence[int] = [0] if P.unstructured else units
-        inner = inner if self._left is None else range(self._left.shape[1])
-        # one product for all units, or one for each
-        self._parts = P.by_unit(inner)
-        self._units = len(inner) // len(self._parts)
-        #: Parameters that a product takes.
-        self._order = n_params if self._left is not None else len(units) * n_params // len(inner)
-        one = torch.zeros(1, self._order, dtype=torch.float64, device=device)
-        self._columns = [self._units * P.right_multiply(one).shape[1] for P in self._parts]
-        super().__init__((len(units) * n_params, sum(self._columns)), dtype, device)
+        self._P, self._m = P.of_unit(units[0]) if len(units) == 1 else P, len(units)
+        rows = torch.zeros(1, len(units) * n_params, dtype=torch.float64, device=device)
+        super().__init__((rows.shape[1], self._P.multiplied(rows, self._m).shape[1]), dtype, device)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        if self._joint is not None:
-            return self._joint.expanded(vectors.T.to(torch.float64)).T.to(vectors.dtype)
-        parts = vectors.split(self._columns)
-        found = torch.cat(
-            [
-                self._joined(P.multiply(self._side_by_side(part), self._order), vectors)
-                for P, part in zip(self._parts, parts, strict=True)
-            ]
-        )
-        return found if self._left is None else self._mixed(found, self._left)
+        return self._P.expanded(vectors.T.to(torch.float64), self._m, self.shape[0]).T.to(vectors.dtype)
 
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
-        if self._joint is not None:
-            rows = vectors.T.to(torch.float64)
-            return self._joint.multiplied(rows, rows.shape[1] // self.n_params).T.to(vectors.dtype)
-        mixed = vectors if self._left is None else self._mixed(vectors, self._left.T)
-        parts = mixed.split(self._units * self._order)
-        return torch.cat(
-            [
-                self._joined(P.multiply_adjoint(self._side_by_side(part)), vectors)
-                for P, part in zip(self._parts, parts, strict=True)
-            ]
-        )
-
-    def _side_by_side(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Columns of all units of c vectors side by side, (·, units·c)."""
-        return vectors.unflatten(0, (self._units, -1)).transpose(0, 1).flatten(1)
-
-    def _joined(self, columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return columns.unflatten(1, (self._units, -1)).transpose(0, 1).flatten(0, 1).to(like.dtype)
-
-    def _mixed(self, vectors: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        """(L ⊗ I) V."""
-        by_unit = vectors.unflatten(0, (-1, self.n_params))
-        return (left.to(vectors) @ by_unit.flatten(1)).view(-1, *by_unit.shape[1:]).flatten(0, 1)
+        return self._P.multiplied(vectors.T.to(torch.float64), self._m).T.to(vectors.dtype)
 
 
 class LayerCoordinates(LinearOperator):
