@@ -79,7 +79,8 @@ GONE: dict[str, str] = {
     "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
     **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
     **dict.fromkeys(("layerwise-gauss-newton", "width-copies"), "it was a claim of ours, which no paper makes"),
-    "UnitPreconditioner": "derive from hesscond.hessians.LinearCoordinates and write of_unit",
+    "UnitPreconditioner": "derive from hesscond.hessians.Preconditioner and write of_unit",
+    "LinearCoordinates": "hesscond.hessians.Preconditioner is the base of them all",
 }
 
 

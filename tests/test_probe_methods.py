@@ -9,7 +9,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
-from hesscond.hessians import LinearCoordinates, Reparametrized
+from hesscond.hessians import Preconditioner, Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
@@ -141,7 +141,7 @@ def unit_hessian(model, loss_fn, data, place, unit, own):
         g = unit_gradient(model, loss_fn, data, module, unit)
         centred = "centred" in own.name
         return on_sphere(H, g, module.weight[unit].detach().flatten(), module.bias is not None, centred=centred)
-    if isinstance(own, LinearCoordinates):
+    if isinstance(own, Preconditioner):
         P = own.of_unit(unit).matrix(len(H))
         return P.T @ H @ P
     if isinstance(own, Penalized):
@@ -240,7 +240,7 @@ def test_layers_are_those_of_the_network_that_the_method_builds(spec):
         truth = parameter_truth(built, loss_fn, data, place)[0]
     else:
         truth = layer_truth(built, loss_fn, data, place)
-        if isinstance(own, LinearCoordinates):
+        if isinstance(own, Preconditioner):
             P = own.dense(built.get_submodule(place).out_features, 17)
             truth = P.T @ truth @ P
         if isinstance(own, Penalized):
@@ -265,7 +265,7 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
     own = {name: method.probed(name) for name in eligible_layers(built)}
     if rebuilding(spec)[1] is not None or any(isinstance(c, SphereChart) for c in own.values()):
         return
-    if any(isinstance(c, LinearCoordinates) for c in own.values()):
+    if any(isinstance(c, Preconditioner) for c in own.values()):
         return  # as at the layers, and in the tests of the methods
     trained = [p for p in built.parameters() if p.requires_grad]
     truth = double_backward(loss_fn(built(data[0]), data[1]), trained)

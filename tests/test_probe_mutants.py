@@ -14,7 +14,7 @@ from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing
 from hesscond.capture.captured import LayerInputs, Request
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.errors import CaptureError
-from hesscond.hessians import HessianOperator, LinearCoordinates, Preconditioner
+from hesscond.hessians import HessianOperator, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
 from hesscond.probing import captured as layer_probe
 from tests.cases import Case, case, small, split
@@ -94,7 +94,7 @@ def not_applied(P, rows, units):
     return rows
 
 
-def twice(P, rows, units, applied=LinearCoordinates.multiplied):
+def twice(P, rows, units, applied=Preconditioner.multiplied):
     return applied(P, applied(P, rows, units), units)
 
 
@@ -179,8 +179,8 @@ MUTANTS = {
     "second call ignored": Mutant(replacing(capturing, "Request", first_call_only), "siamese-tanh"),
     "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
-    "P not applied": Mutant(replacing(LinearCoordinates, "multiplied", not_applied), "relu-ce", P=Sheared()),
-    "P applied twice": Mutant(replacing(LinearCoordinates, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
+    "P not applied": Mutant(replacing(Preconditioner, "multiplied", not_applied), "relu-ce", P=Sheared()),
+    "P applied twice": Mutant(replacing(Preconditioner, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
     "samples taken for independent": Mutant(
         replacing(SecondDerivatives, "is_apart", lambda self, request, blocks: True), "train-batchnorm-tanh-mse"
     ),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
         Chart,
         Coordinates,
         HessianScaling,
-        LinearCoordinates,
         Preconditioner,
     )
     from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
@@ -41,7 +40,6 @@ __all__ = [
     "HessianScaling",
     "Jacobi",
     "Kronecker",
-    "LinearCoordinates",
     "NullDirections",
     "OptimalDiagonal",
     "OptimalKronecker",

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
-from hesscond.hessians.coordinates.base import BlockHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import BlockHessian, Preconditioner
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
@@ -107,7 +107,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
 
 
 def unit_conditions(
-    captured: LayerCapture, P: LinearCoordinates | None, *, rtol: float, memory: int
+    captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
@@ -144,7 +144,7 @@ def indefinite_conditions(
     captured: LayerCapture,
     S: DiagonalS,
     rows: torch.Tensor,
-    P: LinearCoordinates | None,
+    P: Preconditioner | None,
     *,
     rtol: float,
     memory: int,

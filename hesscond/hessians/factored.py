@@ -11,7 +11,7 @@ import torch
 from hesscond.capture import EntryBounds
 from hesscond.capture.statistics import by_shape, stacked
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, Preconditioner
 from hesscond.operators import Estimate
 from hesscond.operators.estimates import norm_of
 from hesscond.spectra import ConditionNumber
@@ -231,7 +231,7 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     return found
 
 
-def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> np.ndarray | None:
+def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> np.ndarray | None:
     """Spread |P|ᵀd of PᵀHP, from the spread d of H."""
     if spread is None:
         return None
@@ -240,7 +240,7 @@ def spread_in(spread: torch.Tensor | None, P: LinearCoordinates | None, units: i
     return spread.cpu().numpy()
 
 
-def noise_of(spread: torch.Tensor | None, P: LinearCoordinates | None, units: int) -> float:
+def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
     """Round-off ‖|P|ᵀd‖² in PᵀHP, in units of eps."""
     found = spread_in(spread, P, units)
     return 0.0 if found is None else float(found @ found)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, KeptHessian, LinearCoordinates
+from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, KeptHessian, Preconditioner
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm
 
@@ -40,7 +40,7 @@ class FormedHessian(KeptHessian):
         product = dense.T @ self.H @ dense
         return (product + product.T) / 2
 
-    def _dense(self, P: LinearCoordinates) -> torch.Tensor:
+    def _dense(self, P: Preconditioner) -> torch.Tensor:
         return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:

@@ -18,8 +18,8 @@ from hesscond.hessians.coordinates.base import (
     LOST_IN_FACTOR,
     LOST_IN_SQUARE,
     KeptHessian,
-    LinearCoordinates,
     Padded,
+    Preconditioner,
     Spectrum,
 )
 from hesscond.hessians.factored import FactoredHessian, noise_of, signed_norm
@@ -351,7 +351,7 @@ class LayerHessian(KeptHessian):
         if parts:
             yield torch.cat(parts)
 
-    def _unit_panels(self, P: LinearCoordinates | None) -> Iterator[torch.Tensor]:
+    def _unit_panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
         """Factors F_iP (u, R J, k) of some units at a time."""
         geometry = self.captured.inputs.geometry
         one = 8 * self.count * geometry.n_params

@@ -17,8 +17,8 @@ from hesscond.hessians.coordinates.base import (
     BlockHessian,
     Coordinates,
     HessianMaker,
-    LinearCoordinates,
     Padded,
+    Preconditioner,
 )
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
@@ -153,7 +153,7 @@ class NetworkHessian(BlockHessian):
     def plain(self) -> NetworkHessian:
         return self._plain or self
 
-    def in_coordinates(self, P: LinearCoordinates | None) -> NetworkHessian:
+    def in_coordinates(self, P: Preconditioner | None) -> NetworkHessian:
         if P is None:
             return self
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
@@ -208,7 +208,7 @@ class ZeroPaddedHessian(BlockHessian):
     def plain(self) -> BlockHessian:
         return self.inner.plain
 
-    def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
+    def in_coordinates(self, P: Preconditioner | None) -> BlockHessian:
         return ZeroPaddedHessian(self.inner.in_coordinates(P), self.order, self._index, self._memory)
 
     @property

@@ -10,7 +10,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, LayerInputs, eligible_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized
+from hesscond.hessians import Coordinates, Preconditioner, Reparametrized
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.parameters import UnitLayout
@@ -167,7 +167,7 @@ class Method:
 
     # -- the coordinates ----------------------------------------------------------------------------------------------
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         """P of the layer's units as the last step used it; None: plain coordinates (P = I)."""
         return None
 
@@ -217,7 +217,7 @@ class Method:
             own = self.coordinates(name)
             if own is None or isinstance(own, Reparametrized):
                 continue
-            if not isinstance(own, LinearCoordinates):
+            if not isinstance(own, Preconditioner):
                 raise ConfigError(f"{self.name}: layer {name!r} is measured in {own.name}, which have no M = P Pᵀ")
             layout = UnitLayout(self.model, {name: module}, None)
             # a parameter that is not differentiated does not move
@@ -245,7 +245,7 @@ class Method:
         raise ConfigError(f"method {cls.name!r} has no coordinates that the data define: give the method at work")
 
     @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates | None:
+    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> Preconditioner | None:
         """P from the `data_statistics` of a layer alone, if the method ``needs_statistics``; else None."""
         return None
 

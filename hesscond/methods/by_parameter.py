@@ -12,7 +12,7 @@ from torch import nn
 from hesscond.capture import chosen_layers, eligible_layers
 from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, ParameterMap
+from hesscond.hessians import Coordinates, ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps, layer_map
 from hesscond.methods.base import Method, no_step
 from hesscond.methods.inputs import refuse_transposed
@@ -56,7 +56,7 @@ class ByParameter(Method):
             return None
         return [ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         module = chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,12 +16,10 @@ from torch import nn
 
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates, Reparametrized, Scaling
-from hesscond.hessians.coordinates.base import HessianMaker
+from hesscond.hessians import Coordinates, Preconditioner, Reparametrized, Scaling
 from hesscond.methods.options import option
 from hesscond.methods.registry import register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
-from hesscond.operators import SymmetricOperator
 
 Axis = Literal["row", "column", "row-column", "jacobi"]
 
@@ -63,27 +62,17 @@ class Equilibrated(WeightParametrization):
         return self.from_rows(self.factors(A.detach() if constant else A) * A, weight.shape)
 
 
-class ThroughE(Reparametrized):
-    """W of the layers that are equilibrated, with E differentiated also where training takes it for a constant."""
-
-    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
-        with self._differentiated():
-            return super().operator(hessian, layer, unit)
-
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        with self._differentiated():
-            return super().network(hessian)
-
-    @contextmanager
-    def _differentiated(self) -> Iterator[None]:
-        own = [module for module in self.model.modules() if isinstance(module, Equilibrated)]
+@contextmanager
+def differentiated(model: nn.Module) -> Iterator[None]:
+    """Context in which E of the equilibrated layers is differentiated, also where training takes it for a constant."""
+    own = [module for module in model.modules() if isinstance(module, Equilibrated)]
+    for module in own:
+        module.differentiated.fill_(True)
+    try:
+        yield
+    finally:
         for module in own:
-            module.differentiated.fill_(True)
-        try:
-            yield
-        finally:
-            for module in own:
-                module.differentiated.fill_(not module.frozen)
+            module.differentiated.fill_(not module.frozen)
 
 
 @register
@@ -135,7 +124,7 @@ class Equilibration(Reparametrization):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.chart = ThroughE(model, self.coordinates_name)
+        self.chart = Reparametrized(model, self.coordinates_name, partial(differentiated, model))
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
         own = Equilibrated(layer, axis=self.axis, frozen=self.frozen)
@@ -156,7 +145,7 @@ class Equilibration(Reparametrization):
     def probed(self, layer: str) -> Coordinates | None:
         """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too."""
         own = self.coordinates(layer)
-        return Reparametrized(self.model, own.name) if isinstance(own, LinearCoordinates) else own
+        return Reparametrized(self.model, own.name) if isinstance(own, Preconditioner) else own
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         if self.parametrization_of(layer) is None:
@@ -167,7 +156,7 @@ class Equilibration(Reparametrization):
             "E frozen": self.frozen_coordinates(layer),
         }
 
-    def frozen_coordinates(self, layer: str) -> LinearCoordinates | None:
+    def frozen_coordinates(self, layer: str) -> Preconditioner | None:
         """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated."""
         own = self.parametrization_of(layer)
         if own is None:

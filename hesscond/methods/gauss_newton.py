@@ -17,7 +17,7 @@ from torch import nn
 from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
-from hesscond.hessians import DensePreconditioner, LinearCoordinates, Preconditioner
+from hesscond.hessians import DensePreconditioner, Preconditioner
 from hesscond.methods.base import not_shown
 from hesscond.methods.inputs import LayerMethod, LayerState, WholeState
 from hesscond.methods.optimizers.reading import power
@@ -381,7 +381,7 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
         """Whether there was a step since the method was created; loading a state does not count as one."""
         return any(state.resolvent is not None for state in self.layers.values())
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         state = self.find(layer)
         if state is None or state.resolvent is None:
             return None

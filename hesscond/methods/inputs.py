@@ -14,8 +14,7 @@ from torch import nn
 from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
 from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import BlockHessian, Coordinates, LinearCoordinates, Preconditioner
-from hesscond.hessians.coordinates.base import HessianSource
+from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.methods.base import Method, no_step
 from hesscond.methods.options import option
@@ -107,8 +106,8 @@ class WholeState(LayerState):
 
 
 @dataclass(frozen=True)
-class OfInputs(Coordinates):
-    """Coordinates of a method that does not train the model; `resolved` computes them from the inputs of the layers."""
+class OfInputs:
+    """Method that does not train the model; `resolved` computes its coordinates from the inputs of the layers."""
 
     part: type[Method]
     options: Mapping[str, Any]
@@ -126,12 +125,9 @@ class OfInputs(Coordinates):
         """Statistics of a layer's inputs that the method collects."""
         return self.part.data_statistics(layer, inputs, **self.options)
 
-    def resolved(self, statistics: Any, geometry: Geometry) -> LinearCoordinates | None:
+    def resolved(self, statistics: Any, geometry: Geometry) -> Preconditioner | None:
         """P; None: the layer is not one of the method's."""
         return None if statistics is None else self.part.data_preconditioner(statistics, geometry, **self.options)
-
-    def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
-        raise ConfigError(f"the coordinates of {self.name} are known once the inputs of layer {layer!r} are collected")
 
 
 class LayerMethod(Method, Generic[State]):
@@ -290,7 +286,7 @@ class InputMethod(LayerMethod[State]):
     def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
         """P of each group of a layer, from the statistics that `collect` returned alone: no damping, no factor q."""
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         state = self.find(layer)
         if state is None:
             return None
@@ -298,7 +294,7 @@ class InputMethod(LayerMethod[State]):
         return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
 
     @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> LinearCoordinates:
+    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> Preconditioner:
         parts = cls.of_data(statistics, geometry)
         return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
 

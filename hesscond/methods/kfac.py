@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.capture import Layer
-from hesscond.hessians import LinearCoordinates, ParameterMap
+from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.optimizers.reading import power
@@ -128,7 +128,7 @@ class KFAC(LayerMethod[FisherState]):
     def finish(self, state: FisherState) -> None:
         """Compute what changes at every step; here nothing does."""
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         state = self.find(layer)
         if state is None:
             return None

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Coordinates, LinearCoordinates
+from hesscond.hessians import Chart, Coordinates, Preconditioner
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods.base import Method
@@ -38,7 +38,7 @@ Space = Literal["p", "z"]
 class Penalized(Chart):
     """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L."""
 
-    def __init__(self, P: LinearCoordinates | None, strength: float, *, in_z: bool, name: str) -> None:
+    def __init__(self, P: Preconditioner | None, strength: float, *, in_z: bool, name: str) -> None:
         self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
@@ -109,7 +109,7 @@ class L2(Regularization):
 
     def probed(self, layer: str) -> Coordinates | None:
         own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, LinearCoordinates):
+        if own is not None and not isinstance(own, Preconditioner):
             raise ConfigError(
                 f"layer {layer!r} is measured in {own.name}, which {self.name} has no Hessian in: leave it out"
             )
@@ -118,12 +118,12 @@ class L2(Regularization):
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """The Hessian with the penalty, where the coordinates of the whole method are linear."""
         own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, LinearCoordinates):
+        if own is not None and not isinstance(own, Preconditioner):
             return {}
         found = self._penalized(own)
         return {found.name: found}
 
-    def _penalized(self, own: LinearCoordinates | None) -> Penalized:
+    def _penalized(self, own: Preconditioner | None) -> Penalized:
         """The Hessian with the penalty in the coordinates z of the whole method."""
         name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
         return Penalized(own, self.strength, in_z=self.space == "z", name=name)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import GONE, ConfigError
-from hesscond.hessians import Coordinates, LinearCoordinates
+from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.lazy import without_folders
 from hesscond.methods.base import Method
@@ -81,10 +81,10 @@ class Composed(Method):
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
         return torch.stack(found).sum() if found else None
 
-    def preconditioner(self, layer: str) -> LinearCoordinates | None:
+    def preconditioner(self, layer: str) -> Preconditioner | None:
         """Preconditioner of the layer, if its `coordinates` are linear; otherwise None."""
         own = self.coordinates(layer)
-        return own if isinstance(own, LinearCoordinates) else None
+        return own if isinstance(own, Preconditioner) else None
 
     def coordinates(self, layer: str) -> Coordinates | None:
         """Coordinates of the one part that has coordinates other than the plain ones; None: no part has."""

@@ -15,7 +15,7 @@ from hesscond.capture.forward import COMPLEX
 from hesscond.capture.kinds import is_layer
 from hesscond.capture.layers import device_of
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Coordinates, LinearCoordinates, Scaling
+from hesscond.hessians import Chart, Coordinates, Preconditioner, Scaling
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import ROOT, Catalogue
 from hesscond.hessians.coordinates.base import HessianScaling
@@ -34,7 +34,7 @@ from hesscond.probing.rebuilt import BY_HAND, rebuilt, take_first_step
 from hesscond.sheets import listed
 
 if TYPE_CHECKING:
-    from hesscond.probing.question import Measured, Question
+    from hesscond.probing.question import Measured, Question, System
 from hesscond.probing.results import ProbeResult
 
 #: Types that `hesscond.probe` takes as a method.
@@ -204,12 +204,12 @@ def described(name: str | None, chosen: OfInputs | None = None) -> str:
     return f"coordinates: {name}" if name else "plain coordinates"
 
 
-def coordinates_at(method: Measured, layer: str) -> Coordinates | None:
+def coordinates_at(method: Measured, layer: str) -> Coordinates | OfInputs | None:
     """Coordinates that a layer is measured in by ``method``, as returned by `applied`."""
     return method.probed(layer) if isinstance(method, Method) else method
 
 
-def block_coordinates(question: Question, name: str, block: Block) -> Coordinates | ParameterMaps | None:
+def block_coordinates(question: Question, name: str, block: Block) -> System:
     """Coordinates of a block."""
     if block.layer is not None:
         return coordinates_at(question.method, name)
@@ -217,7 +217,7 @@ def block_coordinates(question: Question, name: str, block: Block) -> Coordinate
         raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
     computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
     if isinstance(question.method, Method) and not computed:
-        own: Coordinates | ParameterMaps | None = question.method.of_parameters(name, block.parameters)
+        own: System = question.method.of_parameters(name, block.parameters)
     else:
         own = coordinates_at(question.method, name)
     if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterMaps)):
@@ -240,7 +240,7 @@ def from_data(spec: Spec) -> OfInputs | None:
 
 def layer_coordinates(
     method: Measured, operator: NetworkOperator, *, team: Team | None = None
-) -> Mapping[str, LinearCoordinates | None]:
+) -> Mapping[str, Preconditioner | None]:
     """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
     chosen = operator.unit_layout.layers
     statistics: dict[str, Any] = {}
@@ -257,17 +257,17 @@ def layer_coordinates(
             statistics = {
                 name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in statistics
             }
-    found: dict[str, LinearCoordinates | None] = {}
+    found: dict[str, Preconditioner | None] = {}
     for name, layer in chosen.items():
         system = coordinates_at(method, name)
-        P = None if system is None else system.resolved(statistics.get(name), Geometry.of(layer))
-        if P is not None and not isinstance(P, LinearCoordinates):
+        P = system.resolved(statistics.get(name), Geometry.of(layer)) if isinstance(system, OfInputs) else system
+        if P is not None and not isinstance(P, Preconditioner):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
         found[name] = P
     return found
 
 
-def of_trained(name: str, P: LinearCoordinates | None, layer: Layer) -> LinearCoordinates | None:
+def of_trained(name: str, P: Preconditioner | None, layer: Layer) -> Preconditioner | None:
     """P without the rows of the frozen parameters of a layer."""
     trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
     if all(trained.values()):

@@ -10,7 +10,7 @@ import torch
 from hesscond.capture import Layer
 from hesscond.capture.layers import checked_units
 from hesscond.errors import CaptureError, HesscondError
-from hesscond.hessians import HessianOperator, HessianScaling, LinearCoordinates
+from hesscond.hessians import HessianOperator, HessianScaling, Preconditioner
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.differenced import GRADIENTS, DifferencedOperator
@@ -60,7 +60,7 @@ def results_of(m: Measurement, name: str, block: Block) -> list[LayerResult]:
 def layer_result(m: Measurement, name: str, layer: Layer, H: HessianOperator) -> LayerResult:
     """Result of a dense or convolutional layer, its parameters in the order of one that is captured."""
     question, system = m.question, m.systems[name]
-    if not isinstance(system, LinearCoordinates | HessianScaling | None):
+    if not isinstance(system, Preconditioner | HessianScaling | None):
         raise CaptureError(f"in the coordinates {system.name!r} they are not formed: leave method= out")
     units = checked_units(name, layer, question.units) if question.level == "unit" else ()
     chosen: list[int | None] = [*units] or [None]

@@ -18,15 +18,8 @@ from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
-from hesscond.probing.check import (
-    Check,
-    CheckDirection,
-    ReferenceProducts,
-    in_coordinates,
-    most_curved,
-    refuse_failed,
-    uncertain,
-)
+from hesscond.methods.inputs import OfInputs
+from hesscond.probing import check
 from hesscond.probing.processes import LayerSums, summed
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
@@ -65,7 +58,7 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
     return found
 
 
-def reached(question: Question) -> ReferenceProducts:
+def reached(question: Question) -> check.ReferenceProducts:
     """Reference that knows the parameters that the loss depends on."""
     reference = reference_for(question, {})
     for batch in question.batches:
@@ -73,12 +66,12 @@ def reached(question: Question) -> ReferenceProducts:
     return reference
 
 
-def reference_for(question: Question, layers: Mapping[str, Layer]) -> ReferenceProducts:
+def reference_for(question: Question, layers: Mapping[str, Layer]) -> check.ReferenceProducts:
     """Reference products in the layers' parameters, which also record what else the loss depends on."""
     model = question.model
     named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
     named |= dict(pair for name, layer in layers.items() for pair in parameters_of(model, name, layer))
-    return ReferenceProducts(model, question.loss_fn, named, question.dtype)
+    return check.ReferenceProducts(model, question.loss_fn, named, question.dtype)
 
 
 @dataclass
@@ -87,9 +80,9 @@ class LayerCapturing:
 
     measurement: Measurement
     layers: Mapping[str, Layer]
-    reference: ReferenceProducts | None
-    directions: dict[str, CheckDirection] = field(default_factory=dict)
-    verdicts: dict[str, Check] = field(default_factory=dict)
+    reference: check.ReferenceProducts | None
+    directions: dict[str, check.CheckDirection] = field(default_factory=dict)
+    verdicts: dict[str, check.Check] = field(default_factory=dict)
     in_parameters: frozenset[str] = frozenset()
     failed: set[str] = field(default_factory=set)
     without_units: dict[str, str] = field(default_factory=dict)
@@ -123,7 +116,8 @@ class LayerCapturing:
         question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
         system = self.measurement.systems[name]
-        own = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, Coordinates) else None
+        own = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, OfInputs) else system
+        assert own is None or isinstance(own, Coordinates)
         captured = sums.captures.get(name)
         made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
         source = question.source(lambda _, unit: made(unit))
@@ -154,7 +148,7 @@ class LayerCapturing:
         """Compare a result over all the data with the model, if that is asked for."""
         if self.reference is None:
             return
-        name, result.uncertain = result.name, uncertain(self.reference.precision)
+        name, result.uncertain = result.name, check.uncertain(self.reference.precision)
         if self.question.team is not None:
             # each process has checked its share of the data
             result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
@@ -162,7 +156,7 @@ class LayerCapturing:
         direction, known = self.directions[name], self.verdicts.get(name) if name in sums.captures else None
         result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
         result.uncertainty = self.reference.uncertainty(direction)
-        refuse_failed(name, result.check, DIFFERENT_SUM)
+        check.refuse_failed(name, result.check, DIFFERENT_SUM)
 
     def _sums(self, batches: Iterable[Batch]) -> LayerSums:
         """Return the Hessians over the batches of this process."""
@@ -190,7 +184,7 @@ class LayerCapturing:
                 direction = self.directions[name]
                 found.checks[name] = self._verdict(direction, own[direction.unit], found.total)
                 found.uncertainties[name] = self.reference.uncertainty(direction)
-                refuse_failed(name, found.checks[name], DIFFERENT_SUM)
+                check.refuse_failed(name, found.checks[name], DIFFERENT_SUM)
         return found
 
     def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
@@ -243,7 +237,7 @@ class LayerCapturing:
             captures = self._captures(batch, None)
             again = {name: own for name, own in captures.items() if name in failed}
             for name, verdict in self._failed(batch, captures, again).items():
-                refuse_failed(name, verdict, self._reason(verdict))
+                check.refuse_failed(name, verdict, self._reason(verdict))
         return captures
 
     def _capture(
@@ -276,7 +270,7 @@ class LayerCapturing:
     def _collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
         own = self.measurement.systems[layer]
-        return own.collect(layer, inputs) if isinstance(own, Coordinates) else None
+        return own.collect(layer, inputs) if isinstance(own, OfInputs) else None
 
     def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""
@@ -321,7 +315,7 @@ class LayerCapturing:
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
         self.measurement.skipped.update(captures.skipped)
 
-    def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, Check]:
+    def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, check.Check]:
         """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
         assert self.reference is not None
         self.directions |= self._new_directions(chosen)
@@ -338,48 +332,48 @@ class LayerCapturing:
                 failed[name] = verdict
         return failed
 
-    def _skip_wrong(self, name: str, verdict: Check) -> None:
+    def _skip_wrong(self, name: str, verdict: check.Check) -> None:
         """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
         with self.measurement.skipping(name, CaptureError):
-            refuse_failed(name, verdict, "")
+            check.refuse_failed(name, verdict, "")
         self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
-    def _refuse_expensive(self, name: str, captures: Captures, verdict: Check) -> None:
+    def _refuse_expensive(self, name: str, captures: Captures, verdict: check.Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
         why, own = self._reason(verdict), captures[name]
         if name in captures.in_parameters:
-            refuse_failed(name, verdict, why)
+            check.refuse_failed(name, verdict, why)
         products = len(own.units) * own.inputs.geometry.n_params
         if products > PRODUCTS:
-            refuse_failed(
+            check.refuse_failed(
                 name,
                 verdict,
                 f"{why}; to measure it by {products:,} products takes too long: name fewer layers with layers=, and "
                 "at level='unit' fewer units",
             )
 
-    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, CheckDirection]:
+    def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, check.CheckDirection]:
         found = {}
         for name, own in captures.items():
-            unit = None if self.question.level == "layer" else most_curved(own)
+            unit = None if self.question.level == "layer" else check.most_curved(own)
             layers = {name: self.layers[name]}
             whole = UnitLayout(self.question.model, layers, None)
             layout = whole if unit is None else UnitLayout(self.question.model, layers, unit)
             block = self.block(own, unit)
-            found[name] = CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
+            found[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
         return found
 
     def _verdict(
-        self, direction: CheckDirection, block: BlockHessian, total: float, known: Check | None = None
-    ) -> Check:
+        self, direction: check.CheckDirection, block: BlockHessian, total: float, known: check.Check | None = None
+    ) -> check.Check:
         """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
         assert self.reference is not None
         if known is None:
             return self.reference.verdict(direction, block, total)
-        return replace(known, difference=max(known.difference, in_coordinates(block, direction)))
+        return replace(known, difference=max(known.difference, check.in_coordinates(block, direction)))
 
     @staticmethod
-    def _reason(verdict: Check) -> str:
+    def _reason(verdict: check.Check) -> str:
         """Likely reason for a difference from the model, in words."""
         if verdict.slopes > verdict.bound:
             return (

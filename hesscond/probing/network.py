@@ -10,7 +10,7 @@ from itertools import accumulate
 from hesscond.capture import eligible_layers
 from hesscond.capture.backward import readable
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
-from hesscond.hessians import Coordinates, HessianOperator, LinearCoordinates
+from hesscond.hessians import Chart, HessianOperator, HessianScaling, Preconditioner
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
@@ -20,7 +20,6 @@ from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.hessians.parameters import BlockLayout
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
-from hesscond.methods.inputs import OfInputs
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
 from hesscond.probing import applied
@@ -58,12 +57,17 @@ class NetworkProbe:
         self.choice, self.team = question.choice, question.team
         self.measurement, self.source = Measurement(question), question.source(kind=kind)
 
-    def in_chart(self, chart: Coordinates) -> ProbeResult:
+    def in_chart(self, chart: Chart | HessianScaling) -> ProbeResult:
         """Return the result in a chart of all parameters."""
         if self.team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
-        operator, rows = chart.network(self.source.operator)
-        block = self.source.products(operator)
+        if isinstance(chart, HessianScaling):
+            H = self.source.operator()
+            plain, rows = self.source.products(H), H.parts
+            block = plain.in_coordinates(chart.at(plain))
+        else:
+            operator, rows = chart.network(self.source.operator)
+            block = self.source.products(operator)
         parts = {name: [where] for name, where in rows.items()}
         return self._checked(block, self.source.latest, parts, f"products, in {chart.name}")
 
@@ -138,7 +142,7 @@ class NetworkProbe:
 
         return make() if self.team is None else agreed(self.team, make)
 
-    def _coordinates(self, H: HessianOperator) -> Mapping[str, LinearCoordinates | None]:
+    def _coordinates(self, H: HessianOperator) -> Mapping[str, Preconditioner | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
         found = applied.layer_coordinates(self.method, H, team=self.team)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
@@ -213,12 +217,12 @@ def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     return error * operator.stretch if error > 0 and isinstance(operator, Congruence) else error
 
 
-def network_chart(question: Question) -> Coordinates | None:
+def network_chart(question: Question) -> Chart | HessianScaling | None:
     """Coordinates of all parameters of the network together, if the method is no P of its layers; else None."""
     if isinstance(question.method, ByParameter):
         return None
     found = [applied.coordinates_at(question.method, name) for name in eligible_layers(question.model)]
-    charts = [own for own in found if own is not None and not isinstance(own, (LinearCoordinates, OfInputs))]
+    charts = [own for own in found if isinstance(own, (Chart, HessianScaling))]
     if not charts:
         return None
     if question.choice.names is not None:

@@ -12,7 +12,7 @@ from torch import nn
 from hesscond.capture.kinds import is_turned
 from hesscond.capture.nonfinite import reasons
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import Chart, Coordinates, HessianOperator
+from hesscond.hessians import Chart, HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
@@ -32,7 +32,7 @@ from hesscond.probing.check import (
     rounding_of,
     uncertain,
 )
-from hesscond.probing.question import Measurement, Question
+from hesscond.probing.question import Measurement, Question, System
 from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
 from hesscond.spectra import ConditionNumber
@@ -273,7 +273,7 @@ class ByProducts:
     def result(
         self,
         source: BlockSource,
-        own: Coordinates | ParameterMaps | None,
+        own: System,
         noise: torch.Tensor,
         formed: UnitMatrices | None,
         spare: int,

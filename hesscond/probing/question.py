@@ -21,6 +21,7 @@ from hesscond.hessians.catalogue import Choice
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
+from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import Team
 from hesscond.probing.check import ReferenceProducts
 from hesscond.problem import MEMORY, Batch, LossFunction
@@ -30,7 +31,9 @@ from hesscond.problem.weighting import BatchWeight, check_weighting
 from hesscond.spectra.bounded import refuse_few
 
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
-Measured = Method | Coordinates | None
+Measured = Method | Coordinates | OfInputs | None
+#: Coordinates of a block; those of parameters and of inputs are known once the block, or its inputs, are.
+System = Coordinates | ParameterMaps | OfInputs | None
 LEVELS = ("unit", "layer", "network")
 
 
@@ -131,7 +134,7 @@ class Measurement:
 
     question: Question
     blocks: dict[str, Block] = field(default_factory=dict)  # part of each layer that is measured
-    systems: dict[str, Coordinates | ParameterMaps | None] = field(default_factory=dict)
+    systems: dict[str, System] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
     differenced: dict[str, str] = field(default_factory=dict)  # blocks without second derivatives, and why
     reference: ReferenceProducts | None = None  # derivatives of the model itself, once the data were read

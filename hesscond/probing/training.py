@@ -21,7 +21,7 @@ from hesscond.capture.kinds import kind_of
 from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import by_shape, channel_statistics_of_each
 from hesscond.errors import CaptureError
-from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, LinearCoordinates, ParameterMap
+from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, ParameterMap, Preconditioner
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker
 from hesscond.hessians.factored import FactoredHessian, conditions_of, traces_of
@@ -309,7 +309,7 @@ class TrainedLayers:
 
     def _linear(
         self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
-    ) -> dict[str, LinearCoordinates | None]:
+    ) -> dict[str, Preconditioner | None]:
         """P of a unit in all coordinates that are not ``known``, checked if the unit has a direction of comparison."""
         direction = one.data.checks.get(one.place)
         source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
@@ -343,7 +343,7 @@ def copied(value: Any, room: int) -> Any:
         return type(value)([copied(part, room) for part in value])
     if isinstance(value, dict):
         return {key: copied(part, room) for key, part in value.items()}
-    if isinstance(value, (LinearCoordinates, ParameterMap)):
+    if isinstance(value, (Preconditioner, ParameterMap)):
         # a `Chart` evaluates the model
         copy = object.__new__(type(value))
         vars(copy).update(copied(vars(value), room))

@@ -111,7 +111,8 @@ def test_of_a_network(problem, kind):
     close(torch.linalg.eigvalsh(found), torch.linalg.eigvalsh(expected))
 
 
-def test_a_scaling_by_the_hessian_is_not_known_for_a_network(problem):
+def test_a_scaling_by_the_hessian_of_a_network(problem):
     model, batch, *_ = problem
-    with pytest.raises(hesscond.ConfigError, match="not for a whole network"):
-        hesscond.probe(model, nn.CrossEntropyLoss(), batch, method=UnitTrace(), level="network")
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, method=UnitTrace(), level="network")["network"]
+    plain = hesscond.probe(model, nn.CrossEntropyLoss(), batch, level="network")["network"].hessian()
+    close(found.hessian(), plain / plain.trace())

@@ -68,7 +68,7 @@ def test_what_has_no_optimum_is_refused(case):
     smooth = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     with pytest.raises(ConfigError, match="positive semidefinite"):
         float(probe(smooth, loss, batch, ["0"], units=[0], method=OptimalDiagonal())["0"].kappa[0])
-    with pytest.raises(ConfigError, match="not for a whole network"):
+    with pytest.raises(ConfigError, match="Hessians of units and layers"):
         probe(model, loss, batch, level="network", method=OptimalDiagonal())
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from hesscond.capture import eligible_layers
 from hesscond.data import load
 from hesscond.errors import ConfigError
-from hesscond.hessians import LinearCoordinates, Reparametrized
+from hesscond.hessians import Preconditioner, Reparametrized
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
 from hesscond.methods.regularization import Penalized
@@ -193,7 +193,7 @@ def dense_truth(model, method, name, unit, x, y):
         return P.T @ H @ P + 2 * own.strength * (torch.eye(P.shape[1]).to(H) if own.in_z else P.T @ P)
     if own is None:
         return dense_unit_hessian(model, name, unit, x, y)
-    if isinstance(own, LinearCoordinates):
+    if isinstance(own, Preconditioner):
         H = dense_unit_hessian(model, name, unit, x, y)
         P = own.of_unit(unit).matrix(len(H))
         return P.T @ H @ P
@@ -272,7 +272,7 @@ class MethodContract:
             truth = own.multiply(own.multiply_adjoint(raw[name].view(-1, 1))).view_as(raw[name])
             found = stacked_gradient(layer)
             # M may be huge where the gradients are rounding
-            huge = P.left is not None
+            huge = P.unstructured
             rounding = 1e-13 * float(own.to_dense().square().sum(1).max() * raw[name].norm()) if huge else 0.0
             for unit in range(len(truth)):
                 assert torch.allclose(

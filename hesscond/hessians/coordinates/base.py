@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.layers import checked_units, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
@@ -74,7 +73,7 @@ class BlockHessian(ABC):
     """
 
     #: None: the plain coordinates
-    P: LinearCoordinates | None = None
+    P: Preconditioner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # pickling a view would pickle all of its storage
@@ -100,7 +99,7 @@ class BlockHessian(ABC):
         return self
 
     @abstractmethod
-    def in_coordinates(self, P: LinearCoordinates | None) -> BlockHessian:
+    def in_coordinates(self, P: Preconditioner | None) -> BlockHessian:
         """PᵀHP; of a block in other coordinates, that of their product with P."""
 
     @abstractmethod
@@ -177,13 +176,13 @@ class BlockHessian(ABC):
 class KeptHessian(BlockHessian):
     """Hessian that is kept with its P."""
 
-    P: LinearCoordinates | None = field(default=None, kw_only=True)
+    P: Preconditioner | None = field(default=None, kw_only=True)
 
     @property
     def plain(self) -> Self:
         return replace(self, P=None)
 
-    def in_coordinates(self, P: LinearCoordinates | None) -> Self:
+    def in_coordinates(self, P: Preconditioner | None) -> Self:
         if P is None:
             return self
         return replace(self, P=P if self.P is None else self.P @ P)
@@ -211,7 +210,7 @@ class HessianSource(Protocol):
 class Coordinates(ABC):
     """Coordinates in which the Hessians of units, of layers and of the network are measured.
 
-    There are four kinds: a P that is known beforehand (`LinearCoordinates`), a P computed from the Hessian that is
+    There are four kinds: a P that is known beforehand (`Preconditioner`), a P computed from the Hessian that is
     measured (`HessianScaling`), Hessians known by products (`Chart`), and None, the plain coordinates.
 
     Attributes
@@ -225,18 +224,6 @@ class Coordinates(ABC):
     @abstractmethod
     def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """Hessian of a unit, or of the layer (``unit`` None), in these coordinates; a ConfigError if it has none."""
-
-    def collect(self, layer: str, inputs: LayerInputs) -> Any:
-        """Return statistics of a layer's inputs for `resolved`, with ``merged(other)``; None: none are needed."""
-        return None
-
-    def resolved(self, statistics: Any, geometry: Geometry) -> Coordinates | None:
-        """Return the coordinates of a layer, given the statistics of its inputs collected over all data."""
-        return self
-
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """Hessian in all parameters, and the rows of each parameter or layer; a ConfigError if undefined."""
-        raise ConfigError(f"the coordinates {self.name!r} are known for a unit or a layer, not for a whole network")
 
 
 class Chart(Coordinates):
@@ -253,37 +240,58 @@ class Chart(Coordinates):
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
         """Operator of the Hessian of a unit, or of the layer (``unit`` None); a ConfigError if it has no such chart."""
 
+    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+        """Hessian in all parameters, and the rows of each parameter or layer; a ConfigError if undefined."""
+        raise ConfigError(f"the coordinates {self.name!r} are known for a unit or a layer, not for a whole network")
+
 
 class HessianScaling(Coordinates):
-    """Coordinates ŵ = P z with a P computed from the Hessian of the unit or layer that is measured."""
+    """Coordinates ŵ = P z with a P computed from the Hessian of the unit, layer or network that is measured.
+
+    Parameters
+    ----------
+    P
+        Function of a `BlockHessian` that returns its P; a subclass may write `at` instead.
+    name
+        Name of the coordinates in the log.
+    """
+
+    def __init__(self, P: Callable[[BlockHessian], Preconditioner] | None = None, name: str = "") -> None:
+        self._P, self.name = P, name or self.name
 
     def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP with the P of this H."""
         plain = source.plain(layer, unit)
         return plain.in_coordinates(self.at(plain))
 
-    @abstractmethod
-    def at(self, hessian: BlockHessian) -> LinearCoordinates:
+    def at(self, hessian: BlockHessian) -> Preconditioner:
         """P for a Hessian."""
+        assert self._P is not None
+        return self._P(hessian)
 
 
-class LinearCoordinates(Coordinates):
-    """θ = P z for the parameters θ (m n̂,) of the units of a layer, one after another: P = diag(P_1 … P_m).
+class Preconditioner(Coordinates):
+    """Change of variables θ = P z of the parameters θ (m n̂,) of a layer's units, one after another: diag(P_1 … P_m).
 
-    Subclasses write `of_unit`, and set ``unstructured`` if P acts across units, as a Kronecker-factored one does.
-    ``Q @ P`` is the change of variables θ = Q P z.
+    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and have a `name`; where P_i differ by
+    unit, ``same_for_units = False`` and `of_unit`, and if P acts across units, as a Kronecker-factored one does,
+    ``unstructured = True``. ``Q @ P`` is the change of variables θ = Q P z.
     """
 
     #: Whether all P_i are the same.
-    same_for_units: bool = False
+    same_for_units: bool = True
     #: Whether P has no structure over units: `by_unit` gives one P (m n̂, k) of all of them.
     unstructured: ClassVar[bool] = False
     #: Whether products with P may cancel, so that their rounding is large compared with small results.
     cancels: bool = False
 
     @abstractmethod
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """``rows`` (r, n̂) times P (n̂, k), in float64; rows (r, m n̂) of all units if P differs by unit."""
+
     def of_unit(self, unit: int) -> Preconditioner:
         """P of one unit of the layer; a ConfigError if P mixes the units."""
+        return self
 
     def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         """PᵀHP."""
@@ -292,6 +300,8 @@ class LinearCoordinates(Coordinates):
 
     def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
         """P_i for each of the units, or one that is the same for all."""
+        if self.same_for_units or self.unstructured:
+            return [self]
         return [self.of_unit(unit) for unit in units]
 
     def diagonal_blocks(self, units: int) -> list[Preconditioner]:
@@ -349,31 +359,11 @@ class LinearCoordinates(Coordinates):
     def _inner(self, units: int) -> int:
         return 1 if self.unstructured else units
 
-    def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
+    def __matmul__(self, other: Preconditioner) -> Preconditioner:
         """θ = P Q z."""
         if self.unstructured or other.unstructured:
             raise ConfigError(f"{other.name} acts across units, and {self.name} comes before it: multiply them out")
         return Product(self, other)
-
-
-class Preconditioner(LinearCoordinates):
-    """Change of variables ŵ = P z of a unit, defined by the product of rows with P.
-
-    The Hessian in z is PᵀHP = (ĤP)ᵀ S (ĤP). Subclasses write `right_multiply` and have a `name`.
-    ``Q @ P`` is the change of variables ŵ = Q P z. A P that differs by unit is a `LinearCoordinates` with `of_unit`.
-    """
-
-    same_for_units = True
-
-    @abstractmethod
-    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (r, n̂) times P (n̂, k), in float64; rows of all units if P acts across them."""
-
-    def of_unit(self, unit: int) -> Preconditioner:
-        return self
-
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        return [self]
 
     def multiply(self, vectors: torch.Tensor, order: int) -> torch.Tensor:
         """P (n̂, k) times ``vectors`` (k, m), for n̂ = ``order``; float64."""
@@ -391,7 +381,7 @@ class Preconditioner(LinearCoordinates):
 class Product(Preconditioner):
     """P Q, the change of variables θ = P Q z, unit by unit where one of them differs by unit."""
 
-    def __init__(self, first: LinearCoordinates, second: LinearCoordinates) -> None:
+    def __init__(self, first: Preconditioner, second: Preconditioner) -> None:
         self.first, self.second, self.name = first, second, f"{first.name}, then {second.name}"
         self.same_for_units = first.same_for_units and second.same_for_units
         self.cancels = first.cancels or second.cancels

@@ -2,80 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker, HessianScaling
+from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
 from hesscond.hessians.factored import FactoredHessian
-from hesscond.operators import Congruence, Diagonal, SymmetricOperator
-from hesscond.operators.estimates import exact_diagonal
 from hesscond.scaling import OptimalKronecker as Optimum
 from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
 
 
-class Jacobi(HessianScaling):
-    """ŵ = D z with D = diag(|H|)^−½, and 1 where H has a zero on its diagonal, as it has for dead features.
+def Jacobi() -> HessianScaling:
+    """Coordinates ŵ = D z with D = diag(|H|)^−½, and 1 where H has a zero on its diagonal, as it has for dead features.
 
     For positive definite H (n, n), κ(DHD) ≤ n · min over all diagonal D: Van der Sluis, Numer. Math. 14 (1969),
     Theorem 4.1. The diagonal is taken from the Hessian that is measured, of a unit, of a layer or of the network.
     """
-
-    name = "Jacobi, diag(H)^-1/2"
-
-    def at(self, hessian: BlockHessian) -> Scaling:
-        """D, from the diagonal of this Hessian."""
-        return diagonal(scaling(hessian.diagonal()), hessian.units, self.name)
-
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
-        """D H D in all parameters; as many products as there are give the diagonal."""
-        H = hessian()
-        return scaled(H), H.parts
+    return HessianScaling(jacobi_scaling, "Jacobi, diag(H)^-1/2")
 
 
-class OptimalDiagonal(HessianScaling):
-    """ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap.
+def OptimalDiagonal() -> HessianScaling:
+    """Coordinates ŵ = D z with the diagonal D > 0 for which κ(DHD) is smallest, to a certified gap.
 
     D is found from the factor of H = FᵀF, whose columns it scales: κ(DHD) = κ(FD)². H must be positive semidefinite, as
     behind piecewise linear layers and a convex loss; `hesscond.optimal_diagonal_scaling` gives the bounds.
     """
-
-    name = "optimal diagonal"
-
-    def at(self, hessian: BlockHessian) -> Scaling:
-        """D of a semidefinite Hessian with a known factor, else a ConfigError; 1 where the Hessian is zero."""
-        factored = semidefinite(hessian, "diagonal")
-        factor = factored.factor()
-        if not factor.any():
-            return diagonal(torch.ones_like(factor[0]), factored.units, self.name)
-        best = optimal_diagonal_scaling(factor, side="column")
-        return diagonal(torch.from_numpy(best.column).to(factored.rows.device), factored.units, self.name)
+    return HessianScaling(best_diagonal, "optimal diagonal")
 
 
-class OptimalKronecker(HessianScaling):
-    """W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest.
+def OptimalKronecker() -> HessianScaling:
+    """Coordinates W = L Z Rᵀ with the pair L, R for which κ((L ⊗ R)ᵀ H (L ⊗ R)) is smallest.
 
     The Hessian of the layer must be positive semidefinite; `hesscond.optimal_kronecker_scaling` gives the bounds, and
     says when the optimum is proved.
     """
+    return HessianScaling(best_pair, "optimal Kronecker")
 
-    name = "optimal Kronecker"
 
-    def at(self, hessian: BlockHessian) -> Kronecker:
-        """L and R of a layer's semidefinite Hessian with a known factor; a ConfigError for other and zero ones."""
-        if hessian.units == 1 and hessian.order > 1:
-            raise ConfigError(
-                "the optimal Kronecker preconditioner acts across the units of a layer: measure at level='layer'"
-            )
-        factored = semidefinite(hessian, "Kronecker")
-        factor = factored.factor()
-        if not factor.any():
-            raise ConfigError("the Hessian is zero: every pair of Kronecker factors is optimal")
-        best = best_kronecker(factored, factor)
-        left, right = (torch.from_numpy(part).to(factored.rows.device) for part in (best.left, best.right))
-        return Kronecker(left, DensePreconditioner(right), self.name)
+def jacobi_scaling(hessian: BlockHessian) -> Scaling:
+    """Jacobi's scaling diag(|H|)^−½, and 1 where H has a zero on its diagonal."""
+    size = hessian.diagonal().abs()
+    return diagonal(size.where(size != 0, 1.0).rsqrt(), hessian.units, "Jacobi, diag(H)^-1/2")
+
+
+def best_diagonal(hessian: BlockHessian) -> Scaling:
+    """Optimal D of a semidefinite Hessian with a known factor, else a ConfigError; 1 where the Hessian is zero."""
+    factored = semidefinite(hessian, "diagonal")
+    factor = factored.factor()
+    d = torch.ones_like(factor[0])
+    if factor.any():
+        d = torch.from_numpy(optimal_diagonal_scaling(factor, side="column").column).to(factored.rows.device)
+    return diagonal(d, factored.units, "optimal diagonal")
+
+
+def best_pair(hessian: BlockHessian) -> Kronecker:
+    """Optimal L and R of a layer's semidefinite Hessian with a known factor; a ConfigError for other and zero ones."""
+    if hessian.units == 1 and hessian.order > 1:
+        raise ConfigError(
+            "the optimal Kronecker preconditioner acts across the units of a layer: measure at level='layer'"
+        )
+    factored = semidefinite(hessian, "Kronecker")
+    factor = factored.factor()
+    if not factor.any():
+        raise ConfigError("the Hessian is zero: every pair of Kronecker factors is optimal")
+    best = best_kronecker(factored, factor)
+    left, right = (torch.from_numpy(part).to(factored.rows.device) for part in (best.left, best.right))
+    return Kronecker(left, DensePreconditioner(right), "optimal Kronecker")
 
 
 def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
@@ -83,8 +75,8 @@ def semidefinite(hessian: BlockHessian, kind: str) -> FactoredHessian:
     factored = hessian.dense()
     if not isinstance(factored, FactoredHessian) or factored.sign is not None:
         raise ConfigError(
-            f"the optimal {kind} scaling is defined for positive semidefinite Hessians that come as a factor: behind "
-            "this layer there is something smooth, or the loss is not convex"
+            f"the optimal {kind} scaling is defined for positive semidefinite Hessians of units and layers that come "
+            "as a factor: behind this layer there is something smooth, or the loss is not convex"
         )
     return factored
 
@@ -102,17 +94,6 @@ def best_kronecker(hessian: FactoredHessian, factor: torch.Tensor) -> Optimum:
 def diagonal(d: torch.Tensor, units: int, name: str) -> Scaling:
     """diag(d) for the Hessian of one unit, or of several together."""
     return Scaling(d if units == 1 else d.view(units, -1), name)
-
-
-def scaling(diagonal: torch.Tensor) -> torch.Tensor:
-    """|h|^−½, and 1 where h = 0."""
-    size = diagonal.abs()
-    return size.where(size != 0, 1.0).rsqrt()
-
-
-def scaled(H: SymmetricOperator) -> SymmetricOperator:
-    """D H D."""
-    return Congruence(H, Diagonal(scaling(exact_diagonal(H)).to(H.dtype)))
 
 
 def optima(hessian: BlockHessian) -> dict[str, float]:

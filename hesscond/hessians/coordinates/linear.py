@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner, Product
+from hesscond.hessians.coordinates.base import Preconditioner, Product
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.operators import Diagonal, LinearOperator
 
@@ -45,9 +45,6 @@ class Scaling(Preconditioner):
     def of_unit(self, unit: int) -> Preconditioner:
         return self if self.same_for_units else Scaling(self.d[unit].to(torch.float64), self.name)
 
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        return [self] if self.same_for_units else [self.of_unit(unit) for unit in units]
-
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         return (rows.unflatten(1, (units, -1)) * self.d.to(rows).abs()).flatten(1)
 
@@ -72,7 +69,7 @@ class Kronecker(Preconditioner):
     unstructured = True
     cancels = True
 
-    def __init__(self, left: torch.Tensor, right: LinearCoordinates, name: str = "L ⊗ R") -> None:
+    def __init__(self, left: torch.Tensor, right: Preconditioner, name: str = "L ⊗ R") -> None:
         self.left, self.right, self.name = left.to(torch.float64), right, name
 
     def of_unit(self, unit: int) -> Preconditioner:
@@ -98,7 +95,7 @@ class Kronecker(Preconditioner):
         mixed = self._mixed(scales.square()[None], self.left.square())[0]
         return self.right.scaled_norm(mixed.sqrt(), self.left.shape[1])
 
-    def __matmul__(self, other: LinearCoordinates) -> LinearCoordinates:
+    def __matmul__(self, other: Preconditioner) -> Preconditioner:
         return Kronecker(self.left, self.right @ other, f"{self.name}, then {other.name}")
 
 
@@ -107,7 +104,7 @@ class UnitCoordinates(LinearOperator):
 
     def __init__(
         self,
-        P: LinearCoordinates,
+        P: Preconditioner,
         units: Sequence[int],
         n_params: int,
         *,
@@ -143,9 +140,7 @@ class LayerCoordinates(LinearOperator):
         return torch.cat([block.multiply_adjoint(part) for block, part in zip(self.blocks, parts, strict=True)])
 
 
-def coordinates_of(
-    operator: NetworkOperator, preconditioners: Mapping[str, LinearCoordinates | None]
-) -> LayerCoordinates:
+def coordinates_of(operator: NetworkOperator, preconditioners: Mapping[str, Preconditioner | None]) -> LayerCoordinates:
     """P of θ = P z for an operator of layers, so that ``Congruence(operator, P)`` is PᵀHP."""
     layout = operator.unit_layout
     for name in preconditioners:

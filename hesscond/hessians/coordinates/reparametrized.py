@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import nn
 
@@ -24,10 +25,14 @@ class Reparametrized(Chart):
         The model.
     name
         Name of the coordinates in the log.
+    within
+        Context in which the Hessians of the model are defined.
     """
 
-    def __init__(self, model: nn.Module, name: str) -> None:
-        self.model, self.name = model, name
+    def __init__(
+        self, model: nn.Module, name: str, within: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self.model, self.name, self._within = model, name, within
 
     def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
         """Units to measure (None: all); a ConfigError if the rows of θ are no units."""
@@ -37,7 +42,8 @@ class Reparametrized(Chart):
         """∇²L in the parameters of the layer, or in those of one unit."""
         catalogue = Catalogue(self.model)
         block = catalogue.block(layer)
-        H = hessian(parameters=block.parameters)
+        with self._within():
+            H = hessian(parameters=block.parameters)
         if unit is None:
             return H
         block.chosen([unit])
@@ -45,5 +51,6 @@ class Reparametrized(Chart):
 
     def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
         """∇²L in all parameters."""
-        H = hessian()
+        with self._within():
+            H = hessian()
         return H, H.parts

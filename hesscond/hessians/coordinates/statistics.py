@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
-from hesscond.hessians.coordinates.base import LinearCoordinates, Preconditioner, Product
+from hesscond.hessians.coordinates.base import Preconditioner, Product
 from hesscond.hessians.coordinates.linear import DensePreconditioner
 
 
@@ -99,12 +99,12 @@ def scaling_conditions(sigmas: torch.Tensor, *, bias: bool) -> list[float]:
 
 def by_group(
     parts: Sequence[Preconditioner], units: int, order: int, *, device: torch.device | None = None
-) -> LinearCoordinates:
+) -> Preconditioner:
     """P of a layer with one P_g for each of its groups: a `GroupedPreconditioner`, unless there is only one."""
     return parts[0] if len(parts) == 1 else GroupedPreconditioner(parts, units, order, device=device)
 
 
-class GroupedPreconditioner(LinearCoordinates):
+class GroupedPreconditioner(Preconditioner):
     """P_g for the units of group g of a grouped convolution.
 
     Parameters
@@ -119,6 +119,8 @@ class GroupedPreconditioner(LinearCoordinates):
         Where the parts are.
     """
 
+    same_for_units = False
+
     def __init__(
         self, parts: Sequence[Preconditioner], units: int, order: int, *, device: torch.device | None = None
     ) -> None:
@@ -132,6 +134,9 @@ class GroupedPreconditioner(LinearCoordinates):
             for P, k in zip(parts, widths, strict=True)
         ]
         self.units, self.name = units, parts[0].name
+
+    def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.multiplied(rows, self.units)
 
     def of_unit(self, unit: int) -> Preconditioner:
         return self.parts[unit * len(self.parts) // self.units]
