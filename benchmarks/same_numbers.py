@@ -119,7 +119,7 @@ def probes() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, (levels, methods) in METHODS.items():
         build, shape = MODELS[name]
         for level, method in product(levels, methods):
-            said = method if isinstance(method, str) else type(method).__name__
+            said = method if isinstance(method, str) else method.name.split(",")[0]
             yield (
                 f"{name}, {level}, batch, {said}",
                 lambda b=build, s=shape, v=level, m=method: probe(b, s, v, "batch", m),
