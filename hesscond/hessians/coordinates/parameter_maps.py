@@ -144,7 +144,7 @@ class Mapped(Preconditioner):
             own = tuple((P.of_row(unit), where.view(m, -1)[unit] - unit * n) for P, where in self.places)
             return Mapped(own, (1, n), self.name)
         rows = self.places[0][0].v.new_zeros(n, m, n)
-        rows[:, unit] = torch.eye(n).to(rows)
+        rows[:, unit] = torch.eye(n, dtype=rows.dtype, device=rows.device)
         return DensePreconditioner(torch.linalg.qr(self.right_multiply(rows.flatten(1)).T, mode="r").R.T, self.name)
 
 
