@@ -138,6 +138,8 @@ def bytes_of(memory: object) -> float | None:
 
 #: Number of names that a sentence lists where there are many.
 LISTED = 8
+#: Other names of gradient descent without a method.
+PLAIN = ("none", "sgd", "gd", "plain", "baseline")
 
 
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
@@ -148,6 +150,8 @@ def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = No
     if given in GONE:
         return f"it is gone: {GONE[given]}"
     names = list(known)
+    if given.lower() in PLAIN and "vanilla" in names:
+        return "gradient descent without a method is vanilla"
     close = get_close_matches(given, names, 1, 0.65) or [name for name in names if name.lower() == given.lower()]
     if close:
         return f"did you mean {close[0]}?"

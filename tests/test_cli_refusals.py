@@ -101,6 +101,7 @@ BAD = {
     "probe net.py:make --figure a.docx": ["a.docx", ".pdf"],
     # verify
     "verify": ["name the statements, or give --all"],
+    "methods SGD": ["gradient descent without a method is vanilla"],
     "verify nothing": ["unknown statement 'nothing': choose from"],
     "verify wc-theorem-1 --trials 0": ["--trials must be at least 1"],
     "verify wc-theorem-1 --seed -1": ["--seed must be"],

@@ -35,12 +35,14 @@ def is_batch(data: Any) -> bool:
         return True
     if isinstance(data, (Mapping, tuple)):
         return True
-    # a loader may keep tensors, and a graph may yield its attributes
-    iterable = isinstance(data, Iterable) and not isinstance(data, (torch.Tensor, str, bytes))
+    # a loader may keep tensors, a graph may yield its attributes, and a frame its columns
+    iterable = isinstance(data, Iterable) and not (isinstance(data, (str, bytes)) or hasattr(data, "__array__"))
     if attributes(data) and (not iterable or callable(getattr(data, "to", None))):
         return True
     if not iterable:
-        raise ConfigError(f"the data must be a pair (inputs, targets) or a stream of them, not {kind(data)}")
+        raise ConfigError(
+            f"the data must be a pair (inputs, targets) of tensors or a stream of such pairs, not {kind(data)}"
+        )
     return False
 
 
