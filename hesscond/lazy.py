@@ -158,7 +158,8 @@ class Registry(dict[str, Piece], Generic[Piece]):
         if name not in self._from_files:
             module = module_in(Path(found[1]).expanduser().resolve())
             if not hasattr(module, found[2]):
-                there = [own for own, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+                own = module.__name__
+                there = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == own]
                 raise ConfigError(f"{found[1]} has no {found[2]!r}: {did_you_mean(found[2], there)}")
             self._from_files[name] = self._made(name, getattr(module, found[2]))
         return self._from_files[name]
