@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import LinAlgError, eigh, qr, svd
@@ -23,8 +23,6 @@ from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense
 from hesscond.spectra.threads import one_thread
-
-Factors = Literal["left", "right", "both"]
 
 #: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
 POWERS = (32, 128, 512, 2048, 8192, 32768)
@@ -51,8 +49,6 @@ class OptimalKronecker:
 
     Attributes
     ----------
-    factors
-        Factors that were free: ``"left"`` (R = I), ``"right"`` (L = I) or ``"both"``.
     left, right : (m, m), (n, n) arrays
         L and R, such that the scaled matrix has norm 1.
     kappa
@@ -74,7 +70,6 @@ class OptimalKronecker:
         Kind of the search.
     """
 
-    factors: Factors
     left: np.ndarray
     right: np.ndarray
     kappa: float
@@ -122,7 +117,6 @@ class Spectrum(NamedTuple):
 def optimal_kronecker_scaling(
     A: object,
     shape: tuple[int, int],
-    factors: Factors = "both",
     *,
     rtol: float = 1e-2,
     error: float | np.ndarray = 0.0,
@@ -143,8 +137,6 @@ def optimal_kronecker_scaling(
         Column i n + j belongs to parameter j of unit i. Computed in float64 on the host.
     shape
         (m, n).
-    factors
-        Free factors.
     rtol
         Gap of κ⁺ at which the search ends. The cost is some tens of decompositions of order m n.
     error
@@ -160,7 +152,7 @@ def optimal_kronecker_scaling(
     Raises
     ------
     ConfigError
-        The shape does not fit A; no such factors; ``rtol`` not between 1e-9 and 1.
+        The shape does not fit A; ``rtol`` not between 1e-9 and 1.
     MatrixError
         Not a finite, non-empty real matrix; zero.
 
@@ -172,8 +164,6 @@ def optimal_kronecker_scaling(
     >>> best.kappa_given > 500 and best.lower <= best.kappa <= best.upper < 1.01 * best.lower
     True
     """
-    if factors not in get_args(Factors):
-        raise ConfigError(f"factors must be 'left', 'right' or 'both', got {factors!r}")
     if not 1e-9 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-9 and 1, got {rtol!r}")
     given = as_matrix(dense(on_host(A)))
@@ -186,7 +176,7 @@ def optimal_kronecker_scaling(
         power = -int(np.frexp(np.abs(given).max())[1])
         given, error = np.ldexp(given, power), np.ldexp(error, power)
         before = FactorForm(given, error=error, rank_bound=rank_bound).condition()
-        search = PairSearch.of(given, (m, n), factors, error)
+        search = PairSearch.of(given, (m, n), error)
         lower = search.run(before, rtol)
         left, right = search.pair()
         result = multiplied(given, left, right)
@@ -198,7 +188,6 @@ def optimal_kronecker_scaling(
         after = FactorForm(multiplied(given, left, right), error=carried, rank_bound=bound).condition()
     resolved = before.resolved and after.resolved
     return OptimalKronecker(
-        factors=factors,
         left=left,
         right=right,
         kappa=math.sqrt(after.value) if resolved else math.inf,
@@ -224,7 +213,6 @@ class PairSearch:
     V: np.ndarray
     L: np.ndarray  # pair of the current point
     R: np.ndarray
-    factors: Factors
     convex: bool = False
     evaluations: int = 0
     least: ScalingPair | None = None  # point where κ was smallest
@@ -233,16 +221,15 @@ class PairSearch:
     bound: float = 1.0  # largest lower bound, not yet certified
 
     @classmethod
-    def of(cls, given: np.ndarray, shape: tuple[int, int], factors: Factors, error: float | np.ndarray) -> PairSearch:
-        """Start of the search: L = I and R = I. A factor that is not free keeps its null vectors."""
+    def of(cls, given: np.ndarray, shape: tuple[int, int], error: float | np.ndarray) -> PairSearch:
+        """Start of the search: L = I and R = I."""
         m, n = shape
         columns = np.linalg.norm(entries(error, given), axis=0).reshape(m, n)
         if len(given) > m * n:
             given = qr(given, mode="r", check_finite=False)[0][: m * n]
-        U = np.eye(m) if factors == "right" else row_basis(unfolded(given, m, n, 0), np.linalg.norm(columns, axis=1))
-        V = np.eye(n) if factors == "left" else row_basis(unfolded(given, m, n, 1), np.linalg.norm(columns, axis=0))
-        core = multiplied(given, U, V)
-        return cls(core, U, V, np.eye(U.shape[1]), np.eye(V.shape[1]), factors)
+        U = row_basis(unfolded(given, m, n, 0), np.linalg.norm(columns, axis=1))
+        V = row_basis(unfolded(given, m, n, 1), np.linalg.norm(columns, axis=0))
+        return cls(multiplied(given, U, V), U, V, np.eye(U.shape[1]), np.eye(V.shape[1]))
 
     @property
     def order(self) -> int:
@@ -280,24 +267,16 @@ class PairSearch:
         """Make both partial traces of the scaled Hessian the identity."""
         m, n = len(self.L), len(self.R)
         for _ in range(ROUNDS):
-            if self.factors != "right":
-                self.L = self.L @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 0))
-            if self.factors != "left":
-                self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
+            self.L = self.L @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 0))
+            self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
     def descend(self, power: int, rank: int, rtol: float) -> bool:
         """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), with some centrings."""
         m, n = len(self.L), len(self.R)
-        split = 0 if self.factors == "right" else m * m
-        size = split + (0 if self.factors == "left" else n * n)
+        size = m * m + n * n
 
         def steps(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            E, E_right = np.eye(m), np.eye(n)
-            if split:
-                E = E + x[:split].reshape(m, m)
-            if size > split:
-                E_right = E_right + x[split:].reshape(n, n)
-            return E, E_right
+            return np.eye(m) + x[: m * m].reshape(m, m), np.eye(n) + x[m * m :].reshape(n, n)
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             self.evaluations += 1
@@ -309,13 +288,11 @@ class PairSearch:
                     logs = np.log(found.values)
                 above, below, value = weighted(logs, power)
                 left, right = partial_traces(found.vectors, above - below, (m, n))
-                parts = [np.linalg.solve(E.T, 2 * left).ravel()] if split else []
-                if size > split:
-                    parts.append(np.linalg.solve(E_right.T, 2 * right).ravel())
+                slopes = np.linalg.solve(E.T, 2 * left), np.linalg.solve(E_right.T, 2 * right)
             except (LinAlgError, FloatingPointError):
                 return math.inf, np.zeros(size)
             self.passed(point, found, rtol)
-            return value, np.concatenate(parts)
+            return value, np.concatenate([slope.ravel() for slope in slopes])
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
         for _ in range(CENTRINGS):
@@ -337,7 +314,7 @@ class PairSearch:
         if not self.convex:
             return
         shape = len(self.L), len(self.R)
-        bound = lower_bound(found, shape, point.power, self.factors)
+        bound = lower_bound(found, shape, point.power)
         if bound > self.bound:
             self.highest, self.bound = point, bound
         logs = np.log(found.values)
@@ -366,11 +343,11 @@ class PairSearch:
         eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
         if not eta < 0.5:
             return 1.0
-        bound = lower_bound(found, (len(L), len(R)), power, self.factors)
+        bound = lower_bound(found, (len(L), len(R)), power)
         return max(1.0, bound * (1 - eta) / (1 + eta))
 
 
-def lower_bound(found: Spectrum, shape: tuple[int, int], power: int, factors: Factors) -> float:
+def lower_bound(found: Spectrum, shape: tuple[int, int], power: int) -> float:
     """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
     Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
@@ -386,11 +363,7 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], power: int, factors: Fa
     s, vectors = found
     above, below, _ = weighted(np.log(s), power)
     value = 2 * float((above - below) @ np.log(s))
-    # a factor that is fixed has no partial trace to agree in
-    sides = [
-        (np.zeros(len(apart)), np.eye(len(apart))) if fixed == factors else np.linalg.eigh(apart)
-        for apart, fixed in zip(partial_traces(vectors, below - above, shape), ("right", "left"), strict=True)
-    ]
+    sides = [np.linalg.eigh(apart) for apart in partial_traces(vectors, below - above, shape)]
     parts = [np.maximum(e, 0).sum() for e, _ in sides]
     apart = max(parts)
     if apart > 0:

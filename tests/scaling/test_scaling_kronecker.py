@@ -35,11 +35,10 @@ def test_a_kronecker_product_is_made_the_identity():
 
 
 @pytest.mark.share(3)
-@pytest.mark.parametrize("factors", ["both", "left", "right"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_gap_is_closed_and_the_pair_is_what_it_says(factors, seed):
+def test_the_gap_is_closed_and_the_pair_is_what_it_says(seed):
     A = ill(60, 4, 5, seed)
-    best = optimal_kronecker_scaling(A, (4, 5), factors, rtol=1e-3)
+    best = optimal_kronecker_scaling(A, (4, 5), rtol=1e-3)
     assert best.resolved
     assert best.gap < 1.005
     assert best.lower <= best.upper
@@ -47,9 +46,6 @@ def test_the_gap_is_closed_and_the_pair_is_what_it_says(factors, seed):
     assert np.linalg.norm(
         multiplied(A / 2.0 ** np.frexp(np.abs(A).max())[1], best.left, best.right), 2
     ) == pytest.approx(1)
-    fixed = {"both": [], "left": [best.right], "right": [best.left]}[factors]
-    for other in fixed:
-        assert np.allclose(other, other[0, 0] * np.eye(len(other)))
 
 
 @pytest.mark.share(2)
@@ -75,25 +71,23 @@ def test_no_other_search_gets_below_the_bound_and_one_arrives_at_it(seed):
     assert min(found) == pytest.approx(best.kappa, rel=1e-3)
 
 
-@pytest.mark.parametrize("factors", ["both", "left", "right"])
-def test_the_bound_holds_for_random_pairs_wherever_it_is_taken(factors):
+def test_the_bound_holds_for_random_pairs_wherever_it_is_taken():
     """Also far from the optimum, where the partial traces differ and are mended."""
     rng = np.random.default_rng(5)
     m, n, above = 3, 4, []
     for trial in range(10):
         K = ill(20, m, n, 100 + trial) @ np.kron(rng.standard_normal((m, m)), rng.standard_normal((n, n)))
         if trial % 2:
-            best = optimal_kronecker_scaling(K, (m, n), factors, rtol=0.3)
+            best = optimal_kronecker_scaling(K, (m, n), rtol=0.3)
             K = K @ np.kron(best.left, best.right)
         _, s, Vh = np.linalg.svd(K, full_matrices=False)
         found, power = Spectrum(s, Vh), int(rng.choice([1, 4, 30]))
-        bound = lower_bound(found, (m, n), power, factors)
+        bound = lower_bound(found, (m, n), power)
         above.append(bound > 1.01)
         assert bound <= s[0] / s[-1] * (1 + 1e-9)
         for _ in range(10):
             size = rng.choice([0.1, 1.0, 3.0])
             L, R = np.eye(m) + size * rng.standard_normal((m, m)), np.eye(n) + size * rng.standard_normal((n, n))
-            L, R = (np.eye(m) if factors == "right" else L), (np.eye(n) if factors == "left" else R)
             assert kappa(K, L, R) >= bound * (1 - 1e-7)
     assert sum(above) >= 3
 
@@ -146,16 +140,15 @@ def test_large_numbers_and_small_ones():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("A", "shape", "rtol", "error", "words"),
     [
-        ((np.ones((3, 6)), (2, 4)), ConfigError, "6 columns, not 2 × 4"),
-        ((np.ones((3, 6)), (0, 4)), ConfigError, "does not fit"),
-        ((np.ones((3, 6)), (2, 3), "row"), ConfigError, "'left', 'right' or 'both'"),
-        ((np.eye(4), (2, 2), "both", 2.0), ConfigError, "rtol"),
-        ((np.zeros((3, 6)), (2, 3)), MatrixError, "zero"),
-        ((np.full((3, 6), np.nan), (2, 3)), MatrixError, "NaN|finite"),
+        (np.ones((3, 6)), (2, 4), 1e-2, ConfigError, "6 columns, not 2 × 4"),
+        (np.ones((3, 6)), (0, 4), 1e-2, ConfigError, "does not fit"),
+        (np.eye(4), (2, 2), 2.0, ConfigError, "rtol"),
+        (np.zeros((3, 6)), (2, 3), 1e-2, MatrixError, "zero"),
+        (np.full((3, 6), np.nan), (2, 3), 1e-2, MatrixError, "NaN|finite"),
     ],
 )
-def test_wrong_arguments_are_one_sentence(arguments, error, words):
+def test_wrong_arguments_are_one_sentence(A, shape, rtol, error, words):
     with pytest.raises(error, match=words):
-        optimal_kronecker_scaling(*arguments[:3], **dict(zip(["rtol"], arguments[3:], strict=False)))
+        optimal_kronecker_scaling(A, shape, rtol=rtol)
