@@ -56,6 +56,7 @@ GONE: dict[str, str] = {
     "noise_per": "the noise of sphere is drawn for each channel of each sample",
     "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
+    "rank_bound": "hesscond.condition_number finds the rank, exactly where sizes leave it open",
     "factors": "hesscond.optimal_kronecker_scaling takes the best of both factors",
     "optimal-diagonal": "measure with method=hesscond.hessians.OptimalDiagonal(); train with bnp",
     "p": "equilibration takes 2-norms, as its paper does",

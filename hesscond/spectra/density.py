@@ -54,17 +54,6 @@ class Recurrence:
         weights = vectors[0] ** 2
         return nodes, weights / weights.sum(), self.betas[-1] * np.abs(vectors[-1])
 
-    def left_radau(self, x: float) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes and weights of Gauss–Radau quadrature with a node at x, left of the spectrum; see `radau`."""
-        if self.invariant:
-            return self.gauss()[:2]
-        pivot = self.alphas[0] - x
-        for alpha, beta in zip(self.alphas[1:], self.betas[:-1], strict=True):
-            pivot = alpha - x - beta**2 / pivot
-        nodes, vectors = eigh_tridiagonal(np.append(self.alphas, x + self.betas[-1] ** 2 / pivot), self.betas)
-        # x is the smallest node, up to rounding
-        return np.maximum(nodes, x), vectors[0] ** 2
-
     def below(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds of μ's distribution function: lower ≤ μ((−∞, x)) and μ((−∞, x]) ≤ upper, for x (m,).
 
@@ -83,11 +72,16 @@ class Recurrence:
             upper[inner] = total[np.searchsorted(nodes, x[inner], "right")]
             return lower, np.minimum(upper, 1.0)
         for part in np.array_split(inner, max(1, -(-len(inner) // CHUNK))):
-            lower[part], upper[part] = self.radau(x[part])
+            nodes, weights = self.radau(x[part])
+            # x is a node, up to rounding
+            own = np.abs(nodes - x[part][:, None]).argmin(1)[:, None]
+            total = np.take_along_axis(np.cumsum(weights, 1), own, 1)
+            lower[part] = (total - np.take_along_axis(weights, own, 1))[:, 0]
+            upper[part] = np.minimum(total[:, 0], 1.0)
         return lower, upper
 
     def radau(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Weights left of x, without and with that of x, of the Gauss–Radau rules with a node prescribed at x (m,).
+        """Nodes and weights (m, k + 1) of the Gauss–Radau rules with a node prescribed at x (m,).
 
         The rule is that of J bordered by β_k and by the entry x + β_k²/d, with d the last pivot of J − x (Golub, SIAM
         Review 15, 1973). As x nears a Gauss node d vanishes and the rule becomes that of J itself, with a node far
@@ -107,12 +101,7 @@ class Recurrence:
         matrices[:, k, k] = scaled + entries
         nodes, vectors = np.linalg.eigh(matrices)
         weights = vectors[:, 0, :] ** 2
-        weights /= weights.sum(1, keepdims=True)
-        # x is a node, up to rounding
-        own = np.abs(nodes - scaled[:, None]).argmin(1)
-        total = np.cumsum(weights, 1)
-        upper = total[np.arange(len(x)), own]
-        return upper - weights[np.arange(len(x)), own], np.minimum(upper, 1.0)
+        return nodes * size, weights / weights.sum(1, keepdims=True)
 
 
 def unit_vectors(
@@ -137,7 +126,6 @@ def recurrences(
     count: int,
     steps: int,
     *,
-    dtype: torch.dtype,
     null_space: Subspace | None,
 ) -> list[Recurrence]:
     """Lanczos recurrences from the next ``count`` unit vectors of ``starts``, with one product a step for all.
@@ -146,7 +134,7 @@ def recurrences(
     comes twice (Giraud, Langou, Rozložník and van den Eshof, Numer. Math. 101, 2005). Recurrences whose next vector
     would be rounding only have found an invariant subspace and end there.
     """
-    order, device = operator.order, operator.device
+    order, dtype, device = operator.order, operator.dtype, operator.device
     whole = order - (null_space.dimension if null_space is not None else 0)
     basis = torch.empty(count, steps, order, dtype=dtype, device=device)
     for row, start in zip(basis[:, 0], starts, strict=False):
@@ -160,13 +148,13 @@ def recurrences(
     threshold = max(operator.rounding, ROUNDING * torch.finfo(dtype).eps)
     exponent: int | None = None
     for k in range(steps):
-        product = operator.multiply(basis[:, k].T.to(operator.dtype))
+        product = operator.multiply(basis[:, k].T)
         if exponent is None:
             # a power of two takes the scale out exactly: no square over- or underflows, in float32 either
             largest = float(product.abs().max())
             most = math.frexp(torch.finfo(dtype).max)[1] - 2
             exponent = min(max(math.frexp(largest)[1], -most), most) if largest > 0 else 0
-        residual = product.T.contiguous().to(dtype).mul_(2.0**-exponent)
+        residual = product.T.contiguous().mul_(2.0**-exponent)
         del product
         if null_space is not None:
             residual = null_space.remove(residual.T).T.contiguous()
@@ -258,7 +246,6 @@ def density(
     steps: int = 80,
     seed: int = 0,
     method: str = "auto",
-    dtype: torch.dtype | None = None,
     memory: float | str | None = None,
     null_space: Subspace | None = None,
 ) -> Density:
@@ -280,8 +267,6 @@ def density(
     method
         "lanczos"; "dense": form the matrix and compute all eigenvalues, which is exact; "auto": "dense" for n ≤ 2000
         if that takes no more products.
-    dtype
-        Precision of the recurrences; that of the operator if not given.
     memory
         Bytes for the vectors.
     null_space
@@ -309,14 +294,13 @@ def density(
     known = A.null_space if null_space is None else null_space
     refuse_misfits(A.order, probes=probes, steps=steps, method=method, null=known)
     steps = min(steps, A.order - (0 if known is None else known.dimension))
-    dtype = A.dtype if dtype is None else dtype
-    block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=dtype, memory=bytes_of(memory))
+    block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=A.dtype, memory=bytes_of(memory))
     if not block:
         return led(A, lambda: dense_density(A, known))
     vectors = block * (steps + WORKING)
-    size = vectors * A.order * dtype.itemsize
+    size = vectors * A.order * A.dtype.itemsize
     logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
-    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed, dtype))
+    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed))
 
 
 def lanczos_density(
@@ -326,7 +310,6 @@ def lanczos_density(
     steps: int,
     block: int,
     seed: int,
-    dtype: torch.dtype,
 ) -> Density:
     """Density by stochastic Lanczos quadrature, ``block`` probes at a time."""
     found: list[Recurrence] = []
@@ -334,14 +317,14 @@ def lanczos_density(
     vectors = unit_vectors(A.order, probes, seed, known, A.device)
     while len(found) < probes:
         width = min(block, probes - len(found))
-        own = recurrences(A, vectors, width, steps, dtype=dtype, null_space=known)
+        own = recurrences(A, vectors, width, steps, null_space=known)
         # all take part in the products until the last one has ended
         products += width * max(len(one.alphas) for one in own)
         found += own
     if not all(np.isfinite(one.alphas).all() and np.isfinite(one.betas).all() for one in found):
         raise MatrixError("products of the operator are not finite: look at the loss and the parameters")
     size = max(float(np.abs(one.gauss()[0]).max()) for one in found)
-    rounding = max(A.rounding, ROUNDING * torch.finfo(dtype).eps)
+    rounding = max(A.rounding, ROUNDING * torch.finfo(A.dtype).eps)
     return Density.of(
         found,
         order=A.order,
@@ -562,8 +545,9 @@ class Density(Shown):
         found = self._sum(torch.where(self.weights > 0, self.nodes.log(), 0.0))
         if not self.recurrences:
             return found
-        rules = [one.left_radau(least) for one in self.recurrences]
-        lower = self.order * float(np.mean([weights @ np.log(nodes) for nodes, weights in rules]))
+        rules = [one.gauss() if one.invariant else one.radau(np.array([least])) for one in self.recurrences]
+        # the smallest node is the prescribed one, up to rounding
+        lower = self.order * float(np.mean([(rule[1] * np.log(np.maximum(rule[0], least))).sum() for rule in rules]))
         half = max(0.0, found.value - lower) / 2
         return replace(found, value=found.value - half, error=found.error + half)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import overload
 
 import numpy as np
@@ -256,7 +256,6 @@ def condition_number(
     matrix: object | None = None,
     *,
     factor: object | None = None,
-    rank_bound: int | None = None,
     rtol: float = 1e-12,
     error: float = 0.0,
 ) -> ConditionNumber:
@@ -269,8 +268,6 @@ def condition_number(
         curvlinops, a scipy ``LinearOperator``) must be symmetric: see `operator_condition`.
     factor : (m, n) array or tensor
         F; κ is that of FᵀF, computed from F.
-    rank_bound
-        Known upper bound of the rank.
     rtol
         Relative width of κ's interval at which the cheaper solver is accepted; larger is faster. Operators whose
         matrix is not formed are iterated on to 1e-8 at best.
@@ -286,7 +283,7 @@ def condition_number(
     ------
     MatrixError
         Neither or both given; not a finite, non-empty real matrix of doubles; a sparse one too large to factor densely;
-        ``rtol``, ``error`` or ``rank_bound`` is none.
+        ``rtol`` or ``error`` is none.
 
     Examples
     --------
@@ -302,17 +299,14 @@ def condition_number(
     for name, value in (("rtol", rtol), ("error", error)):
         if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")
-    if rank_bound is not None and (not isinstance(rank_bound, Integral) or rank_bound < 1):
-        raise MatrixError(f"rank_bound={rank_bound!r} bounds the rank of no matrix but zero: give 1 or more, or None")
-    bound = None if rank_bound is None else partial(int, rank_bound)
     if matrix is None:
-        return factor_condition(dense(factor), rank_bound=bound, rtol=rtol, error=error, exact=error == 0)
+        return factor_condition(dense(factor), rtol=rtol, error=error, exact=error == 0)
     if is_operator(matrix):
         return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
     measure = symmetric_condition if symmetric else partial(factor_condition, power=1)
-    return measure(array, rank_bound=bound, rtol=rtol, error=error, exact=error == 0)
+    return measure(array, rtol=rtol, error=error, exact=error == 0)
 
 
 def is_operator(matrix: object) -> bool:

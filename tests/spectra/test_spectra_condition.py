@@ -501,7 +501,7 @@ def test_what_is_a_matrix_of_doubles_is_taken_as_it_is():
 
 @pytest.mark.parametrize(
     "options",
-    [{"error": -1}, {"error": math.nan}, {"error": math.inf}, {"rtol": math.nan}, {"rtol": -1}, {"rank_bound": 0}],
+    [{"error": -1}, {"error": math.nan}, {"error": math.inf}, {"rtol": math.nan}, {"rtol": -1}],
 )
 def test_tolerances_that_are_none_are_refused(options):
     with pytest.raises(MatrixError, match=next(iter(options))):
