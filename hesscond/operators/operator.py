@@ -574,15 +574,14 @@ class ApproximateInverse(ABC):
 
 
 class DiagonalInverse(ApproximateInverse):
-    """Inverse of a diagonal M (n,), whose shifted entries are kept at or above ``floor`` times the largest |M_i|."""
+    """Inverse of a diagonal M (n,), whose shifted entries are kept at or above 1e-14 times the largest |M_i|."""
 
-    def __init__(self, diagonal: torch.Tensor, floor: float = 1e-14) -> None:
-        self.order = len(diagonal)
-        self._diagonal, self._floor = diagonal, floor
+    def __init__(self, diagonal: torch.Tensor) -> None:
+        self.order, self._diagonal = len(diagonal), diagonal
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
         denominators = self._diagonal.to(vectors) - shift
-        smallest = self._floor * float(self._diagonal.abs().max()) or 1.0
+        smallest = 1e-14 * float(self._diagonal.abs().max()) or 1.0
         signs = torch.where(denominators < 0, -1.0, 1.0).to(vectors)
         return vectors / (signs * denominators.abs().clamp_min(smallest))[:, None]
 

@@ -62,8 +62,8 @@ class CountedProducts(SymmetricOperator):
 class Excluded:
     """Subspace that a search leaves out: a known null space, and null vectors found during the search."""
 
-    def __init__(self, known: Subspace | None, order: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.known, self.found = known, torch.empty(0, order, dtype=dtype, device=device)
+    def __init__(self, known: Subspace | None, order: int, device: torch.device) -> None:
+        self.known, self.found = known, torch.empty(0, order, dtype=torch.float64, device=device)
         self.residuals: list[float] = []  # ‖Av‖ of each row
 
     @property
@@ -92,9 +92,9 @@ class RitzSpace:
     vector that joins (Courant, Fischer).
     """
 
-    def __init__(self, capacity: int, order: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, capacity: int, order: int, device: torch.device) -> None:
         self.capacity = capacity
-        self.V, self.W = (Basis(capacity, order, dtype=dtype, device=device) for _ in range(2))
+        self.V, self.W = (Basis(capacity, order, dtype=torch.float64, device=device) for _ in range(2))
         self.H = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     @property
@@ -140,8 +140,8 @@ class SingularSpace(RitzSpace):
     takes apart. Since R is never squared, they are as accurate as the products. W holds Q, and H is QᵀV.
     """
 
-    def __init__(self, capacity: int, order: int, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(capacity, order, dtype, device)
+    def __init__(self, capacity: int, order: int, device: torch.device) -> None:
+        super().__init__(capacity, order, device)
         self.R = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
 
     def append(self, v: torch.Tensor, w: torch.Tensor) -> None:

@@ -37,7 +37,6 @@ def smallest_nonzero(
     tol: float = 1e-8,
     norm: float | None = None,
     memory: float | str | None = None,
-    dtype: torch.dtype = torch.float64,
     seed: int = 0,
     max_products: int | None = None,
     dense_order: int | None = None,
@@ -73,8 +72,6 @@ def smallest_nonzero(
         Bytes for the vectors: a basis of 50, or 2k + 30 if that is more, as many images and 3k + 17 others, plus one
         for each null direction that is found, and 12 if A is not known to be positive semidefinite. A smaller basis is
         restarted earlier. The number is logged before the first product.
-    dtype
-        Precision of the vectors; products are formed in that of the operator.
     seed
         Seed of all random vectors.
     max_products
@@ -134,22 +131,22 @@ def smallest_nonzero(
     memory = bytes_of(memory)
     if max_products is None:
         max_products = min(10 * operator.order + 1000, 100_000)
-    check(operator, k, tol=tol, norm=norm, inverse=inverse, known=known, dtype=dtype, max_products=max_products)
+    check(operator, k, tol=tol, norm=norm, inverse=inverse, known=known, max_products=max_products)
     if dense_order is None:
         with_inverse = DENSE_ORDER if operator.psd else DENSE_ORDER_INDEFINITE
         dense_order = DENSE_ORDER_ALONE if inverse is None else with_inverse
 
     def compute() -> EigenResult:
         products = CountedProducts(operator)
-        excluded = Excluded(known, operator.order, dtype, operator.device)
+        excluded = Excluded(known, operator.order, operator.device)
         if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
             return smallest_dense(products, k, excluded, tol=tol)
-        capacity, vectors = sizes(operator.order, k, memory, dtype, psd=operator.psd)
+        capacity, vectors = sizes(operator.order, k, memory, psd=operator.psd)
         if not set_scale(products, norm):
             return nothing(products, excluded, vectors)
         kind = RitzSpace if operator.psd else SingularSpace
         fresh = torch.Generator(operator.device).manual_seed(seed)
-        space = kind(capacity, operator.order, dtype, operator.device)
+        space = kind(capacity, operator.order, operator.device)
         search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
         search.run()
         return conclusion(search, vectors)
@@ -168,7 +165,6 @@ def check(
     norm: float | None,
     inverse: ApproximateInverse | None,
     known: Subspace | None,
-    dtype: torch.dtype,
     max_products: int,
 ) -> None:
     """Raise an error for arguments that do not fit together."""
@@ -179,8 +175,6 @@ def check(
         raise ConfigError(f"tol={tol} is not a relative error: give a number between 0 and 1, 1e-8 say")
     if norm is not None and not 0 < norm < math.inf:
         raise ConfigError(f"norm={norm} is not the norm of an operator: give a positive number, or None to estimate it")
-    if dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"dtype={dtype} does not do for orthonormal vectors: use torch.float64 or torch.float32")
     for name, part in (("inverse", inverse), ("null_space", known)):
         if part is not None and part.order != order:
             raise MatrixError(f"{name} has order {part.order}, but the operator has order {order}: they must agree")
@@ -199,11 +193,11 @@ def least_bytes(order: int, *, psd: bool) -> int:
     return 8 * order * (2 * least + others)
 
 
-def sizes(order: int, k: int, memory: float | None, dtype: torch.dtype, *, psd: bool) -> tuple[int, int]:
+def sizes(order: int, k: int, memory: float | None, *, psd: bool) -> tuple[int, int]:
     """Vectors in the basis, and the most vectors of length n at a time, which is logged."""
     least, others = counts(k, psd=psd)
     capacity = max(BASIS, 2 * k + 30)
-    size = order * dtype.itemsize
+    size = 8 * order
     if memory is not None:
         capacity = min(capacity, int(memory // size - others) // 2)
         if capacity < least:

@@ -16,6 +16,7 @@ from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
 from hesscond.spectra.condition import EPS, Values, conclude
 from hesscond.spectra.solvers.dual import least_refined
+from tests.truth import layer_truth
 
 
 @pytest.fixture(autouse=True)
@@ -225,11 +226,7 @@ def test_a_constant_feature_is_one_direction_for_each_unit(seed, loss):
     x, y = torch.randn(20, 4).double(), torch.randn(20, 3).double()
     y = y if isinstance(loss, nn.MSELoss) else y.argmax(1)
     kappa = hesscond.probe(model, loss, (x, y), layers=["2"], level="layer")["2"].kappa
-    rows = torch.cat([torch.ones(20, 1).double(), torch.tanh(model[0](x).detach())], 1)
-    truth = torch.func.hessian(lambda w: loss(rows @ w.view(3, 5).T, y))(
-        torch.cat([model[2].bias.detach()[:, None], model[2].weight.detach()], 1).flatten()
-    )
-    values = torch.linalg.eigvalsh(truth)
+    values = torch.linalg.eigvalsh(layer_truth(model, loss, (x, y), "2"))
     rank = 12 if isinstance(loss, nn.MSELoss) else 8
     assert (kappa.rank, kappa.rank_decision) == (rank, "structural")
     assert kappa.value == pytest.approx(float(values[-1] / values[15 - rank]), rel=1e-8)

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_map_only
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from tests.cases import CASES, case, eligible_layers, mlp, split
+from tests.cases import CASES, Net, case, eligible_layers, mlp, split
 from tests.operators.operator_contract import OperatorCase, OperatorContract
 from tests.support.kinds import Applied
-from tests.truth import block, case_truth, in_double, same_random_numbers
+from tests.truth import block, case_truth, double_backward, in_double, same_random_numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -60,10 +60,6 @@ def flat(tensors):
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
-def derivatives(value, variables, **options):
-    return flat(torch.autograd.grad(value, variables, allow_unused=True, materialize_grads=True, **options))
-
-
 @functools.cache
 def network_truth(example):
     """(n, n) Hessian and (n,) gradient in all parameters that are trained, row by row, and the loss."""
@@ -71,9 +67,8 @@ def network_truth(example):
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, arguments(inputs))
     with sdpa_kernel(SDPBackend.MATH), same_random_numbers(torch.device("cpu")):
         loss = loss_fn(model(*args, **kwargs), targets)
-    gradient = derivatives(loss, variables, create_graph=True)
-    rows = [derivatives(g, variables, retain_graph=True) for g in gradient]
-    return torch.stack(rows), gradient.detach(), float(loss.detach())
+    gradient = torch.autograd.grad(loss, variables, retain_graph=True, materialize_grads=True)
+    return double_backward(loss, variables), flat(gradient), float(loss.detach())
 
 
 def is_close(found, truth, tolerance=1e-10):
@@ -195,54 +190,19 @@ def test_flatten_and_unflatten(options):
         H.flatten(dict(list(tensors.items())[1:]))
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, x):
-        return self.decoder(torch.tanh(self.encoder(x)))
-
-
 def test_a_tied_parameter_is_there_once_and_moves_at_both_places():
     torch.manual_seed(0)
-    model = Tied().double()
+    parts = {"encoder": nn.Linear(4, 4), "decoder": nn.Linear(4, 4)}
+    model = Net(lambda m, x: m.decoder(torch.tanh(m.encoder(x))), **parts).double()
+    model.decoder.weight = model.encoder.weight
     x, y = torch.randn(6, 4).double(), torch.randn(6, 4).double()
     H = HessianOperator(model, nn.MSELoss(), (x, y))
     assert H.names == ["encoder.weight", "encoder.bias", "decoder.bias"]
-
-    def loss(W, b, c):
-        return F.mse_loss(F.linear(torch.tanh(F.linear(x, W, b)), W, c), y)
-
-    theta = tuple(p.detach() for p in model.parameters())
-    blocks = torch.func.hessian(loss, argnums=(0, 1, 2))(*theta)
-    sizes = [t.numel() for t in theta]
-    rows = [[b.reshape(m, n) for b, n in zip(row, sizes, strict=True)] for row, m in zip(blocks, sizes, strict=True)]
-    is_close(H.to_dense(), torch.cat([torch.cat(row, 1) for row in rows]))
+    is_close(H.to_dense(), double_backward(F.mse_loss(model(x), y), model.parameters()))
     layer = HessianOperator(model, nn.MSELoss(), (x, y), layers="decoder")
     is_close(layer.to_dense(), hesscond.probe(model, nn.MSELoss(), (x, y), ["decoder"], "layer")["decoder"].hessian())
     with pytest.raises(ConfigError, match=r"'encoder\.weight' and 'decoder\.weight' are one parameter"):
         HessianOperator(model, nn.MSELoss(), (x, y), layers=["encoder", "decoder"])
-
-
-def test_unused_parameters_have_zero_rows_and_frozen_ones_none():
-    model, loss_fn, batch = case("unreached-and-frozen").make()
-    H = HessianOperator(model, loss_fn, batch)
-    assert "body.0.weight" not in H.names
-    dense = H.to_dense()
-    unused = [name for name in H.names if name.startswith(("spare", "deep"))]
-    assert len(unused) == 4
-    for name in unused:
-        assert (dense[H.parts[name]] == 0).all()
-        assert (dense[:, H.parts[name]] == 0).all()
-    named = HessianOperator(model, loss_fn, batch, parameters=["body.0.weight"])
-    assert (named.to_dense() != 0).any()
-    G = GGNOperator(model, loss_fn, batch)
-    assert (G.to_dense()[H.parts[unused[0]]] == 0).all()
-
-
-# ------------------------------------------------------------------------------------------------------- curvlinops
 
 
 # --------------------------------------------------------------------------------------------------- numbers, errors

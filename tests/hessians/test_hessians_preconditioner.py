@@ -23,6 +23,7 @@ from hesscond.hessians import (
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
 from hesscond.hessians.coordinates.statistics import by_group
 from hesscond.operators import Congruence
+from tests.truth import layer_truth
 
 ORDER, UNITS = 5, 4
 
@@ -177,18 +178,6 @@ def problem(bend):
     return model, nn.CrossEntropyLoss(), (x, torch.randint(0, 3, (11,)))
 
 
-def dense_layer(model, loss, batch):
-    """torch.func.hessian in the parameters of layer 0, unit by unit, [b, w]."""
-    theta = torch.cat([model[0].bias[:, None], model[0].weight], 1).detach()
-
-    def function(v):
-        v = v.view_as(theta)
-        changed = {"0.weight": v[:, 1:], "0.bias": v[:, 0]}
-        return loss(torch.func.functional_call(model, changed, (batch[0],)), batch[1])
-
-    return torch.func.hessian(function)(theta.flatten()).detach().numpy()
-
-
 ALL = UNITWISE | {
     "bnp": (lambda: grouped().of_unit(0), lambda i: grouped().of_unit(0).matrix(ORDER).numpy()),
     "bnp with a dead feature": (
@@ -205,7 +194,7 @@ def test_hessians_of_units_layers_and_networks(kind, bend):
     make, dense = ALL[kind]
     P: Preconditioner = make()
     model, loss, (x, y) = problem(bend)
-    H = dense_layer(model, loss, (x, y))
+    H = layer_truth(model, loss, (x, y), "0").numpy()
     stream = [(x[:3], y[:3]), (x[3:], y[3:])]
 
     def same(found, truth):
@@ -292,7 +281,7 @@ def test_hessians_in_coordinates_that_act_across_units(kind, right, bend):
     L = left(kind)
     R = RIGHT[right](L.shape[1])
     model, loss, (x, y) = problem(bend)
-    H, whole = dense_layer(model, loss, (x, y)), kronecker(L, R).numpy()
+    H, whole = layer_truth(model, loss, (x, y), "0").numpy(), kronecker(L, R).numpy()
     truth = whole.T @ H @ whole
     P = Kronecker(L, R, "mine")
     for data in ((x, y), [(x[:3], y[:3]), (x[3:], y[3:])]):

@@ -134,15 +134,6 @@ def test_the_gradient_goes_through_E_or_takes_it_for_a_constant():
 # ----------------------------------------------------------------------------------------- the Hessian, read three ways
 
 
-def dense_layer_hessian(model, name, x, y):
-    """[bias, W] of an equilibrated layer, the gradient and the Hessian of the loss in them."""
-    parameters = list(model.get_submodule(name).parameters())
-    loss = F.cross_entropy(model(x), y)
-    gradient = torch.autograd.grad(loss, parameters, retain_graph=True)
-    point, slope = (torch.cat([t.detach().flatten() for t in own]) for own in (parameters, gradient))
-    return point, slope, double_backward(loss, parameters)
-
-
 @pytest.mark.parametrize("axis", ["row", "column", "row-column", "jacobi"])
 @pytest.mark.parametrize("kind", ["square", "conv2d-groups"])
 def test_with_E_frozen_it_is_what_finite_differences_of_the_loss_give(kind, axis):
@@ -232,7 +223,7 @@ def test_jacobi_on_a_square_layer_trains_and_is_measured():
     assert torch.allclose(model.fc2.weight.diagonal(), torch.ones(20).double())
     x, y = (part[:40] for part in digits())
     found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], "layer", method)["fc2"].hessian()
-    truth = dense_layer_hessian(model, "fc2", x, y)[2]
+    truth = double_backward(F.cross_entropy(model(x), y), model.fc2.parameters())
     assert torch.allclose(found, truth, rtol=1e-10, atol=1e-11 * float(truth.norm()))
     W = model.fc2.parametrizations.weight.original.detach()
     e = method.readings("fc2")["E frozen"].matrix(21).diagonal()

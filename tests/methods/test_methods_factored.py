@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
@@ -232,32 +231,3 @@ def test_a_loss_that_was_not_shown_is_missed(spec):
 def test_layers_that_they_do_not_know(spec, layer, word):
     with pytest.raises(ConfigError, match=word):
         parse(spec).create(nn.Sequential(layer))
-
-
-@pytest.mark.share(4)
-@pytest.mark.parametrize("level", ["layer", "network"])
-@pytest.mark.parametrize("spec", ["shampoo", "kfac", "ekfac", "soap", "psgd", "gauss-newton"])
-def test_kappa_is_that_of_the_dense_matrix(spec, level):
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    method, (x, y) = parse(spec).create(model), data()
-    loss = nn.functional.cross_entropy(model(x), y)
-    method.observe(loss)
-    loss.backward()
-    method.transform_gradients()
-    result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level=level, method=method)
-    for name in result:
-        plain = hesscond.probe(
-            model, nn.CrossEntropyLoss(), (x, y), level=level, layers=["0", "2"] if level == "network" else None
-        )
-        H = plain[name].hessian().numpy()
-        own = [
-            UnitCoordinates(method.coordinates(k), range(m), n).to_dense()
-            for k, m, n in (("0", 4, 6), ("2", 3, 5))
-            if name in (k, "network")
-        ]
-        P = torch.block_diag(*own).numpy()
-        sizes = np.sort(np.abs(np.linalg.eigvalsh(P.T @ H @ P)))[::-1]
-        kappa = result[name].kappa
-        assert kappa.resolved
-        assert float(kappa) == pytest.approx(sizes[0] / sizes[kappa.rank - 1], rel=1e-6)

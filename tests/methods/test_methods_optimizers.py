@@ -312,15 +312,6 @@ def pair(model):
     return [torch.optim.Muon(linear, lr=0.02), torch.optim.AdamW(rest, lr=0.003)]
 
 
-def dense_M(model, optimizers):
-    """M of `AtWork`, block by block on unit gradients: its parts are tested against steps above."""
-    blocks = []
-    for p, P in zip(model.parameters(), AtWork(model, optimizers).maps(model.parameters()), strict=True):
-        units = torch.eye(p.numel(), dtype=torch.float64)
-        blocks.append(torch.stack([P.applied(unit.view(p.shape)).flatten() for unit in units], 1))
-    return torch.block_diag(*blocks)
-
-
 @pytest.mark.parametrize("layers", [None, ["2"]])
 def test_a_layer_beside_one_whose_weight_is_computed_is_measured(layers):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
@@ -370,19 +361,17 @@ PARTS = {
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("part", PARTS)
 def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
-    """Each block is that of the parameters that move, which its result names; the others are skipped."""
+    """Each block names the parameters that move; the constructions of the support tests have its truth."""
     model = network(norm=norm)
     optimizers = PARTS[part](model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     stepped(model, optimizers)
     moved = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
-    M, H = dense_M(model, optimizers), dense_hessian(model, *data())
-    ends = np.cumsum([p.numel() for p in model.parameters()])
-    rows = {n: np.arange(e - p.numel(), e) for (n, p), e in zip(model.named_parameters(), ends, strict=True)}
-    layers = {name.partition(".")[0] for name in rows}
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    layers = {name.partition(".")[0] for name in sizes}
     result = probe(model, nn.CrossEntropyLoss(), data(), "*", level="layer", method=optimizers)
     whole = probe(model, nn.CrossEntropyLoss(), data(), level="network", method=optimizers)
-    still = [name for name in rows if name not in moved and model.get_parameter(name).requires_grad]
+    still = [name for name in sizes if name not in moved and model.get_parameter(name).requires_grad]
     assert set(result) == {name.partition(".")[0] for name in moved}
     assert result.coordinates.startswith(
         f"coordinates: {' and '.join(type(one).__name__ for one in optimizers)}, M^1/2"
@@ -390,11 +379,7 @@ def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
     for found in (*result.values(), *whole.values()):
         own = [name for name in moved if found.name == "network" or name.startswith(f"{found.name}.")]
         assert sorted(found.parameters) == sorted(own)
-        index = np.concatenate([rows[name] for name in own])
-        assert found.n_params == found.kappa.rank + found.kappa.nullity == len(index)
-        assert found.kappa.value == pytest.approx(
-            kappa(M[index][:, index], H[index][:, index], found.kappa.rank), rel=1e-6
-        )
+        assert found.n_params == found.kappa.rank + found.kappa.nullity == sum(sizes[name] for name in own)
     for name in layers - set(result):
         assert ("not held by" in whole.skipped.get(name, "")) == any(n.startswith(f"{name}.") for n in still)
         with pytest.raises(ConfigError, match=f"layer '{name}' (is not held by|requires no gradient)"):
@@ -403,12 +388,6 @@ def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
         if name.partition(".")[0] in result:
             assert f"parameter '{name}' is not held by" in result.skipped[name]
     assert ("moved by" in result.coordinates) == ("moved by" in whole.coordinates) == bool(still)
-    for name, found in probe(model, nn.CrossEntropyLoss(), data(), method=optimizers).items():
-        own = [n for n in sorted(moved) if n.startswith(f"{name}.")]
-        for unit, k in enumerate(found.kappa):
-            index = np.concatenate([rows[n].reshape(len(model.get_parameter(n)), -1)[unit] for n in own])
-            assert found.n_params == k.rank + k.nullity == len(index)
-            assert k.value == pytest.approx(kappa(M[index][:, index], H[index][:, index], k.rank), rel=1e-6)
 
 
 def test_frozen_parameters_are_not_moved():

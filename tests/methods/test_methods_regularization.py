@@ -10,6 +10,7 @@ from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, parse
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, backward, digits, network
+from tests.truth import double_backward
 
 STRENGTH, LR = 0.03, 0.1
 #: ρ so close to 1 that the running statistics stay.
@@ -41,18 +42,10 @@ def flat(model):
 
 def derivatives(model, x, y):
     """p, ∇L, H of all parameters in the order of the model."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    shapes = [p.shape for p in parameters]
-
-    def loss(v):
-        parts = v.split([s.numel() for s in shapes])
-        own = {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
-        return nn.functional.cross_entropy(torch.func.functional_call(model, own, (x,)), y)
-
-    p = torch.from_numpy(flat(model))
-    # not torch.func.hessian, which is wrong where a layer normalization has a weight (torch 2.13)
-    H = torch.autograd.functional.hessian(loss, p)
-    return p.numpy(), torch.func.grad(loss)(p).numpy(), H.numpy()
+    loss = nn.functional.cross_entropy(model(x), y)
+    gradient = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    H = double_backward(loss, model.parameters())
+    return flat(model), torch.cat([g.flatten() for g in gradient]).numpy(), H.numpy()
 
 
 def frozen_bnp(spec, model):

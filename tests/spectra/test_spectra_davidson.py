@@ -153,14 +153,6 @@ def test_both_of_a_pair_of_opposite_signs():
     assert torch.allclose(result.residuals, true, atol=1e-14)
 
 
-def test_interior_values_are_not_an_algebraic_slice():
-    values = torch.cat([torch.tensor([-5.0, -0.1, 0.2, 3.0], dtype=torch.float64), torch.linspace(4, 9, 100).double()])
-    A, Q = prescribed(values)
-    result = smallest_nonzero(Dense(A), 2, inverse=Spectral(Q, values, 0.2, 0), dense_order=0)
-    assert result.converged
-    assert result.eigenvalues.tolist() == pytest.approx([0.2, -0.1], rel=1e-8)
-
-
 @pytest.mark.slow
 def test_a_value_that_was_missed_at_first_is_found():
     """−1e-4 beside ±1.03e-4: one iteration in three settles on the wrong one, and the search finds the other out."""
@@ -362,7 +354,6 @@ def test_broken_operators(dense_order):
         ({"k": 401}, MatrixError, "k is 1 to 400"),
         ({"tol": 0}, ConfigError, "between 0 and 1"),
         ({"norm": -1.0}, ConfigError, "positive number"),
-        ({"dtype": torch.float16}, ConfigError, "torch.float64"),
         ({"inverse": DiagonalInverse(torch.ones(3).double())}, MatrixError, "order 3"),
         ({"null_space": Span(torch.eye(3).double())}, MatrixError, "order 3"),
         ({"max_products": 1}, ConfigError, "too few"),
@@ -417,10 +408,3 @@ def test_words_count_what_was_told_from_zero(psd):
         assert kappa.rank <= 30
         assert kappa.lower <= 2
         assert f"{kappa.rank} of 2200 eigenvalues told from zero" in str(kappa)
-
-
-def test_the_largest_eigenvalue_of_an_iteration_is_in_its_interval():
-    for seed in range(2):
-        values = 1 + torch.rand(600, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        kappa = operator_condition(Diagonal(values), limits=SolverLimits(dense_order=0, seed=seed))
-        assert kappa.lower <= float(values.max() / values.min()) <= kappa.upper

@@ -10,7 +10,6 @@ from torch.func import hessian
 from hesscond.spectra import condition_number
 from hesscond.theorems import statement
 from hesscond.theorems.base import one_trial
-from hesscond.theorems.constrained_weights import random_problem
 from hesscond.theorems.descent_rates import BNPTheorem1
 from hesscond.theorems.networks import Network, flat_loss
 from hesscond.theorems.rates import (
@@ -19,15 +18,11 @@ from hesscond.theorems.rates import (
     attained,
     bounded,
     decay_of_step,
-    distance_to_kink,
     gradient,
     measured,
     newton,
     no_faster,
-    preactivations,
     predicted,
-    rescaled,
-    scaling_directions,
     second_order,
     taught,
 )
@@ -159,17 +154,6 @@ def test_no_minimum():
     assert found(lambda x: (x[0] - 2) ** 2 + 0 * x[1], 1.0, 1.0).point.tolist() == [2.0, 1.0]
 
 
-def test_rescaling_changes_nothing_but_the_weights():
-    network = taught(np.random.default_rng(0), [3, 3, 2, 2], 20, "relu", 0.1)
-    factors = vector(0.3, 2.0, 1.5, 0.7, 4.0)
-    moved = rescaled(network, factors)
-    assert float(flat_loss(network)(moved)) == pytest.approx(float(flat_loss(network)(network.parameters)), rel=1e-12)
-    directions = scaling_directions(network)
-    assert torch.linalg.matrix_rank(directions) == 5
-    small = (rescaled(network, 1 + 1e-6 * (factors - 1)) - network.parameters) / 1e-6
-    assert torch.allclose(directions @ (factors - 1), small, atol=1e-5)
-
-
 def line(weights, *, bias):
     """f(x) = v relu(w x + b) + c on some inputs, whose outputs are the targets: a minimum of loss zero."""
     inputs = torch.linspace(-1, 2, 12, dtype=torch.float64)[:, None]
@@ -177,13 +161,6 @@ def line(weights, *, bias):
     output = torch.linspace(1.0, 1.5, 1 + len(weights), dtype=torch.float64)[None]
     network = Network(inputs, torch.zeros(12, 1).double(), (hidden, output), "relu", "squared error")
     return Network(inputs, network.output().detach(), (hidden, output), "relu", "squared error")
-
-
-def test_the_distance_to_a_kink():
-    network = line([2.0], bias=[0.5])
-    a = preactivations(network, network.parameters)[:, 0]
-    x = network.inputs[:, 0]
-    assert distance_to_kink(network) == pytest.approx(float((a.abs() / (1 + x**2).sqrt()).min()), rel=1e-12)
 
 
 # ----------------------------------------------------------------------------------------------------------- statements
@@ -273,19 +250,6 @@ def test_nothing_is_faster_than_the_best_step():
     assert attained(Decay(-0.2, -0.2), k, Decay(-0.2, -0.2)).status == "holds"
     assert attained(diverging, k, Decay(-0.3, -0.3)).status == "violated"
     assert attained(diverging, k, Decay(0.2, 0.2)).status == "violated"
-
-
-def test_the_minimum_on_the_sphere_is_on_it():
-    problems = [random_problem(np.random.default_rng(seed)) for seed in range(6)]
-    # whether Newton's method converges within its steps can hang on the last digits of a machine
-    minima = [(problem, found) for problem in problems if (found := problem.minimum()) is not None]
-    assert len(minima) >= 4
-    for problem, minimum in minima:
-        at = problem.tangent(minimum.point)
-        assert torch.allclose(problem.retract(minimum.point), minimum.point, rtol=1e-12, atol=1e-13)
-        assert at.null_space.remove(at.operator.gradient[:, None]).norm() < 1e-12
-        # the gradient itself is normal, and not zero
-        assert at.operator.gradient.norm() > 1e-4
 
 
 # ------------------------------------------------------------------------------------------------- quadratic functions
