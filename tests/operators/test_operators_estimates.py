@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.operators import Dense, Diagonal, SymmetricOperator, ritz_range, trace
+from hesscond.operators import Dense, Diagonal, ritz_range, trace
+from tests.spectra.spectra_cases import Counting, prescribed
 
 N = 60
-
-
-def prescribed(values, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    Q = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64)).Q
-    A = Q @ torch.diag(values.double()) @ Q.T
-    return (A + A.T) / 2
 
 
 SPECTRA = {
@@ -27,22 +21,9 @@ SPECTRA = {
 }
 
 
-class Counted(SymmetricOperator):
-    """Counts products with one vector, and how many at most were asked for at a time."""
-
-    def __init__(self, A):
-        super().__init__(len(A), A.dtype, A.device)
-        self.A, self.products, self.widest = A, 0, 0
-
-    def multiply(self, vectors):
-        self.products += vectors.shape[1]
-        self.widest = max(self.widest, vectors.shape[1])
-        return self.A @ vectors
-
-
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_the_errors_are_as_large_as_they_say(spectrum):
-    A = prescribed(SPECTRA[spectrum])
+    A = prescribed(SPECTRA[spectrum])[0]
     operator = Dense(A)
     found = [trace(operator, 45, seed=seed) for seed in range(300)]
     off = torch.tensor([one.value for one in found], dtype=torch.float64) - A.trace()
@@ -53,7 +34,7 @@ def test_the_errors_are_as_large_as_they_say(spectrum):
 
 
 def test_a_basis_of_the_dominant_part_pays_where_the_spectrum_decays():
-    A = prescribed(torch.logspace(0, -18, N, dtype=torch.float64))
+    A = prescribed(torch.logspace(0, -18, N, dtype=torch.float64))[0]
     errors = [trace(Dense(A), 30, seed=seed).value - float(A.trace()) for seed in range(30)]
     # the standard error of Hutchinson's estimator: its variance is twice the sum of squares off the diagonal
     plain = math.sqrt(2 * float((A - torch.diag(A.diagonal())).square().sum()) / 30)
@@ -62,7 +43,7 @@ def test_a_basis_of_the_dominant_part_pays_where_the_spectrum_decays():
 
 @pytest.mark.parametrize("probes", [4, 5, 17, 40, 59])
 def test_the_products_are_those_it_says(probes):
-    operator = Counted(prescribed(SPECTRA["flat"]))
+    operator = Counting(Dense(prescribed(SPECTRA["flat"])[0]))
     found = trace(operator, probes)
     assert found.products == operator.products == probes
     assert found.probes == probes - 2 * (probes // 3)
@@ -72,7 +53,7 @@ def test_the_products_are_those_it_says(probes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_scale_only_scales(scale, dtype):
-    A = prescribed(SPECTRA["outliers"]).to(dtype)
+    A = prescribed(SPECTRA["outliers"])[0].to(dtype)
     power = 2.0 ** round(math.log2(scale))  # exact
     unit, scaled = (trace(Dense(A * c), 20) for c in (1.0, power))
     assert scaled.value == pytest.approx(power * unit.value, rel=1e-4 if dtype == torch.float32 else 1e-12)
@@ -80,7 +61,7 @@ def test_scale_only_scales(scale, dtype):
 
 
 def test_seeds_decide_and_the_global_generator_is_left_alone():
-    operator = Dense(prescribed(SPECTRA["flat"]))
+    operator = Dense(prescribed(SPECTRA["flat"])[0])
     torch.manual_seed(3)
     before = torch.get_rng_state()
     first = trace(operator, 20, seed=1)
@@ -99,7 +80,7 @@ def test_a_zero_matrix():
 
 def test_too_few_probes_are_refused():
     with pytest.raises(ConfigError, match="at least 4"):
-        trace(Dense(prescribed(SPECTRA["flat"])), 3)
+        trace(Dense(prescribed(SPECTRA["flat"])[0]), 3)
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -107,7 +88,7 @@ def test_ritz_values_lie_inside_the_spectrum_and_reach_its_ends(spectrum):
     values = SPECTRA[spectrum].double()
     width = float(values.max() - values.min())
     for seed in range(20):
-        low, high = ritz_range(Dense(prescribed(values, seed)), seed=seed)
+        low, high = ritz_range(Dense(prescribed(values, seed)[0]), seed=seed)
         assert float(values.min()) - 1e-12 * width <= low
         assert high <= float(values.max()) + 1e-12 * width
         assert max(abs(low), abs(high)) >= 0.75 * float(values.abs().max())

@@ -36,14 +36,16 @@ def truth(A):
 
 
 class Counting(SymmetricOperator):
-    """An operator that counts its products and notes the devices and precisions of what it multiplies."""
+    """An operator that counts its products with a vector, the calls for several, and how many were most at a time."""
 
     def __init__(self, A):
         super().__init__(A.order, A.dtype, A.device)
-        self.A, self.psd, self.products = A, A.psd, 0
+        self.A, self.psd, self.products, self.calls, self.widest = A, A.psd, 0, 0, 0
 
     def multiply(self, vectors):
         self.products += vectors.shape[1]
+        self.calls += 1
+        self.widest = max(self.widest, vectors.shape[1])
         return self.A.multiply(vectors)
 
     @property

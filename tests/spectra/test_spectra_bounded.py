@@ -6,16 +6,9 @@ import torch
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal
 from hesscond.spectra.bounded import LEAST_VECTORS, bounded_condition
+from tests.spectra.spectra_cases import Counting, prescribed
 
 N = 400
-
-
-def planted(values, seed):
-    """A dense matrix (n, n) with these eigenvalues."""
-    generator = torch.Generator().manual_seed(seed)
-    Q, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=generator, dtype=torch.float64))
-    A = (Q * values) @ Q.T
-    return (A + A.T) / 2
 
 
 def spectra(seed):
@@ -36,7 +29,7 @@ def spectra(seed):
 @pytest.mark.parametrize("rows", [None, LEAST_VECTORS, 20])
 def test_bounds_hold_whatever_the_spectrum(kind, seed, rows):
     values = spectra(seed)[kind]
-    A = Dense(planted(values, seed))
+    A = Dense(prescribed(values, seed)[0])
     memory = None if rows is None else rows * 8 * N
     found = bounded_condition(A, 45, memory=memory, seed=seed)
     sizes = values.abs()
@@ -58,22 +51,15 @@ def test_bounds_hold_whatever_the_spectrum(kind, seed, rows):
 
 
 def test_products_are_counted():
-    class Counting(Dense):
-        taken = 0
-
-        def multiply(self, vectors):
-            self.taken += vectors.shape[1]
-            return super().multiply(vectors)
-
-    A = Counting(planted(spectra(0)["bulk"], 0))
+    A = Counting(Dense(prescribed(spectra(0)["bulk"], 0)[0]))
     bounded_condition(A, 30)
     # three more measure rounding where an operator has to
-    assert A.taken == 27
+    assert A.products == 27
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_scaling_changes_nothing(scale):
-    A = planted(spectra(1)["null"], 1)
+    A = prescribed(spectra(1)["null"], 1)[0]
     one, other = (bounded_condition(Dense(c * A), 30).condition.lower for c in (1.0, scale))
     assert other == pytest.approx(one, rel=1e-6)
 
@@ -86,7 +72,7 @@ def test_zero_has_no_condition_number():
 
 def test_bounds_of_products_in_float32_include_their_rounding():
     values = spectra(2)["bulk"]
-    A = planted(values, 2)
+    A = prescribed(values, 2)[0]
     apart = float(torch.linalg.matrix_norm(A - A.float().double(), 2))
     found = bounded_condition(Dense(A.float()), 60, error=apart)
     assert float(found.top.lower) <= float(values.max()) <= float(found.top.upper)
@@ -96,7 +82,7 @@ def test_bounds_of_products_in_float32_include_their_rounding():
 
 
 def test_what_does_not_fit_is_refused():
-    A = Dense(planted(spectra(0)["bulk"], 0))
+    A = Dense(prescribed(spectra(0)["bulk"], 0)[0])
     with pytest.raises(ConfigError, match=r"products=5 is too few .* give 10 or more"):
         bounded_condition(A, 5)
     with pytest.raises(MatrixError, match="least basis needs"):
