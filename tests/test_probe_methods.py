@@ -1,7 +1,6 @@
 """Methods by name in a probe: what is measured is the network that the method builds, in its coordinates."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -45,9 +44,6 @@ REFUSED = {
     "sphere+bnp": "name one of them",
     "four-things-batchnorm": "weight_decay=0, or name layers to measure",
 }
-TARGET = """
-import torch
-from torch import nn
 
 
 def make():
@@ -59,12 +55,6 @@ def make():
     return model.double(), nn.CrossEntropyLoss(), (x.double(), torch.arange(12) % 3)
 
 
-def evaluating():
-    model, loss_fn, data = make()
-    return model.eval(), loss_fn, data
-"""
-exec(TARGET, scope := {})
-make = scope["make"]
 LAYERS = ("0", "3", "5")
 
 
@@ -277,29 +267,6 @@ def test_the_network_is_the_one_that_the_method_builds(spec):
     assert found.n_params == len(truth)
     for value, end in ((eigenvalues.max(), ends[-1]), (eigenvalues.min(), ends[0])):
         assert abs(value - end) <= 1e-8 * abs(ends).max() or (value > 0 and abs(end) <= 1e-12 * ends[-1])
-
-
-@pytest.mark.parametrize(
-    "spec",
-    ["vanilla", "bnp+l2", "weightnorm+minmax", "gradient-regularization"],
-)
-def test_the_command_measures_what_python_does(spec, call_cli, tmp_path, monkeypatch):
-    """The same rows, or the same sentence and exit code 2; the header says what was measured."""
-    (tmp_path / "net.py").write_text(TARGET)
-    monkeypatch.chdir(tmp_path)
-    arguments = ("probe", "net.py:make", "--method", spec, "--layers", "3", "--units", "1")
-    result = call_cli(*arguments, "--json")
-    model, loss_fn, data = make()
-    if refused(spec, "unit") is not None:
-        with pytest.raises(ConfigError) as sentence:
-            hesscond.probe(model, loss_fn, data, ["3"], units=[1], method=spec)
-        assert (result.code, result.out) == (2, "")
-        assert str(sentence.value) in " ".join(result.err.split())
-        return
-    expected = hesscond.probe(model, loss_fn, data, ["3"], units=[1], method=spec)
-    (row,) = json.loads(result.out)
-    assert (row["layer"], row["kappa"]) == ("3", expected["3"].kappa[0].value)
-    assert expected.coordinates in " ".join(call_cli(*arguments).out.split())
 
 
 def test_a_stream_is_measured_as_its_batches_together():

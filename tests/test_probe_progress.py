@@ -221,17 +221,6 @@ def test_ctrl_c_prints_the_layers_that_are_complete(tmp_path):
     assert ": stopped before it was measured\n" in out
 
 
-@pytest.mark.slow
-def test_the_second_ctrl_c_ends_at_once(tmp_path):
-    process, _ = interrupted(tmp_path, "second derivatives")
-    process.send_signal(signal.SIGINT)
-    read_to(process, "Ctrl-C again")
-    process.send_signal(signal.SIGINT)
-    out, rest = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert "interrupted" in rest
-
-
 @pytest.mark.parametrize(("attended", "tick"), [(True, 1.0), (True, 0.0), (False, 1.0)], ids=str)
 def test_long_derivatives_are_told_in_a_terminal_and_nothing_in_a_pipe(capsys, monkeypatch, attended, tick):
     model, loss, batch = convolutional(nn.BatchNorm2d(3), nn.ReLU())

@@ -107,22 +107,22 @@ def test_without_normalization(name):
     assert model(batch(name)[1][0]).isfinite().all()
 
 
-@pytest.mark.share(3)
-@pytest.mark.parametrize("norm", ["batch", "group", "layer"])
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "nerf-rays", "gpt"))])
-def test_with_each_normalization(name, norm):
-    model = reduced(name, norm=norm)
-    kind = nn.modules.batchnorm._BatchNorm if norm == "batch" else nn.GroupNorm
+NORMS = {"batch": nn.modules.batchnorm._BatchNorm, "group": nn.GroupNorm, "layer": nn.GroupNorm}
+#: Networks, an option of each, and the module that it makes.
+CHOICES = [(name, "activation", word, type(make())) for name in MODELS for word, make in ACTIVATIONS.items()]
+CHOICES += [
+    (name, "norm", word, kind)
+    for name in MODELS
+    for word, kind in NORMS.items()
+    if not name.startswith(("vit", "nerf-rays", "gpt"))
+]
+
+
+@pytest.mark.share(4)
+@pytest.mark.parametrize(("name", "option", "word", "kind"), CHOICES)
+def test_with_each_activation_and_normalization(name, option, word, kind):
+    model = reduced(name, **{option: word})
     assert any(isinstance(module, kind) for module in model.modules())
-    assert model(batch(name)[1][0]).isfinite().all()
-
-
-@pytest.mark.share(5)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("name", MODELS)
-def test_activations(name, activation):
-    model = reduced(name, activation=activation)
-    assert any(type(module) is type(ACTIVATIONS[activation]()) for module in model.modules())
     assert model(batch(name)[1][0]).isfinite().all()
 
 

@@ -226,24 +226,6 @@ def test_an_unresolved_majority_is_a_bound_and_never_a_number(tmp_path):
     assert {a.get_marker() for a in down.findobj() if a.get_gid() == "vanilla-mlp in-unresolved"} == {"v"}
 
 
-def test_a_negative_median_has_the_colour_of_its_size_and_a_minus(tmp_path):
-    traces = {"h.0.ln_1": -20.0, "h.1.ln_1": 500.0, "lm_head": -0.3}
-    run = logged(tmp_path / "run", [row(layer, trace=trace) for layer, trace in traces.items()])
-    figure = FIGURES["blocks"].draw([run], quantity="trace")
-    found = report_page.artists(figure)
-    # of order 10 each
-    np.testing.assert_allclose(found["vanilla-cells"].get_array().ravel(), np.log10([2.0, 50.0, 0.03]))
-    marks = [a for a in figure.findobj() if a.get_gid() == "vanilla-negative"]
-    edges = found["vanilla-cells"].get_coordinates()[:, 0, 1]
-    heights = sorted(y for mark in marks for y in mark.get_ydata())
-    np.testing.assert_allclose(heights, [edges[:2].mean(), edges[2:].mean()])
-    said = [text.get_text() for text in figure.findobj(Text)]
-    assert "negative: its absolute value" in said
-    rows = [row(layer, trace=abs(trace)) for layer, trace in traces.items()]
-    positive = FIGURES["blocks"].draw([logged(tmp_path / "other", rows)], quantity="trace")
-    assert "negative: its absolute value" not in [text.get_text() for text in positive.findobj(Text)]
-
-
 def test_zero_blocks_and_uncounted_negatives(tmp_path):
     zero = {"rank": 0, "nullity": 10, "lambda_max": 0.0, "lambda_min": 0.0, "kappa_lower": 1.0}
     rows = [row("h.0.ln_1", math.inf, **zero), row("h.1.ln_1", 9.0, negative=None), row("lm_head", 4.0, unit=None)]

@@ -127,24 +127,3 @@ def test_runs_that_do_not_belong_together(make_run):
     assert apart[:2] == ["bnp · lr 0.1", "bnp · lr 0.2"]
     with pytest.raises(ConfigError, match="both bnp-seed0"):
         conditioning_figure([make_run(), make_run()])
-
-
-def test_more_methods_than_two_have_kappa_and_preconditioned_kappa_apart(make_run):
-    methods = ["vanilla", "bnp", "batchnorm"]
-    figure = conditioning_figure([make_run(method) for method in methods])
-    b, c = figure.axes[1:3]
-    assert [ax.get_ylabel() for ax in (b, c)] == [r"$\kappa(H)$", r"$\kappa(P^{\top}HP)$"]
-    assert b.get_ylim() == c.get_ylim()
-    drawn = [
-        data_of(figure, f"{method}-{name}-batch-median")[1]
-        for method in methods
-        for name in ("kappa", "kappa_preconditioned")
-    ]
-    assert b.get_ylim()[0] < np.nanmin(drawn) < np.nanmax(drawn) < b.get_ylim()[1]
-    for ax, quantity in ((b, "kappa"), (c, "kappa_preconditioned")):
-        drawn = {line.get_gid() for line in ax.lines}
-        assert {f"{method}-{quantity}-batch-median" for method in methods} <= drawn
-        assert not any("expected" in (name or "") for name in drawn)
-    assert "expects" not in figure.get_supxlabel()
-    together = conditioning_figure([make_run(method) for method in methods[:2]])
-    assert "what BNP expects" in " ".join(together.get_supxlabel().split())

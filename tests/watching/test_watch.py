@@ -225,17 +225,29 @@ def test_a_budget_holds_unless_steps_are_named(options, budget):
         assert own.budget == budget
 
 
-def test_a_budget_makes_probes_rarer_and_says_so(monkeypatch, caplog):
+@pytest.fixture
+def taking(monkeypatch):
+    """A clock, and a function that makes a watch whose measurements take so many seconds of it for each block."""
     clock = {"now": 0.0}
     monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])
-    _, _, own = watched(every=1, budget=0.1, layers="2")
-    inside = own._measuring.rows
 
-    def slow():
-        clock["now"] += 0.5
-        return inside()
+    def made(seconds, **options):
+        own = watched(**options)[2]
+        inside = own._measuring.rows
 
-    monkeypatch.setattr(own._measuring, "rows", slow)
+        def slow():
+            clock["now"] += seconds * len(own._measuring.blocks)
+            return inside()
+
+        monkeypatch.setattr(own._measuring, "rows", slow)
+        return own
+
+    return clock, made
+
+
+def test_a_budget_makes_probes_rarer_and_says_so(taking, caplog):
+    clock, made = taking
+    own = made(0.5, every=1, budget=0.1, layers="2")
     found = []
     with caplog.at_level(logging.WARNING, "hesscond"):
         for step in range(1, 14):
@@ -252,17 +264,9 @@ def test_a_budget_makes_probes_rarer_and_says_so(monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("seconds", "said"), [(20.0, ["as long as 20 steps: with every=50 that is 29% of the time"]), (5.0, [])]
 )
-def test_what_every_costs_is_said_at_the_first_probe(seconds, said, monkeypatch, caplog):
-    clock = {"now": 0.0}
-    monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])
-    _, _, own = watched(every=50, layers="2")
-    inside = own._measuring.rows
-
-    def slow():
-        clock["now"] += seconds
-        return inside()
-
-    monkeypatch.setattr(own._measuring, "rows", slow)
+def test_what_every_costs_is_said_at_the_first_probe(seconds, said, taking, caplog):
+    clock, made = taking
+    own = made(seconds, every=50, layers="2")
     with caplog.at_level(logging.WARNING, "hesscond"):
         for _ in range(100):
             clock["now"] += 1.0
@@ -271,19 +275,11 @@ def test_what_every_costs_is_said_at_the_first_probe(seconds, said, monkeypatch,
     assert len(caplog.records) == len(said)
 
 
-def test_a_budget_that_allows_for_too_little_leaves_layers_out_by_its_seed(monkeypatch, caplog):
-    clock = {"now": 0.0}
-    monkeypatch.setattr("hesscond.watching.loop.time.perf_counter", lambda: clock["now"])
+def test_a_budget_that_allows_for_too_little_leaves_layers_out_by_its_seed(taking, caplog):
+    clock, made = taking
 
     def run(seed):
-        _, _, own = watched(every=1, budget=0.1, seed=seed)
-        inside = own._measuring.rows
-
-        def slow():
-            clock["now"] += 3.0 * len(own._measuring.blocks)
-            return inside()
-
-        monkeypatch.setattr(own._measuring, "rows", slow)
+        own = made(3.0, every=1, budget=0.1, seed=seed)
         for _ in range(70):
             clock["now"] += 1.0
             own.step()
