@@ -144,50 +144,35 @@ def convolutional_network(size: Size) -> Problem:
     return images(model, (3, image, image), samples, size.classes)
 
 
-class Transformer(nn.Module):
-    """Sequences of features through a `torch.nn.TransformerEncoder`, averaged and classified."""
+class Applied(nn.Module):
+    """A function of tensors as a module."""
 
-    def __init__(self, features: int, width: int, classes: int) -> None:
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.embedding = nn.Linear(features, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Logits (N, classes) of sequences (N, T, features)."""
-        return self.head(self.encoder(self.embedding(sequences)).mean(1))
+        self.forward = function
 
 
 def transformer(size: Size) -> Problem:
     """Two encoder layers with 4 heads, GELU and layer normalization."""
     torch.manual_seed(0)
     features, width, length, samples = (16, 64, 24, 32) if size is FULL else (4, 8, 5, 6)
-    problem = images(Transformer(features, width, size.classes), (length, features), samples, size.classes)
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    ends = nn.Linear(features, width), nn.Linear(width, size.classes)
+    model = nn.Sequential(ends[0], encoder, Applied(lambda tokens: tokens.mean(1)), ends[1])
+    problem = images(model, (length, features), samples, size.classes)
     # no dropout, so that the modes agree; that of evaluation has a fused path without forward-mode derivatives
     problem.model.train()
     return problem
 
 
-class Scores(nn.Module):
-    """A GPT whose scores are (N, V, T), as torch's own cross-entropy takes them."""
-
-    def __init__(self, gpt: nn.Module) -> None:
-        super().__init__()
-        self.gpt = gpt
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(N, V, T) of the tokens (N, T)."""
-        return self.gpt(tokens).transpose(1, 2)
-
-
 def characters(samples: int, length: int, width: int, heads: int, vocabulary: int, depth: int = 2) -> Problem:
-    """A GPT on random tokens, in float32."""
+    """A GPT on random tokens, in float32; its scores are (N, V, T), as torch's own cross-entropy takes them."""
     generator = torch.Generator().manual_seed(0)
     options = {"width": width, "depth": depth, "heads": heads}
     gpt = build("gpt", input_shape=(length,), outputs=vocabulary, generator=generator, **options)
     inputs, targets = torch.randint(0, vocabulary, (2, samples, length), generator=generator)
-    return Problem(Scores(gpt), nn.CrossEntropyLoss(), (inputs, targets))
+    return Problem(nn.Sequential(gpt, Applied(lambda scores: scores.mT)), nn.CrossEntropyLoss(), (inputs, targets))
 
 
 def residual_network(image: int, samples: int, classes: int = 10, name: str = "resnet18", **options: Any) -> Problem:

@@ -47,7 +47,7 @@ from measuring import (
     timing_table,
     why_not,
 )
-from peers import BLOCKS, Comparison, compare, compare_blocks
+from peers import BLOCKS, compare, compare_blocks
 from products import direction, jvp_of_gradient, product_rows
 from torch import nn
 
@@ -105,17 +105,13 @@ def products(given: argparse.Namespace) -> None:
 
 
 def tools(section: str, given: argparse.Namespace) -> None:
-    """Other tools on blocks of the MLP, on λ_max of the network, or on blocks of a GPT: times and answers."""
+    """Other tools on blocks of the MLP or on blocks of a GPT: times and answers."""
     size, patience = (QUICK, 30.0) if given.quick else (FULL, PATIENCE)
     if section == "peers":
         title, comparison = "Other tools on the same Hessians", compare(dense(size, torch.float64), patience)
-    elif section == "blocks":
+    else:
         title = "Blocks of a GPT by every tool"
         comparison = compare_blocks(patience, list(BLOCKS)[:1] if given.quick else list(BLOCKS))
-    else:
-        title = "λ_max of the network by every tool"
-        comparison = Comparison(dense(size, torch.float64, init="he", spread=0.0), patience)
-        comparison.whole_network("the network")
     one = min(processor(comparison.problem.gradients)[0] for _ in range(20))
     lines = []
     for a in comparison.answers:
@@ -242,7 +238,6 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     },
     "peers": partial(tools, "peers"),
     "products": products,
-    "top": partial(tools, "top"),
     "blocks": partial(tools, "blocks"),
     "gpt": gpt,
     "kronecker": kronecker,

@@ -258,44 +258,32 @@ def second_check(quick: bool) -> None:
     print(table(("", "level", "ms", "second check, gradients", "of the call"), rows, left=(0, 1)) + "\n", flush=True)
 
 
-#: Columns of the table of studies.
-STUDY = ("", "loop by hand", "runner", "probed", "runner / hand", "probed / runner")
 #: Iterations in a block: a study makes the rows of 32 probes together.
 BLOCK = 64
 
 
-class Hand:
-    """A loop as one writes it, with the study's network, batches and rate."""
+def by_hand(plan: RunPlan, data: Dataset, inputs: torch.Tensor) -> Callable[..., None]:
+    """A loop as one writes it, with the study's network, batches and rate: the iterations of some batches."""
+    model, loss_fn = build_model(plan, data), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=plan.learning_rate)
 
-    def __init__(self, plan: RunPlan, data: Dataset, inputs: torch.Tensor) -> None:
-        self.model, self.inputs, self.targets = build_model(plan, data), inputs, data.train_targets
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=plan.learning_rate)
-        self.loss_fn = nn.CrossEntropyLoss()
-
-    def block(self, first: int, batches: list[torch.Tensor]) -> None:
-        """The iterations of some batches."""
+    def block(_: int, batches: list[torch.Tensor]) -> None:
         for batch in batches:
-            x, y = self.inputs[batch], self.targets[batch]
-            self.optimizer.zero_grad()
-            loss = self.loss_fn(self.model(x), y)
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs[batch]), data.train_targets[batch])
             loss.backward()
-            self.optimizer.step()
+            optimizer.step()
             loss.item()
 
+    return block
 
-class Runner:
-    """The runner's training, its log in a folder."""
 
-    def __init__(self, plan: RunPlan, data: Dataset) -> None:
-        self.training = Training(plan, data, RunLog(plan.folder, plan.config(data)), None)
-
-    def block(self, first: int, batches: list[torch.Tensor]) -> None:
-        """The iterations of some batches."""
-        run = self.training
-        for iteration, batch in enumerate(batches, first):
-            loss, probes = run.step(iteration, run.inputs[batch], run.targets[batch])
-            run.record(iteration, 0, loss, probes, run.plan.learning_rate)
-        run.settle()
+def by_runner(run: Training, first: int, batches: list[torch.Tensor]) -> None:
+    """The iterations of some batches by the runner, its log in a folder."""
+    for iteration, batch in enumerate(batches, first):
+        loss, probes = run.step(iteration, run.inputs[batch], run.targets[batch])
+        run.record(iteration, 0, loss, probes, run.plan.learning_rate)
+    run.settle()
 
 
 def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.device, blocks: int) -> list[float]:
@@ -306,8 +294,8 @@ def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.de
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / name for name in ("plain", "probed")]
         plans = [RunPlan(s, method, 0, rate, f, device) for s, f in zip((never, study), folders, strict=True)]
-        plain, probed = (Runner(plan, data) for plan in plans)
-        every = [Hand(plans[0], data, plain.training.inputs), plain, probed]
+        runs = [Training(plan, data, RunLog(plan.folder, plan.config(data)), None) for plan in plans]
+        every = [by_hand(plans[0], data, runs[0].inputs), *(partial(by_runner, run) for run in runs)]
         times: list[list[float]] = [[] for _ in every]
         order = torch.Generator().manual_seed(0)
         # the first block warms up; the first iteration of an epoch is compared with the model, and left out
@@ -317,25 +305,27 @@ def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.de
             ]
             for k in range(len(every)) if block % 2 else reversed(range(len(every))):
                 start = time.perf_counter()
-                every[k].block(1 + block * BLOCK, batches)
+                every[k](1 + block * BLOCK, batches)
                 times[k].append(1e3 * (time.perf_counter() - start) / BLOCK)
-        for runner in (plain, probed):
-            runner.training.log.close("finished")
+        for run in runs:
+            run.log.close("finished")
     hand, own, with_probe = (part[1:] for part in times)
     ratios = [[b / a for a, b in zip(*pair, strict=True)] for pair in ((hand, own), (own, with_probe))]
     return [statistics.median(part) for part in (hand, own, with_probe, *ratios)]
 
 
 def study(quick: bool) -> None:
-    """An iteration of the study on CIFAR-10, or of that on digits: by hand, by the runner, and probed."""
-    config = load_study("fc-digits" if quick else "fc-cifar10")
-    data = load(config.data.name)
+    """An iteration of the study on CIFAR-10, on a GPU of that on digits: by hand, by the runner, and probed."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = load_study("fc-digits" if quick or device.type == "cuda" else "fc-cifar10")
+    data = load(config.data.name).to(device)
     rows = []
     for method in ("vanilla", "bnp"):
-        taken = study_times(config, method, data, CPU, 1 if quick else 12)
+        taken = study_times(config, method, data, device, 1 if quick else 12)
         rows.append([method, *(f"{number:.2f}" for number in taken)])
-    print(f"{config.name}, batch {config.training.batch_size}; medians of blocks of {BLOCK} iterations, ms\n")
-    print(table(STUDY, rows, left=(0,)) + "\n", flush=True)
+    print(f"{config.name}, batch {config.training.batch_size}; {device}; medians of blocks of {BLOCK} iterations, ms\n")
+    heading = ("method", "loop by hand", "runner", "probed", "runner / hand", "probed / runner")
+    print(table(heading, rows, left=(0,)) + "\n", flush=True)
 
 
 #: Steps between two probes.

@@ -1,10 +1,10 @@
-"""The engine on a GPU: checked against dense truth and against the CPU, timed, and reported in one file.
+"""The engine on a GPU: checked against dense truth, timed, and reported in one file.
 
 Run from a checkout: ``python benchmarks/gpu.py [--out FILE] [--record]``, with the checkout's folder in PYTHONPATH or
 the package installed; ``--record`` also writes the tables into RESULTS.md. Needs torch, numpy and scipy only; with the
-package's dependencies it also times an iteration of a study. (Where pytest is there, ``pytest tests -k cuda`` runs
-further tests.) Without a GPU it says so and does the same on the CPU at a small size, in less than a minute. Nothing
-stops it: failures are in the report with their tracebacks, and make the exit code 1.
+rest, ``pytest tests -k cuda`` runs further tests, and ``everyday.py --only study`` times iterations of studies.
+Without a GPU it says so and does the same on the CPU at a small size, in less than a minute. Nothing stops it: failures
+are in the report with their tracebacks, and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 from cases import (  # noqa: E402
-    CPU,
     FULL,
     QUICK,
     Problem,
@@ -53,8 +53,6 @@ from measuring import (  # noqa: E402
 )
 from products import product_rows, whole_network_rows  # noqa: E402
 
-import hesscond  # noqa: E402
-
 #: Seconds for comparisons and in all, on a GPU and without one.
 TIMES, TIMES_SMALL = (150.0, 440.0), (20.0, 50.0)
 #: Beginning of the title of a section that repeats one of the device.
@@ -72,7 +70,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
     checks: int = 0
     timings: dict[str, list[Outcome]] = field(default_factory=dict)
-    training: str = ""
     #: Tracebacks by where something went wrong.
     failures: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
@@ -99,7 +96,7 @@ class Report:
         failed = sum(where.startswith("case ") for where in self.failures)
         parts = [
             f"`python benchmarks/gpu.py --record` on one {self.about['device']} ({about}): {self.checks - failed} of "
-            f"{self.checks} comparisons with dense truth and the CPU passed, {len(self.failures)} failures.",
+            f"{self.checks} comparisons with dense truth passed, {len(self.failures)} failures.",
             *self.notes,
         ]
         for title, outcomes in self.timings.items():
@@ -115,8 +112,6 @@ class Report:
         if lines:
             heading = ("", "device, ms", "CPU, ms", "CPU / device")
             parts += [f"{level} Device and CPU", table(heading, lines, left=(0,))]
-        if self.training:
-            parts += [f"{level} An iteration of a study, ms", self.training]
         parts += [f"{level} FAILED: {where}\n\n```\n{text.strip()}\n```" for where, text in self.failures.items()]
         return "\n\n".join(parts) + "\n"
 
@@ -128,46 +123,20 @@ class Report:
 
 
 def compare_cases(report: Report, seconds: float, stride: int) -> None:
-    """Every case on the device at both levels; each failure is kept."""
-    cases = report.attempt("import of tests/cases.py", lambda: importlib.import_module("tests.cases").CASES)
+    """Every case of the tests on the device, at both levels, against dense automatic differentiation."""
+    truth = report.attempt("import of tests/agreement.py", lambda: importlib.import_module("tests.agreement"))
     end, left_out = time.monotonic() + seconds, 0
-    for case in (cases or [])[::stride]:
+    for case in truth.CASES[::stride] if truth else []:
         for level in ("unit", "layer"):
             if time.monotonic() > end:
                 left_out += 1
                 continue
             report.checks += 1
-            report.attempt(f"case {case.name}, level {level}", lambda c=case, at=level: compare(c, at, report.device))
+            report.attempt(
+                f"case {case.name}, level {level}", partial(truth.every_block_agrees, case, 0, level, report.device)
+            )
     if left_out:
         report.notes.append(f"{left_out} comparisons left out: {seconds:.0f} s were over.")
-
-
-def compare(case: Any, level: str, device: torch.device) -> None:
-    """One case at one level: the device against dense automatic differentiation and against the engine on the CPU."""
-    from tests import truth
-
-    dense_truth, size = truth.case_truth(case, 0, str(device))
-    there, here = (hesscond.probe(*case.make(0, str(where)), level=level) for where in (device, CPU))
-    assert set(there) == set(dense_truth), f"layers {sorted(there)} instead of {sorted(dense_truth)}"
-    # random numbers differ between devices, the model drawn on the CPU does not
-    problem, before = truth.Problem(*case.make(0), next(iter(dense_truth))), torch.get_rng_state()
-    problem.loss(problem.theta)
-    comparable = torch.equal(before, torch.get_rng_state())
-    for name, layer in there.items():
-        units = [None] if level == "layer" else list(layer.units)
-        for unit, kappa, other in zip(units, layer.conditions, here[name].conditions, strict=True):
-            which = {} if unit is None else {"unit": unit}
-            expected = dense_truth[name] if unit is None else truth.block(dense_truth[name], size[name], unit)
-            assert layer.hessian(**which).device.type == device.type
-            truth.agrees(kappa, expected, layer, which, case)
-            if comparable:
-                assert kappa.resolved == other.resolved or not min(kappa.rank, other.rank), f"{kappa}; CPU: {other}"
-            if comparable and kappa.resolved and other.resolved:
-                # each interval holds for its own factor; the factors differ by the rounding of the forward pass
-                slack = 1 + 1e-9 + 1e-14 * other.value
-                assert (kappa.rank, kappa.negative) == (other.rank, other.negative), f"{kappa}; on the CPU {other}"
-                assert kappa.lower <= other.upper * slack, f"{kappa}; on the CPU {other}"
-                assert other.lower <= kappa.upper * slack, f"{kappa}; on the CPU {other}"
 
 
 def time_rows(report: Report, total: float, small: bool) -> None:
@@ -217,21 +186,6 @@ def network_rows(problem: Problem) -> list[Row]:
     return [step_row(problem), probe_row("whole network", problem, level="network")]
 
 
-def time_training(report: Report, small: bool) -> None:
-    """An iteration of a study with and without a probe; a note where what studies need is not installed."""
-    try:
-        from everyday import STUDY, load, load_study, study_times
-    except ImportError as error:
-        report.notes.append(f"No iteration of a study was timed: {error}.")
-        return
-    study = load_study("fc-digits")
-    data = load(study.data.name).to(report.device)
-    times = {
-        method: study_times(study, method, data, report.device, 1 if small else 8) for method in ("vanilla", "bnp")
-    }
-    report.training = table(STUDY, [[method, *(f"{x:.3g}" for x in row)] for method, row in times.items()], left=(0,))
-
-
 def main() -> int:
     """Check, time, write the report; 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,7 +203,6 @@ def main() -> int:
     try:
         compare_cases(report, comparing, SMALL_STRIDE if small else 1)
         time_rows(report, total, small)
-        report.attempt("an iteration of a study", lambda: time_training(report, small))
         if arguments.record:
             report.record()
     except BaseException:

@@ -8,23 +8,25 @@ from __future__ import annotations
 import contextlib
 import copy
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cases import CPU, LAYERS, Problem, characters
 from measuring import TimeUp, seconds_of, time_limit
-from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from scipy.sparse.linalg import eigsh
-from torch.func import functional_call, hessian, jacrev, vmap
+from torch.func import jacrev, vmap
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 import hesscond
-from hesscond.hessians import HessianOperator
-from hesscond.spectra.lanczos import lanczos
+from tests.truth import double_backward, forward_over_reverse, unit_truth
 
 #: Seconds; calls that take less are repeated, the first one not counted.
 QUICK_CALL = 1.0
@@ -89,11 +91,8 @@ def eigenvalues_of(factor: torch.Tensor) -> Truth:
 
 def dense_truth(problem: Problem, layer: str) -> Truth:
     """The nonzero eigenvalues by double backward, one row at a time; zero is what is below 1e-12 of the largest."""
-    parameters = list(problem.model.get_submodule(layer).parameters())
     loss = problem.loss_fn(problem.model(problem.batch[0]), problem.batch[1])
-    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
-    rows = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in gradient]
-    H = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    H = double_backward(loss, problem.model.get_submodule(layer).parameters())
     values = torch.linalg.eigvalsh((H + H.T) / 2).numpy()
     values = values[np.argsort(-np.abs(values), kind="stable")]
     return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
@@ -157,7 +156,10 @@ class Comparison:
         self.ask("hesscond", label, ours, lambda found: inside(found, truths))
 
         def dense() -> list[torch.Tensor]:
-            return [torch.linalg.eigvalsh(unit_hessian(self.problem, layer, unit)) for unit in range(units)]
+            return [
+                torch.linalg.eigvalsh(unit_truth(model, loss_fn, batch, layer, unit, derivative=forward_over_reverse))
+                for unit in range(units)
+            ]
 
         def says(spectra: list[torch.Tensor]) -> str:
             errors = [abs(float(s[-1] / s[-t.rank]) - t.kappa) / t.kappa for s, t in zip(spectra, truths, strict=True)]
@@ -195,53 +197,18 @@ class Comparison:
         self.ask("hessian-eigenthings, 50 steps, SA", label, lower, bottom_says)
 
     def tops(self, layer: str, label: str, top: float) -> None:
-        """Eigenvalue of the largest size of one module ("": of the network), by every other tool."""
+        """Eigenvalue of the largest size of one module, by every other tool."""
 
-        def top_says(found: Any) -> str:
-            return f"top {off(float(found.eigenvalues[0]), top)}, converged={bool(found.converged[0])}"
+        def found(answer: Any) -> str:
+            return f"top {off(float(answer.eigenvalues[0]), top)}, converged={bool(answer.converged[0])}"
 
-        def value_says(value: float) -> str:
-            return f"top {off(value, top)}; no bottom"
-
+        steps = min(50, sum(parameter.numel() for parameter in self.parameters(layer)))
         largest = self.curvlinops(layer, k=1, which="LM")
         self.ask("curvlinops, eigsh LM", label, largest, lambda e: f"top {off(e[-1], top)}")
-        self.ask("PyHessian", label, self.pyhessian(layer), value_says)
-        self.ask("PyHessian, tol 1e-10", label, self.pyhessian(layer, maxIter=1000, tol=1e-10), value_says)
-        steps = min(50, sum(parameter.numel() for parameter in self.parameters(layer)))
-        self.ask("hessian-eigenthings", label, self.eigenthings(layer), top_says)
-        self.ask("hessian-eigenthings, 50 steps", label, self.eigenthings(layer, max_iter=steps), top_says)
-
-    def whole_network(self, label: str) -> None:
-        """λ_max of the network, by every tool; the truth is scipy's, on a product of a few lines, from two starts."""
-        order = sum(parameter.numel() for parameter in self.parameters(""))
-        options = {"which": "LA", "tol": 1e-14, "ncv": min(40, order - 1), "return_eigenvectors": False}
-        truth = ScipyOperator((order, order), matvec=self.double_backward, dtype=np.float64)
-        starts = [np.random.default_rng(seed).standard_normal(order) for seed in (0, 1)]
-        top, again = (float(eigsh(truth, 1, v0=start, **options)[0]) for start in starts)
-        if abs(top - again) > 1e-12 * top:
-            raise RuntimeError(f"the truth is not known: {top}, {again} from two random starts")
-        self.truths[label] = f"λ_max {top:.12g}"
-        given = self.problem.model, self.problem.loss_fn, self.problem.batch
-        for tol in (1e-4, 1e-8):
-
-            def ours(tol: float = tol) -> float:
-                return float(lanczos(HessianOperator(*given), 1, "top", tol=tol).eigenvalues[0])
-
-            self.ask(f"hesscond, tol {tol:.0e}", label, ours, lambda value: f"top {off(value, top)}")
-
-        def operator() -> np.ndarray:
-            return eigsh(HessianOperator(*given).to_scipy(), 1, which="LA", return_eigenvectors=False)
-
-        self.ask("hesscond's operator, eigsh", label, operator, lambda e: f"top {off(e[-1], top)}")
-        self.tops("", label, top)
-
-    def double_backward(self, vector: np.ndarray) -> np.ndarray:
-        """H v of the network."""
-        parameters = self.parameters("")
-        parts = torch.from_numpy(vector.ravel()).split([parameter.numel() for parameter in parameters])
-        gradients = self.problem.gradients(create_graph=True)
-        along = sum((g * part.view_as(g)).sum() for g, part in zip(gradients, parts, strict=True))
-        return torch.cat([h.reshape(-1) for h in torch.autograd.grad(along, parameters)]).numpy()
+        for tool, options in (("PyHessian", {}), ("PyHessian, tol 1e-10", {"maxIter": 1000, "tol": 1e-10})):
+            self.ask(tool, label, self.pyhessian(layer, **options), lambda value: f"top {off(value, top)}; no bottom")
+        self.ask("hessian-eigenthings", label, self.eigenthings(layer), found)
+        self.ask("hessian-eigenthings, 50 steps", label, self.eigenthings(layer, max_iter=steps), found)
 
     def parameters(self, layer: str) -> Sequence[torch.nn.Parameter]:
         """Parameters of a module."""
@@ -278,11 +245,9 @@ class Comparison:
         def run() -> Any:
             from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
 
-            chosen = {"param_filter": match_names(f"{layer}.*")} if layer else {}
-            loss = supervised_loss(self.problem.loss_fn)
-            return lanczos(
-                HessianOperator(self.problem.model, [self.problem.batch], loss, **chosen), k=1, seed=0, **options
-            )
+            given = self.problem.model, [self.problem.batch], supervised_loss(self.problem.loss_fn)
+            operator = HessianOperator(*given, param_filter=match_names(f"{layer}.*"))
+            return lanczos(operator, k=1, seed=0, **options)
 
         return run
 
@@ -296,22 +261,6 @@ def inside(found: Any, truths: list[Truth]) -> str:
     ranks = sum(kappa.rank == truth.rank for kappa, truth in pairs)
     right = "ranks and bounds right" if ranks == held == len(pairs) else f"{ranks} ranks, {held} bounds of {len(pairs)}"
     return f"κ {worst:.0e} off; {right}"
-
-
-def unit_hessian(problem: Problem, layer: str, unit: int) -> torch.Tensor:
-    """The Hessian in [w, b] of one unit by `torch.func.hessian`."""
-    module = problem.model.get_submodule(layer)
-    weight, bias = module.weight.detach(), module.bias.detach()
-    inputs, targets = problem.batch
-
-    def loss(row: torch.Tensor) -> torch.Tensor:
-        replaced = {
-            f"{layer}.weight": torch.cat([weight[:unit], row[None, :-1], weight[unit + 1 :]]),
-            f"{layer}.bias": torch.cat([bias[:unit], row[-1:], bias[unit + 1 :]]),
-        }
-        return problem.loss_fn(functional_call(problem.model, replaced, (inputs,)), targets)
-
-    return hessian(loss)(torch.cat([weight[unit], bias[unit : unit + 1]])).detach()
 
 
 @contextlib.contextmanager
@@ -344,10 +293,10 @@ def compare(problem: Problem, seconds: float) -> Comparison:
 
 #: Blocks of a GPT that all tools are asked about.
 BLOCKS = {
-    "gpt.block1.norm1": "layer normalization",
-    "gpt.block1.attention.q": "queries of attention",
-    "gpt.block1.fc1": "first matrix of the MLP",
-    "gpt.embedding": "embedding of tokens",
+    "0.block1.norm1": "layer normalization",
+    "0.block1.attention.q": "queries of attention",
+    "0.block1.fc1": "first matrix of the MLP",
+    "0.embedding": "embedding of tokens",
 }
 
 

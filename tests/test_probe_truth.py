@@ -1,6 +1,5 @@
 """Every case, at every level, against the dense Hessian of automatic differentiation."""
 
-import functools
 import math
 
 import numpy as np
@@ -9,9 +8,9 @@ import torch
 from torch import nn
 
 import hesscond
+from tests.agreement import every_block_agrees, probed
 from tests.cases import CASES, case, eligible_layers
 from tests.truth import (
-    agrees,
     block,
     case_truth,
     layer_truth,
@@ -57,34 +56,12 @@ def the_ways_agree(example, seed):
 # ---------------------------------------------------------------------------------------------------------- engine
 
 
-@functools.cache
-def probed(example, seed, level, device):
-    model, loss_fn, batch = example.make(seed, device)
-    return hesscond.probe(model, loss_fn, batch, level=level)
-
-
 @pytest.mark.share(12)
 @pytest.mark.parametrize("level", ["unit", "layer"])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.share(8)])])
 @pytest.mark.parametrize("example", EVERY)
 def test_every_block_is_the_dense_hessian(example, seed, level, device):
-    truth, size = case_truth(example, seed, str(device))
-    result = probed(example, seed, level, str(device))
-    assert list(result) == list(truth)
-    assert set(result.skipped) & set(eligible_layers(example.make()[0])) == set(example.unreached)
-    for name, layer in result.items():
-        whole = truth[name]
-        assert isinstance(layer.route, str)
-        assert layer.route
-        if level == "layer":
-            assert layer.n_params == len(whole)
-            agrees(layer.kappa, whole, layer, {}, example)
-            continue
-        assert layer.n_params == size[name]
-        assert tuple(layer.units) == tuple(range(len(whole) // size[name]))
-        assert len(layer.kappa) == len(layer.units)
-        for unit, kappa in zip(layer.units, layer.kappa, strict=True):
-            agrees(kappa, block(whole, size[name], unit), layer, {"unit": unit}, example)
+    every_block_agrees(example, seed, level, device)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ convolution is everything in the weight that feeds this channel.
 import contextlib
 import copy
 import functools
-import math
 
 import torch
 from torch import nn
@@ -167,46 +166,3 @@ def block(hessian, size, unit):
     """The part of a layer's Hessian that belongs to one unit with ``size`` parameters."""
     part = slice(unit * size, (unit + 1) * size)
     return hessian[part, part]
-
-
-def agrees(kappa, truth, layer, which, example):
-    """One block: the Hessian, its rank and inertia, its eigenpairs and κ are those of the dense truth."""
-    ours = layer.hessian(**which)
-    assert ours.dtype == torch.float64
-    assert ours.shape == truth.shape
-    ours, norm = ours.cpu(), float(truth.norm())
-    assert (ours - truth).norm() <= 1e-10 * norm
-    assert kappa.rank + kappa.nullity == len(truth)
-    if example.psd:
-        assert kappa.negative == 0
-    eigenvalues = torch.linalg.eigvalsh(truth)
-    sizes = eigenvalues.abs()
-    nonzero = eigenvalues[sizes > 1e-11 * norm]
-    if not kappa.resolved:
-        assert float(kappa) == math.inf
-        if kappa.rank:
-            assert kappa.lower <= float(sizes.max() / sizes[sizes > 1e-11 * norm].min()) * (1 + 1e-9)
-        return
-    if not ((sizes > 1e-14 * norm) & (sizes <= 1e-11 * norm)).any():
-        # the dense truth can tell what is zero
-        assert kappa.rank == len(nonzero)
-        assert kappa.negative == int((nonzero < 0).sum())
-    assert kappa.rank >= len(nonzero)
-
-    own, vectors = layer.eigenvalues(**which).cpu(), layer.eigenvectors(**which).cpu()
-    assert own.shape == (kappa.rank,)
-    assert vectors.shape == (len(truth), kappa.rank)
-    assert (own[:-1] >= own[1:]).all()
-    matched = own[own.abs() > 1e-11 * norm]
-    assert torch.allclose(matched, nonzero.flip(0), rtol=1e-10, atol=1e-13 * norm)
-    assert int((own < 0).sum()) == kappa.negative
-    assert (vectors.T @ vectors - torch.eye(kappa.rank, dtype=torch.float64)).norm() <= 1e-10
-    assert (ours @ vectors - vectors * own).norm() <= 1e-10 * norm
-
-    # the eigenvalues of the dense truth are themselves only good to eps·norm
-    if kappa.rank == len(nonzero):
-        true_kappa = float(nonzero.abs().max() / nonzero.abs().min())
-        slack = 1e-10 + 1e-14 * len(truth) * true_kappa
-        assert abs(float(kappa) - true_kappa) <= slack * true_kappa
-        assert kappa.lower * (1 - slack) <= true_kappa <= kappa.upper * (1 + slack)
-        assert abs(kappa.lambda_max - float(nonzero.abs().max())) <= 1e-10 * kappa.lambda_max
