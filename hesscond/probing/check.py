@@ -426,7 +426,9 @@ class ReferenceProducts:
                 data = self._compared[i]
                 self._compare(data, [j for j, own in self._compared.items() if own is data], None, forward=False)
                 one = self._central[i]
-            none = torch.zeros(shape, dtype=torch.bool, device=direction.v.device)
+            # what could not be compared again may be nonzero
+            unknown = one is not None and one.forward
+            none = torch.full(shape, unknown, dtype=torch.bool, device=direction.v.device)
             found.append(none if one is None or one.nonzero is None else one.nonzero.view(shape))
         nonzero = direction.layout.vector_of(found)
         return bool((nonzero if rows is None else nonzero[rows]).any())
