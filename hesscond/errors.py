@@ -138,6 +138,23 @@ def bytes_of(memory: object) -> float | None:
     raise ConfigError(f"memory must be a positive number of bytes, or a size such as '2 GB', not {memory!r}")
 
 
+def unfit(value: object, like: object, least: int = 1) -> str | None:
+    """What the value of an option must be, as its default is: counts, a number from 0, a word; None: it fits."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    fits, expected = isinstance(value, int) and number and value >= least, f"an integer from {least}"
+    if isinstance(like, tuple):
+        fits = isinstance(value, (list, tuple)) and not any(unfit(v, 1) for v in value)
+        expected = "a list of positive integers"
+    elif isinstance(like, str):
+        fits, expected = isinstance(value, str), "a word"
+    elif isinstance(like, bool):
+        fits, expected = isinstance(value, bool), "true or false"
+    elif isinstance(like, float):
+        fits = isinstance(value, (int, float)) and number and 0 <= value < math.inf
+        expected = "a number that is not negative"
+    return None if fits else expected
+
+
 #: Number of names that a sentence lists where there are many.
 LISTED = 8
 #: Other names of gradient descent without a method.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hesscond.data.dataset import Dataset, Form, of_arrays
-from hesscond.errors import ConfigError, DataNotFoundError, one_line
+from hesscond.errors import ConfigError, DataNotFoundError, one_line, unfit
 from hesscond.lazy import Registry
 
 #: Variable of the environment that names a folder of data sets.
@@ -59,22 +58,9 @@ class Source(ABC):
         for option, value in given.items():
             if option not in self.options:
                 raise ConfigError(f"there is no option {option!r}: choose from {', '.join(self.options)}.")
-            if expected := misfit(option, value, self.options[option]):
+            if expected := unfit(value, self.options[option], 0 if option == "seed" else 1):
                 raise ConfigError(f"{option} must be {expected}, not {value!r}.")
         return {**self.options, **given}
-
-
-def misfit(option: str, value: Any, like: Any) -> str | None:
-    """Requirement that the value of an option breaks: words, numbers ≥ 0, integers ≥ 1 (seed: ≥ 0); None: it fits."""
-    if isinstance(like, str):
-        return None if isinstance(value, str) else "a word"
-    if isinstance(like, bool):
-        return None if isinstance(value, bool) else "true or false"
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(like, float):
-        return None if number and 0 <= value < math.inf else "a number that is not negative"
-    least = 0 if option == "seed" else 1
-    return None if number and isinstance(value, int) and value >= least else f"an integer from {least}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError, one_line
+from hesscond.errors import ConfigError, one_line, unfit
 from hesscond.lazy import Registry
 from hesscond.models.layers import OptionError
 
@@ -76,27 +75,10 @@ class Architecture:
 
 
 def checked_option(option: str, value: Any, like: Any) -> Any:
-    """``value``, if it is of the kind of ``like`` (counts, a number from 0, a word), or an `OptionError`."""
-    if isinstance(like, tuple):
-        fits = isinstance(value, (list, tuple)) and all(is_count(v) for v in value)
-        expected = "a list of positive integers"
-    elif isinstance(like, str):
-        fits, expected = isinstance(value, str), "a word"
-    elif isinstance(like, bool):
-        fits, expected = isinstance(value, bool), "true or false"
-    elif isinstance(like, float):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
-        expected = "a number that is not negative"
-    else:
-        fits, expected = is_count(value), "a positive integer"
-    if not fits:
+    """``value``, if it is of the kind of ``like``, or an `OptionError`."""
+    if expected := unfit(value, like):
         raise OptionError(option, f"option {option!r} must be {expected}, got {value!r}")
     return tuple(value) if isinstance(like, tuple) else value
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value is an integer from 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def in_file(name: str, function: Any) -> Architecture:

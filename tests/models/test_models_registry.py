@@ -179,7 +179,7 @@ def test_the_smallest_images_fit_and_other_inputs_do_not(name):
         ("resnet20", {"init_scale": "big"}, "option 'init_scale' must be a number that is not negative, got 'big'"),
         ("cnn5", {"input_shape": (3, 17, 40)}, "images .* of at least 18 x 18 pixels"),
         ("cnn5", {"pooled": (4,)}, "pooled must name convolutions"),
-        ("cnn5", {"outputs": 0}, "option 'outputs' must be a positive integer, got 0"),
+        ("cnn5", {"outputs": 0}, "option 'outputs' must be an integer from 1, got 0"),
         ("cnn5", {"widths": (3, 0, 3)}, "option 'widths' must be a list of positive integers"),
         ("mlp", {"activation": 1}, "option 'activation' must be a word, got 1"),
         ("mlp", {"input_shape": (0,)}, "option 'input_shape' must be a list of positive integers"),
