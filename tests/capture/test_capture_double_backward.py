@@ -8,23 +8,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.capture.double_backward import SecondDerivatives
+from tests.cases import Net
 from tests.truth import block, layer_truth
 
 TOKENS, WIDTH, CLASSES = 5, 6, 7
 
 
-class Positionwise(nn.Module):
+def positionwise():
     """Tokens that do not see each other, with a gated MLP in a residual branch."""
 
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
-        self.head = nn.Linear(WIDTH, CLASSES)
+    def forward(m, x):
+        h = m.norm(x)
+        return m.head(x + m.down(F.silu(m.gate(h)) * m.up(h)))
 
-    def forward(self, x):
-        h = self.norm(x)
-        return self.head(x + self.down(F.silu(self.gate(h)) * self.up(h)))
+    parts = {"gate": nn.Linear(WIDTH, 8), "up": nn.Linear(WIDTH, 8), "down": nn.Linear(8, WIDTH)}
+    return Net(forward, norm=nn.LayerNorm(WIDTH), **parts, head=nn.Linear(WIDTH, CLASSES))
 
 
 def by_token(output, target):
@@ -67,7 +65,7 @@ def directions(monkeypatch):
 
 def test_positions_that_do_not_see_each_other_take_one_direction_a_unit(directions):
     torch.manual_seed(1)
-    model, batch = problem(Positionwise())
+    model, batch = problem(positionwise())
     result = hesscond.probe(model, by_token, batch, ["gate"], "unit")
     assert result["gate"].route == "double backward"
     # one more for the size of S, and two for each bit of the 15 positions' numbers at most
@@ -77,7 +75,7 @@ def test_positions_that_do_not_see_each_other_take_one_direction_a_unit(directio
 
 def test_a_loss_that_couples_the_positions_is_differentiated_in_samples(directions):
     torch.manual_seed(1)
-    model, batch = problem(Positionwise())
+    model, batch = problem(positionwise())
     result = hesscond.probe(model, by_sample, batch, ["gate"], "unit")
     assert directions["gate"] >= 8 * TOKENS
     assert_true(result, model, by_sample, batch)
@@ -89,13 +87,13 @@ def test_a_loss_that_couples_the_positions_is_differentiated_in_samples(directio
 @pytest.mark.parametrize("loss", [by_token, by_sample])
 def test_every_layer_is_the_truth(level, loss, samples):
     torch.manual_seed(1)
-    model, batch = problem(Positionwise(), samples)
+    model, batch = problem(positionwise(), samples)
     assert_true(hesscond.probe(model, loss, batch, level=level), model, loss, batch)
 
 
 def test_streams_of_ragged_batches_of_positions_are_the_mean_over_all():
     torch.manual_seed(1)
-    model, (x, y) = problem(Positionwise(), 5)
+    model, (x, y) = problem(positionwise(), 5)
     result = hesscond.probe(model, by_token, [(x[:2], y[:2]), (x[2:], y[2:])], level="unit")
     assert_true(result, model, by_token, (x, y))
 
@@ -113,7 +111,7 @@ def test_streams_of_ragged_batches_of_positions_are_the_mean_over_all():
 )
 def test_products_through_convolutions_are_those_of_double_backward_without_needless_derivatives(make, shape):
     torch.manual_seed(0)
-    model = nn.Sequential(Scaled(shape[1]), nn.Tanh(), make(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).double()
+    model = nn.Sequential(scaled(shape[1]), nn.Tanh(), make(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).double()
     batch = torch.randn(shape, dtype=torch.float64), torch.randint(0, 3, shape[:1])
     model(batch[0])
     first = model[0].scale
@@ -129,10 +127,6 @@ def test_products_through_convolutions_are_those_of_double_backward_without_need
     assert ours.get_total_flops() < torchs.get_total_flops()
 
 
-class Scaled(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
-
-    def forward(self, x):
-        return x * self.scale.view(-1, *[1] * (x.ndim - 2))
+def scaled(channels):
+    scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
+    return Net(lambda m, x: x * m.scale.view(-1, *[1] * (x.ndim - 2)), scale=scale)

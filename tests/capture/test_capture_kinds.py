@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture.kinds import KINDS, Geometry, LayerKind, has_bias
 from hesscond.errors import CaptureError, ConfigError, HesscondError
+from tests.cases import Net
 from tests.truth import layer_truth, network_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -23,17 +24,7 @@ def inner():
     return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-class Through(nn.Module):
-    """A network inside a transformation of `torch.func`."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.net, self.function = inner(), function
-
-    def forward(self, x):
-        return self.function(self.net, x)
-
-
+#: A network inside a transformation of `torch.func`.
 TRANSFORMED = {
     "vmap": lambda net, x: torch.vmap(net)(x),
     "jacrev": lambda net, x: net(x) + torch.vmap(torch.func.jacrev(net))(x).sum(2),
@@ -49,7 +40,7 @@ def true_network(model):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_layers_and_networks_inside_transformations(name, level):
-    model = Through(TRANSFORMED[name])
+    model = Net(lambda m, x: TRANSFORMED[name](m.net, x), net=inner())
     result = hesscond.probe(model, LOSS, (X, Y), level=level)
     if level == "network":
         torch.testing.assert_close(result["network"].hessian(), true_network(model))
@@ -67,25 +58,14 @@ def test_layers_and_networks_inside_transformations(name, level):
             torch.testing.assert_close(found.hessian(), expected)
 
 
-class Squared(nn.Module):
+def squared():
     """A complex layer, and what its absolute values become."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(5, 4, dtype=torch.complex64)
-        self.second = nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.second(self.first(x.to(self.first.weight.dtype)).abs())
+    parts = {"first": nn.Linear(5, 4, dtype=torch.complex64), "second": nn.Linear(4, 3)}
+    return Net(lambda m, x: m.second(m.first(x.to(m.first.weight.dtype)).abs()), **parts)
 
 
-class Lazy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.LazyLinear(4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.second(self.first(x))
+def lazy():
+    return Net(lambda m, x: m.second(m.first(x)), first=nn.LazyLinear(4), second=nn.Linear(4, 3))
 
 
 def quantized():
@@ -102,8 +82,8 @@ SENTENCES = {
     "scripted": (lambda: torch.jit.script(inner()), {}, "torch.jit"),
     "traced": (lambda: torch.jit.trace(inner(), X), {}, "torch.jit"),
     "meta": (lambda: inner().to("meta"), {}, "meta"),
-    "lazy": (Lazy, {}, "'first.weight'.*lazy"),
-    "complex layer": (Squared, {"layers": ["first"]}, "complex"),
+    "lazy": (lazy, {}, "'first.weight'.*lazy"),
+    "complex layer": (squared, {"layers": ["first"]}, "complex"),
     "quantized": (quantized, {}, "no layer|no parameter"),
     "needs float32": (learning_quantization, {}, "float64.*dtype=None"),
 }
@@ -156,20 +136,11 @@ def test_the_modulus_of_complex_numbers_is_curved(loss):
     torch.testing.assert_close(found, layer_truth(model, loss, (X, Y), "first", derivative=reverse_over_reverse))
 
 
-class Rotated(nn.Module):
-    """A complex parameter that is of no layer."""
-
-    def __init__(self):
-        super().__init__()
-        self.turn, self.fc = nn.Parameter(torch.ones(4, dtype=torch.complex64)), nn.Linear(5, 4)
-
-    def forward(self, x):
-        return (self.turn * self.fc(x)).real[:, :3]
-
-
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_a_complex_parameter_of_no_layer_is_left_out_with_its_reason(level):
-    result = hesscond.probe(Rotated(), LOSS, (X, Y), "*", level)
+    parts = {"turn": nn.Parameter(torch.ones(4, dtype=torch.complex64)), "fc": nn.Linear(5, 4)}
+    rotated = Net(lambda m, x: (m.turn * m.fc(x)).real[:, :3], **parts)
+    result = hesscond.probe(rotated, LOSS, (X, Y), "*", level)
     assert list(result) == ["fc"]
     assert "complex" in result.skipped["turn"]
 

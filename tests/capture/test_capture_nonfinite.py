@@ -9,21 +9,11 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, HesscondError, NotFiniteError
+from tests.cases import Net
 from tests.truth import layer_truth
 
 SAMPLES, ZEROS = 6, 2
 LOSS = nn.MSELoss()
-
-
-class Model(nn.Module):
-    """A layer without bias, which maps a sample of zeros to zeros, an operation, and a layer behind it."""
-
-    def __init__(self, operation):
-        super().__init__()
-        self.before, self.operation, self.behind = nn.Linear(4, 5, bias=False), operation, nn.Linear(5, 2)
-
-    def forward(self, x):
-        return self.behind(self.operation(self.before(x)))
 
 
 def where(a, values):
@@ -68,8 +58,10 @@ def batch_of(seed=0, good=False):
 
 
 def made(operation):
+    """A layer without bias, which maps a sample of zeros to zeros, an operation, and a layer behind it."""
     torch.manual_seed(1)
-    return Model(operation)
+    parts = {"before": nn.Linear(4, 5, bias=False), "behind": nn.Linear(5, 2)}
+    return Net(lambda m, x: m.behind(operation(m.before(x))), **parts)
 
 
 @pytest.mark.share(3)
@@ -123,19 +115,12 @@ def test_a_layer_that_was_named_is_refused(level):
 
 
 def test_the_module_is_named_and_all_samples_are():
-    class Towers(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = nn.Linear(3, 4, bias=False), nn.Linear(3, 4, bias=False)
-            self.cosine = nn.CosineSimilarity(dim=1)
-
-        def forward(self, x):
-            return self.cosine(self.left(x[:, :3]), self.right(x[:, 3:]))
-
     torch.manual_seed(0)
+    parts = {"left": nn.Linear(3, 4, bias=False), "right": nn.Linear(3, 4, bias=False)}
+    towers = Net(lambda m, x: m.cosine(m.left(x[:, :3]), m.right(x[:, 3:])), **parts, cosine=nn.CosineSimilarity(dim=1))
     x, y = torch.randn(9, 6), torch.randn(9)
     x[[1, 4, 8], :3] = 0
-    result = hesscond.probe(Towers(), LOSS, (x, y))
+    result = hesscond.probe(towers, LOSS, (x, y))
     assert list(result) == ["right"]
     assert "torch.linalg.vector_norm (module 'cosine'" in result.skipped["left"]
     assert "at samples 1, 4, 8;" in result.skipped["left"]
@@ -146,17 +131,11 @@ def test_the_module_is_named_and_all_samples_are():
     "loss", [lambda o, t: F.mse_loss(o[0], t) + 0.1 * o[1], lambda o, t: F.mse_loss(o[0], t) * (1 + o[1])]
 )
 def test_what_no_sample_is_to_blame_for_names_none(loss):
-    class Lasso(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-            self.net[0].weight.data[1] = 0
-
-        def forward(self, x):
-            return self.net(x), self.net[0].weight.norm(dim=1).sum()
-
     torch.manual_seed(0)
-    result = hesscond.probe(Lasso(), loss, batch_of(), level="layer")
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    net[0].weight.data[1] = 0
+    lasso = Net(lambda m, x: (m.net(x), m.net[0].weight.norm(dim=1).sum()), net=net)
+    result = hesscond.probe(lasso, loss, batch_of(), level="layer")
     assert list(result) == ["net.2"]
     assert "torch.linalg.vector_norm" in result.skipped["net.0"]
     assert "sample" not in result.skipped["net.0"]
@@ -165,16 +144,11 @@ def test_what_no_sample_is_to_blame_for_names_none(loss):
 @pytest.mark.share(3)
 @pytest.mark.parametrize("layers", ["*", ["b*", "scale"], None])
 def test_blocks_by_products_go_apart(layers):
-    class Scaled(Model):
-        def __init__(self):
-            super().__init__(OPERATIONS["norm"][0])
-            self.shift, self.scale = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.ones(2))
-
-        def forward(self, x):
-            return super().forward(x + self.shift * x) * self.scale
-
-    torch.manual_seed(2)
-    model, batch = Scaled(), batch_of()
+    operation = OPERATIONS["norm"][0]
+    parts = {"before": nn.Linear(4, 5, bias=False), "behind": nn.Linear(5, 2)}
+    parts |= {"shift": nn.Parameter(torch.zeros(4)), "scale": nn.Parameter(torch.ones(2))}
+    model = Net(lambda m, x: m.behind(operation(m.before(x + m.shift * x))) * m.scale, **parts)
+    batch = batch_of()
     result = hesscond.probe(model, LOSS, batch, layers, "layer")
     assert {"behind"} <= set(result) <= {"behind", "scale"}
     assert {"before"} <= set(result.skipped)
@@ -218,16 +192,9 @@ class Lost(torch.autograd.Function):
 
 
 def test_blocks_that_are_right_alone_and_not_together():
-    class Product(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.p, self.q = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
-
-        def forward(self, x):
-            return x[:, :3] * Mixed.apply(self.p, self.q)
-
     torch.manual_seed(3)
-    model, (x, _) = Product(), batch_of()
+    parts = {"p": nn.Parameter(torch.rand(3)), "q": nn.Parameter(torch.rand(3))}
+    model, (x, _) = Net(lambda m, x: x[:, :3] * Mixed.apply(m.p, m.q), **parts), batch_of()
     y = torch.randn(SAMPLES, 3)
     result = hesscond.probe(model, LOSS, (x, y), ["p", "q"], "layer")
     for name, other in (("p", model.q), ("q", model.p)):
@@ -256,29 +223,21 @@ def test_a_stream_with_one_bad_batch(level, place):
 
 
 def test_convolutions_and_tokens():
-    class Convolutional(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Conv2d(1, 3, 3, bias=False), nn.Conv2d(3, 2, 2)
+    def pooled(m, x):
+        h = m.first(x)
+        return m.second(h * h.square().sum((1, 2, 3), keepdim=True).sqrt()).flatten(1)
 
-        def forward(self, x):
-            h = self.first(x)
-            return self.second(h * h.square().sum((1, 2, 3), keepdim=True).sqrt()).flatten(1)
-
-    class Sequence(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(7, 4, padding_idx=0)
-            self.first, self.second = nn.Linear(4, 5, bias=False), nn.Linear(5, 3)
-
-        def forward(self, tokens):
-            h = self.first(self.embedding(tokens))
-            return self.second(F.normalize(h, dim=-1, eps=1e-2) * h).mean(1)
+    def sequence(m, tokens):
+        h = m.first(m.embedding(tokens))
+        return m.second(F.normalize(h, dim=-1, eps=1e-2) * h).mean(1)
 
     torch.manual_seed(4)
+    layers = {"first": nn.Linear(4, 5, bias=False), "second": nn.Linear(5, 3)}
+    sequential = Net(sequence, embedding=nn.Embedding(7, 4, padding_idx=0), **layers)
+    convolutional = Net(pooled, first=nn.Conv2d(1, 3, 3, bias=False), second=nn.Conv2d(3, 2, 2))
     pictures, tokens = torch.randn(4, 1, 5, 5), torch.randint(1, 7, (5, 6))
     pictures[3], tokens[1, 4:], tokens[4, 5:] = 0, 0, 0
-    for model, x, words in ((Convolutional(), pictures, "sample 3"), (Sequence(), tokens, "samples 1, 4")):
+    for model, x, words in ((convolutional, pictures, "sample 3"), (sequential, tokens, "samples 1, 4")):
         y = torch.randint(0, 3, (len(x),))
         for level in ("unit", "layer"):
             result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level=level)

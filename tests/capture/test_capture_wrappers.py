@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
+from tests.cases import Net
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
@@ -115,23 +116,13 @@ def test_a_compiled_function_in_the_forward_pass_runs_as_it_was_written():
     assert_same(hessians(network(run), "layer"), hessians(network(), "layer"))
 
 
-class Functional(nn.Module):
-    """An embedding that is no module."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.table, self.out, self.options = nn.Parameter(torch.randn(6, 4)), nn.Linear(4, 3), options
-
-    def forward(self, x):
-        return self.out(nn.functional.embedding(x, self.table, **self.options))
-
-
 @pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
 def test_gradients_of_a_lookup_that_is_no_module_are_those_of_the_loss(option):
     tokens, found = (torch.arange(12) ** 2 % 6, Y), []
     for options in ({option: True}, {}):
         torch.manual_seed(1)
-        model = Functional(**options)
+        parts = {"table": nn.Parameter(torch.randn(6, 4)), "out": nn.Linear(4, 3), "options": options}
+        model = Net(lambda m, x: m.out(nn.functional.embedding(x, m.table, **m.options)), **parts)
         found.append(
             {
                 "network": hesscond.probe(model, LOSS, tokens, level="network")["network"].operator.to_dense(),

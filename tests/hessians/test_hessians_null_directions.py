@@ -223,21 +223,16 @@ def test_batches_that_do_not_count_are_not_seen():
     assert found >= 6 * 3 + 10
 
 
-class Zeroed(nn.Module):
-    """Outgoing weights of zero: the gradient in the incoming ones is zero, and the Hessian is not."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
-        nn.init.zeros_(self.last.weight)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)))
+def two_layers(*sizes):
+    torch.manual_seed(0)
+    parts = {"first": nn.Linear(*sizes[:2]), "last": nn.Linear(*sizes[1:])}
+    return cases.Net(lambda m, x: m.last(torch.tanh(m.first(x))), **parts).double()
 
 
 def test_a_zero_gradient_is_no_null_direction():
-    torch.manual_seed(0)
-    model = Zeroed().double()
+    """Outgoing weights of zero: the gradient in the incoming ones is zero, and the Hessian is not."""
+    model = two_layers(4, 3, 2)
+    nn.init.zeros_(model.last.weight)
     batch = random(30, 4), torch.arange(30) % 2
     operator = HessianOperator(model, CE, batch)
     assert not operator.gradient[operator.parts["first.weight"]].any()
@@ -248,17 +243,8 @@ def test_a_zero_gradient_is_no_null_direction():
 
 
 def test_a_tied_weight_is_not_taken_for_a_first_layer():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.last.weight = self.first.weight
-
-        def forward(self, x):
-            return self.last(torch.tanh(self.first(x)))
-
-    torch.manual_seed(0)
-    model = Tied().double()
+    model = two_layers(4, 4, 4)
+    model.last.weight = model.first.weight
     x = random(20, 4)
     x[:, 2] = x[:, 3]
     batch = x, torch.arange(20) % 4

@@ -5,6 +5,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.methods import BNP
 from hesscond.probing.entry import probe
+from tests.cases import Net
 
 
 def model_of(dtype=torch.float64, bias=True, seed=0):
@@ -83,19 +84,10 @@ def test_accumulated_batches_count_together():
 
 
 def test_sequences_frozen_layers_and_other_modules():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.frozen, self.norm = nn.Linear(6, 4), nn.Linear(4, 4), nn.LayerNorm(4)
-            self.head = nn.Linear(4, 3)
-            self.frozen.requires_grad_(False)
-            self.unused = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.head(self.norm(self.frozen(self.embed(x)))).mean(1)
-
     torch.manual_seed(0)
-    model = Model().double()
+    parts = {"embed": nn.Linear(6, 4), "frozen": nn.Linear(4, 4).requires_grad_(False), "norm": nn.LayerNorm(4)}
+    parts |= {"head": nn.Linear(4, 3), "unused": nn.Linear(4, 4)}
+    model = Net(lambda m, x: m.head(m.norm(m.frozen(m.embed(x)))).mean(1), **parts).double()
     method = BNP(model)
     x, y = torch.randn(5, 7, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
     backward(model, x, y)

@@ -9,6 +9,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
+from tests.cases import Net
 from tests.methods.contract import MethodContract
 
 
@@ -17,15 +18,9 @@ class TestSlowVariants(MethodContract):
     specs = ("gauss-newton:damping=0.1",)
 
 
-class Twice(nn.Module):
+def twice():
     """A layer that is called twice."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.outer(self.inner(torch.tanh(self.inner(x))))
+    return Net(lambda m, x: m.outer(m.inner(torch.tanh(m.inner(x)))), inner=nn.Linear(4, 4), outer=nn.Linear(4, 3))
 
 
 def dense():
@@ -47,7 +42,7 @@ NETWORKS = {
     "convolution": (convolutional, (2, 3, 3), 3, "0"),
     "convolution, many samples": (convolutional, (2, 3, 3), 30, "0"),
     "behind it": (convolutional, (2, 3, 3), 6, "3"),
-    "a layer called twice": (Twice, (4,), 5, "inner"),
+    "a layer called twice": (twice, (4,), 5, "inner"),
     "several positions": (tokens, (2, 4), 3, "0"),
 }
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
@@ -187,15 +182,17 @@ def test_behind_relu_the_whole_layer_is_whitened():
     assert torch.allclose(found, (values / (values + 0.02))[: len(found)], rtol=1e-7)
 
 
-class Batchwise(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
+BATCHWISE = Net(lambda m, x: x - x.mean(0))
 
 
 @pytest.mark.parametrize(
     ("model", "loss", "words"),
     [
-        (nn.Sequential(nn.Linear(3, 3), Batchwise()), lambda z: z.square().mean(), "do not pass layer '0' one by one"),
+        (
+            nn.Sequential(nn.Linear(3, 3), BATCHWISE),
+            lambda z: z.square().mean(),
+            "do not pass layer '0' one by one",
+        ),
         (nn.Linear(3, 2), lambda z: z.mean(0).square().sum(), "samples are coupled"),
         (nn.Linear(3, 2), lambda z: (z[:2] - z[2:]).square().sum(), "samples are coupled"),
         (nn.Linear(3, 2), lambda z: -z.square().mean(), "not convex in the outputs"),
