@@ -294,13 +294,11 @@ def agreeing(operators: Sequence[LinearOperator], what: str) -> None:
             )
 
 
-def identity_blocks(
-    order: int, dtype: torch.dtype, device: torch.device, size: int = 64
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield some columns of the identity (order, order) at a time, with the number of the first one."""
-    for start in range(0, order, size):
-        block = torch.zeros(order, min(size, order - start), dtype=dtype, device=device)
-        block[start : start + size].fill_diagonal_(1)
+def identity_blocks(order: int, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield up to 64 columns of the identity (order, order) at a time, with the number of the first one."""
+    for start in range(0, order, 64):
+        block = torch.zeros(order, min(64, order - start), dtype=dtype, device=device)
+        block[start : start + 64].fill_diagonal_(1)
         yield start, block
 
 

@@ -326,7 +326,7 @@ class Run:
             ritz = Interval(float(values[0]), float(values[-1]))
             if process.complete:
                 return Interval(ritz.low - self.rounding, ritz.high + self.rounding)
-            errors = process.estimates(_behind(locked, Y))
+            errors = process.estimates(torch.cat([Y.new_zeros(locked, Y.shape[1]), Y]))
             limits = wanted.limits(self.values, self.target, ritz)
             if self.excluded(limits, values, errors):
                 return limits
@@ -416,8 +416,3 @@ class Run:
         if self.process.complete:
             return "all residuals are settled; the basis spans the whole space"
         return "all residuals are settled, and a search from a random vector found no eigenvalue that was missed"
-
-
-def _behind(locked: int, Y: torch.Tensor) -> torch.Tensor:
-    """Convert coefficients in the rows behind the first ``locked`` to coefficients in all rows."""
-    return torch.cat([torch.zeros(locked, Y.shape[1], dtype=Y.dtype, device="cpu"), Y])

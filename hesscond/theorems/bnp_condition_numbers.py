@@ -65,11 +65,10 @@ class VanDerSluis(LayerStatement):
         return nearly_optimal(kappa(equilibrated(A)), A)
 
 
-def nearly_optimal(found: Kappa, A: np.ndarray, rows: int | None = None) -> Outcome:
+def nearly_optimal(found: Kappa, A: np.ndarray) -> Outcome:
     """κ⁺ ≤ √m · min_D κ⁺(DA), against certified bounds of the minimum on both sides."""
     optimum = optimal_diagonal_scaling(A, side="row")
-    allowed = np.sqrt(len(A) if rows is None else rows)
-    return decided(found.lower / optimum.kappa, found.upper / optimum.lower, float(allowed))
+    return decided(found.lower / optimum.kappa, found.upper / optimum.lower, len(A) ** 0.5)
 
 
 #: Relative, of the share by which κ must fall.
