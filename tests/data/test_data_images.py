@@ -275,13 +275,6 @@ def test_what_is_wrong_is_one_sentence(folder, written, damage, error, words):
     assert "\n" not in str(caught.value)
 
 
-def test_a_picture_that_went_away(folder, written):
-    images = loaded(folder).train_inputs
-    (folder / "train" / "cat" / "003.png").unlink()
-    with pytest.raises(DataNotFoundError, match=r"train/cat/003\.png cannot be read: No such file"):
-        images[:]
-
-
 def test_options():
     assert options("image-folder") == {"folder": "imagenet", "size": 224, "resize": 256, "classes": 1000}
     assert form("image-folder").input_shape == (3, 224, 224)

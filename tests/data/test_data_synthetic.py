@@ -74,14 +74,6 @@ def test_occupancy_is_points_of_the_unit_cube_in_two_classes():
     assert torch.equal(data.test_targets, inside(data.test_inputs).long())
 
 
-def test_known_points():
-    within = [[0.27, 0.27, 0.27], [0.27, 0.27, 0.72], [0.88, 0.68, 0.25], [0.68, 0.48, 0.33], [0.51, 0.94, 0.46]]
-    # the first is the hole of the torus
-    without = [[0.68, 0.68, 0.25], [0.49, 0.94, 0.46], [0.99, 0.99, 0.99]]
-    assert inside(torch.tensor(within)).all()
-    assert not inside(torch.tensor(without)).any()
-
-
 def test_the_photograph_can_be_put_together_again():
     data = load("image-regression")
     photograph = load_sample_image("china.jpg")[::4, ::4]
@@ -127,49 +119,34 @@ def test_clouds_are_turned():
     assert (axes.abs().mean(0) > 0.35).all()
 
 
-def test_uniform_on_the_sphere():
-    points = drawn(solids.sphere)
+def cylinder_end(points):
+    return (points[:, 2].abs() - solids.CYLINDER[1] / 2).abs() < 1e-6
+
+
+def cone_base(points):
+    return (points[:, 2] - (1 - solids.CONE[1])).abs() < 1e-6
+
+
+#: Share of the base in the surface of a cone.
+BASE = solids.CONE[0] / (solids.CONE[0] + math.hypot(*solids.CONE))
+#: Points of a surface, a part of it, and the share of its area.
+UNIFORM = {
     # Archimedes: each coordinate is uniform
-    for threshold in (-0.7, 0.0, 0.4):
-        assert [share(points[:, i] < threshold) for i in range(3)] == pytest.approx([(1 + threshold) / 2] * 3, abs=5e-3)
-
-
-def test_uniform_on_the_cube():
-    points = drawn(solids.cube) / solids.CUBE
-    on_face = (points.abs() - 1).abs() < 1e-6
-    assert on_face.any(1).all()
-    assert points.abs().max() < 1 + 1e-6
-    for axis in range(3):
-        assert share(on_face[:, axis] & (points[:, axis] > 0)) == pytest.approx(1 / 6, abs=5e-3)
-    assert points.square().mean().item() == pytest.approx((1 + 1 / 3 + 1 / 3) / 3, abs=5e-3)
-
-
-def test_uniform_on_the_cone():
-    radius, height = solids.CONE
-    points = drawn(solids.cone)
-    distance, z = points[:, :2].norm(dim=1), points[:, 2]
-    base = (z - (1 - height)).abs() < 1e-6
-    torch.testing.assert_close(distance[~base], radius * (1 - z[~base]) / height, rtol=1e-5, atol=1e-6)
-    assert share(base) == pytest.approx(radius / (radius + math.hypot(radius, height)), abs=5e-3)
-    # half of either within 1/√2 of its middle
-    assert share(distance[base] < radius / math.sqrt(2)) == pytest.approx(0.5, abs=0.01)
-    assert share(distance[~base] < radius / math.sqrt(2)) == pytest.approx(0.5, abs=0.01)
-
-
-def test_uniform_on_the_torus():
-    circle, tube = solids.TORUS
-    points = drawn(solids.torus)
-    outward, z = points[:, :2].norm(dim=1) - circle, points[:, 2]
-    torch.testing.assert_close(torch.hypot(outward, z), torch.full_like(z, tube), rtol=1e-5, atol=1e-6)
+    "cap": (solids.sphere, lambda x: x[:, 1] < 0.4, 0.7),
+    "face": (solids.cube, lambda x: (x[:, 2] / solids.CUBE - 1).abs() < 1e-6, 1 / 6),
+    "base": (solids.cone, cone_base, BASE),
+    "base and half of the rest": (solids.cone, lambda x: x[:, 2] < 1 - solids.CONE[1] / math.sqrt(2), (1 + BASE) / 2),
     # area of the outer half: 2π r (π R + 2 r) of 4π² R r
-    assert share(outward > 0) == pytest.approx(0.5 + tube / (math.pi * circle), abs=5e-3)
+    "outer half": (
+        solids.torus,
+        lambda x: x[:, :2].norm(dim=1) > solids.TORUS[0],
+        0.5 + solids.TORUS[1] / (math.pi * solids.TORUS[0]),
+    ),
+    "ends": (solids.cylinder, cylinder_end, solids.CYLINDER[0] / sum(solids.CYLINDER)),
+}
 
 
-def test_uniform_on_the_cylinder():
-    radius, height = solids.CYLINDER
-    points = drawn(solids.cylinder)
-    distance, z = points[:, :2].norm(dim=1), points[:, 2]
-    end = (z.abs() - height / 2).abs() < 1e-6
-    assert share(end & (z > 0)) == pytest.approx(0.5 * radius / (radius + height), abs=5e-3)
-    torch.testing.assert_close(distance[~end], torch.full_like(distance[~end], radius), rtol=1e-5, atol=1e-6)
-    assert share(distance[end] < radius / 2) == pytest.approx(0.25, abs=0.01)
+@pytest.mark.parametrize("part", UNIFORM)
+def test_parts_of_a_surface_have_their_share_of_the_points(part):
+    sample, within, expected = UNIFORM[part]
+    assert share(within(drawn(sample))) == pytest.approx(expected, abs=5e-3)

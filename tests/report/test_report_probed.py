@@ -134,12 +134,7 @@ def test_notes():
 
 # --- figure ----------------------------------------------------------------------------------------------------------
 
-NAMES = {
-    "one": ["fc"],
-    "three": ["fc1", "fc2", "fc3"],
-    "forty": [f"layer{i}.conv" for i in range(40)],
-    "long": ["encoder.layers.11.self_attn.out_proj", "encoder.layers.12.self_attn.out_proj", "head"],
-}
+NAMES = ["fc1", "fc2", "fc3"]
 
 
 def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved():
@@ -161,7 +156,7 @@ def by_gid(figure, gid):
 
 
 def test_figure_shows_the_frame():
-    frame = made_up(NAMES["three"], 50, unresolved=0.2, negative=0.3, zero=2)
+    frame = made_up(NAMES, 50, unresolved=0.2, negative=0.3, zero=2)
     figure = probe_figure(frame)
     plain, indefinite = (
         frame[frame["resolved"] & (frame["negative"] == 0)],
@@ -170,14 +165,14 @@ def test_figure_shows_the_frame():
     for gid, blocks in (("blocks", plain), ("indefinite", indefinite)):
         (dots,) = by_gid(figure, gid)
         assert np.array_equal(dots.get_xdata(), blocks["kappa"])
-        rows = [NAMES["three"].index(name) for name in blocks["layer"]]
+        rows = [NAMES.index(name) for name in blocks["layer"]]
         assert np.array_equal(np.rint(dots.get_ydata()), rows)
     triangles = np.concatenate([line.get_xdata() for line in by_gid(figure, "unresolved")])
     assert sorted(triangles) == sorted(frame["kappa_lower"][~frame["resolved"] & (frame["rank"] > 0)])
     (bars,) = by_gid(figure, "medians")
     assert [s[0, 0] for s in bars.get_segments()] == layer_frame(frame)["kappa_median"].tolist()
     left, right = figure.axes
-    assert [t.get_text() for t in left.get_yticklabels()] == NAMES["three"]
+    assert [t.get_text() for t in left.get_yticklabels()] == NAMES
     assert left.get_ylim()[0] > left.get_ylim()[1]
     assert right.get_yticklabels()[0].get_text().startswith("0–")
     low, high = left.get_xlim()
@@ -185,7 +180,7 @@ def test_figure_shows_the_frame():
 
 
 def test_whole_layers_have_intervals():
-    frame = made_up(NAMES["three"], whole=True)
+    frame = made_up(NAMES, whole=True)
     frame["kappa_upper"] *= 3
     figure = probe_figure(frame)
     (bars,) = by_gid(figure, "blocks-range")
