@@ -12,11 +12,9 @@ import argparse
 import os
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +40,7 @@ from measuring import (
     in_units,
     interleaved,
     milliseconds,
+    processor,
     seconds_of,
     table,
     timing_table,
@@ -121,13 +120,6 @@ def tools(section: str, given: argparse.Namespace) -> None:
     print(table(("block", "tool", "ms", "gradients", "says"), lines, left=(0, 1, 4)))
     for label, truth in comparison.truths.items():
         print(f"{label}: {truth}", flush=True)
-
-
-def processor(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of the processor, best with one thread where others work, and what the call returned."""
-    begin = time.process_time()
-    found = run()
-    return time.process_time() - begin, found
 
 
 def gpt(given: argparse.Namespace) -> None:

@@ -43,12 +43,11 @@ from cases import (  # noqa: E402
 )
 from measuring import (  # noqa: E402
     Outcome,
-    TimeUp,
+    attempt,
     environment,
     interleaved,
     milliseconds,
     table,
-    time_limit,
     timing_table,
 )
 from products import product_rows, whole_network_rows  # noqa: E402
@@ -79,16 +78,12 @@ class Report:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    def attempt(self, where: str, action: Callable[[], Any], limit: float = 60) -> Any:
-        """The result of ``action``; a failure, or that the time was up, is kept and None returned."""
-        try:
-            with time_limit(limit):
-                return action()
-        except TimeUp:
-            self.failures[where] = f"broken off after {limit:.0f} s"
-        except Exception:
-            self.failures[where] = traceback.format_exc()
-        return None
+    def attempt(self, where: str, action: Callable[[], Any]) -> Any:
+        """The result of ``action``; a failure, or that a minute was over, is kept and None returned."""
+        result, error = attempt(action, 60)
+        if error is not None:
+            self.failures[where] = error
+        return result
 
     def markdown(self, level: str) -> str:
         """A summary, the tables of all timings, and the failures."""

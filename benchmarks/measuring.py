@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,17 @@ def time_limit(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def attempt(run: Callable[[], Any], limit: float) -> tuple[Any, str | None]:
+    """The result of a call and None, or None and why there is none: the traceback, or that the time was up."""
+    try:
+        with time_limit(limit):
+            return run(), None
+    except TimeUp:
+        return None, f"no answer in {limit:.0f} s"
+    except Exception:
+        return None, traceback.format_exc()
+
+
 def seconds_of(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     """Wall time of a call, the device's work included, and what it returned."""
     finish(device)
@@ -56,6 +68,13 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> tuple[float, Any
     result = run()
     finish(device)
     return time.perf_counter() - start, result
+
+
+def processor(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of the processor, best with one thread where others work, and what the call returned."""
+    begin = time.process_time()
+    found = run()
+    return time.process_time() - begin, found
 
 
 def finish(device: torch.device) -> None:
@@ -94,38 +113,27 @@ def interleaved(
     A row that fails, or whose calls take longer than ``limit`` seconds, is reported and does not stop the others.
     """
     outcomes = [Outcome(row.what) for row in rows]
+
+    def begin(row: Row, outcome: Outcome) -> None:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            held = torch.cuda.memory_allocated(device)
+        outcome.first, found = seconds_of(row.run, device)
+        if device.type == "cuda":
+            outcome.peak_bytes = torch.cuda.max_memory_allocated(device) - held
+        if isinstance(found, list):
+            outcome.found = summary(found)
+        warm = seconds_of(row.run, device)[0] if outcome.first < seconds else outcome.first
+        outcome.repeats = min(rounds, int(seconds / warm))
+
     for row, outcome in zip(rows, outcomes, strict=True):
-        with caught(outcome, limit):
-            if device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(device)
-                held = torch.cuda.memory_allocated(device)
-            outcome.first, found = seconds_of(row.run, device)
-            if device.type == "cuda":
-                outcome.peak_bytes = torch.cuda.max_memory_allocated(device) - held
-            if isinstance(found, list):
-                outcome.found = summary(found)
-            warm = outcome.first
-            if warm < seconds:
-                warm, _ = seconds_of(row.run, device)
-            outcome.repeats = min(rounds, int(seconds / warm))
+        _, outcome.error = attempt(partial(begin, row, outcome), limit)
     for turn in range(rounds):
         for row, outcome in zip(rows, outcomes, strict=True):
             if outcome.error is None and turn < outcome.repeats:
-                with caught(outcome, limit):
-                    outcome.times.append(seconds_of(row.run, device)[0])
+                timed, outcome.error = attempt(partial(seconds_of, row.run, device), limit)
+                outcome.times += [timed[0]] if timed else []
     return outcomes
-
-
-@contextlib.contextmanager
-def caught(outcome: Outcome, limit: float) -> Iterator[None]:
-    """Keep a failure, or that the time is up, in ``outcome.error``."""
-    try:
-        with time_limit(limit):
-            yield
-    except TimeUp:
-        outcome.error = f"broken off after {limit:.0f} s"
-    except Exception:
-        outcome.error = traceback.format_exc()
 
 
 def summary(conditions: Sequence[ConditionNumber]) -> list[str]:
@@ -141,20 +149,17 @@ def summary(conditions: Sequence[ConditionNumber]) -> list[str]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The machine and the versions of what matters here."""
-    names = ("torch", "numpy", "scipy", "curvlinops-for-pytorch", "pyhessian", "hessian-eigenthings")
-    versions = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
     found = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        **versions,
         "torch": torch.__version__,
     }
+    for name in ("numpy", "scipy", "curvlinops-for-pytorch", "pyhessian", "hessian-eigenthings"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return {**found, "cuda": torch.version.cuda} if device.type == "cuda" else found
 
 
@@ -185,7 +190,9 @@ def in_units(outcome: Outcome, unit: Outcome) -> float | None:
 def why_not(error: str | None) -> str:
     """What a table says of a row without a time."""
     reason = (error or "not run").strip().splitlines()[-1]
-    return "not installed" if reason.startswith(("ModuleNotFoundError", "ImportError")) else f"FAILED: {reason}"[:50]
+    if reason.startswith(("ModuleNotFoundError", "ImportError")):
+        return "not installed"
+    return reason if reason.startswith("no answer") else f"FAILED: {reason}"[:70]
 
 
 def milliseconds(seconds: float) -> str:

@@ -9,17 +9,17 @@ import contextlib
 import copy
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from cases import CPU, LAYERS, Problem, characters
-from measuring import TimeUp, seconds_of, time_limit
+from measuring import attempt, processor, seconds_of, why_not
 from scipy.sparse.linalg import eigsh
 from torch.func import jacrev, vmap
 
@@ -126,23 +126,16 @@ class Comparison:
 
     def ask(self, tool: str, block: str, call: Callable[[], Any], says: Callable[[Any], str]) -> None:
         """Time ``call`` and keep what it says; a failure is an answer too. Quick calls: the median of three others."""
-        answer = Answer(tool, block, "")
-        self.answers.append(answer)
-        try:
-            with time_limit(self.seconds), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                begin = time.process_time()
-                answer.seconds, found = seconds_of(call, CPU)
-                answer.processor = time.process_time() - begin
-                if answer.seconds < QUICK_CALL:
-                    answer.seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
-            answer.says = says(found)
-        except TimeUp:
-            answer.seconds, answer.says = self.seconds, "no answer in this time"
-        except ImportError as error:
-            answer.says = f"not installed ({error.name})"
-        except Exception as error:
-            answer.says = f"{type(error).__name__}: {error}"[:70]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            timed, error = attempt(partial(processor, partial(seconds_of, call, CPU)), self.seconds)
+        if error is not None:
+            self.answers.append(Answer(tool, block, why_not(error)))
+            return
+        spent, (seconds, found) = timed
+        if seconds < QUICK_CALL:
+            seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
+        self.answers.append(Answer(tool, block, says(found), seconds, spent))
 
     def every_unit(self, layer: str, units: int, label: str) -> None:
         """κ of the first units of a layer: the engine, and dense automatic differentiation."""

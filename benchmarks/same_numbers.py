@@ -32,22 +32,12 @@ SAME = 1e-12
 #: Columns of the log that are times, not numbers of the run.
 TIMES = ("seconds", "time", "timestamp", "created", "run", "solver", "route")
 STUDIES = {
-    "digits": ["fc-digits", "--method", "vanilla", "--method", "bnp", "--iterations", "60"],
-    "weights": ["fc-digits", "--method", "sphere", "--method", "equilibration", "--iterations", "30"],
-    "adaptive": ["fc-digits", "--method", "adam", "--method", "weightnorm", "--iterations", "30"],
-    "convolutions": [
-        "cnn5-mnist",
-        "--scale",
-        "small",
-        "--lr",
-        "0.01",
-        "--method",
-        "bnp+groupnorm",
-        "--iterations",
-        "6",
-    ],
-    "points": ["dgcnn-shapes", "--scale=small", "--lr=0.01", "--method", "batchnorm", "--iterations", "4"],
-    "cifar": ["fc-cifar10", "--lr=0.01", "--method", "whitening", "--method", "batchnorm", "--iterations", "20"],
+    "digits": "fc-digits --method vanilla --method bnp --iterations 60",
+    "weights": "fc-digits --method sphere --method equilibration --iterations 30",
+    "adaptive": "fc-digits --method adam --method weightnorm --iterations 30",
+    "convolutions": "cnn5-mnist --scale small --lr 0.01 --method bnp+groupnorm --iterations 6",
+    "points": "dgcnn-shapes --scale=small --lr=0.01 --method batchnorm --iterations 4",
+    "cifar": "fc-cifar10 --lr=0.01 --method whitening --method batchnorm --iterations 20",
 }
 
 
@@ -148,12 +138,14 @@ def probe(build: Callable[[], nn.Module], shape: tuple[int, ...], level: str, so
     return answer
 
 
-def study(arguments: list[str]) -> dict[str, Any]:
+def study(arguments: str) -> dict[str, Any]:
     """The columns of every table of a study's log."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "hesscond"]
         out = ["--out", f"{folder}/run"]
-        done = subprocess.run([*command, "study", *arguments, *out], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, "study", *arguments.split(), *out], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             return {"refused": done.stderr[-400:]}
         answer: dict[str, Any] = {}
