@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -227,27 +228,24 @@ def conditions(result: hesscond.ProbeResult) -> list[ConditionNumber]:
     return [kappa for layer in result.values() for kappa in layer.conditions]
 
 
+def probe_rows(problem: Problem, probes: dict[str, dict[str, Any]]) -> list[Row]:
+    """An SGD step, which the others are compared with, and probes with their options."""
+    return [step_row(problem), *(probe_row(what, problem, **options) for what, options in probes.items())]
+
+
 def dense_rows(problem: Problem) -> list[Row]:
-    """The rows of the fully connected network; the first is the SGD step that all are compared with."""
-    widths = {name: problem.model.get_submodule(name).out_features for name in LAYERS}
-    given = problem.model, problem.loss_fn, problem.batch
-    rows = [step_row(problem), Row("forward pass, all curvatures", lambda: capture(*given))]
+    """The rows of the fully connected network."""
+    units = [problem.model.get_submodule(name).out_features for name in LAYERS]
+    probes: dict[str, dict[str, Any]] = {}
     for label, options in PRECISIONS:
-        rows.append(probe_row(f"all {sum(widths.values())} units, {label}", problem, **options))
-        for number, (name, units) in reversed(list(enumerate(widths.items(), 1))):
-            rows.append(probe_row(f"{units} units of layer {number}, {label}", problem, layers=[name], **options))
-        for number, name in enumerate(LAYERS, 1):
-            only = {"layers": [name], "level": "layer", **options}
-            rows.append(probe_row(f"whole layer {number}, {label}", problem, **only))
-    return rows
-
-
-def convolution_rows(problem: Problem) -> list[Row]:
-    """All units of the convolution."""
-    options = {"layers": ["0"], "memory": CONVOLUTION_MEMORY}
-    what = f"{problem.model[0].out_channels} channels"
-    probes = [probe_row(f"{what}, {label}", problem, **options, **more) for label, more in PRECISIONS]
-    return [step_row(problem), *probes]
+        probes[f"all {sum(units)} units, {label}"] = options
+        for k in (2, 1, 0):
+            probes[f"{units[k]} units of layer {k + 1}, {label}"] = {"layers": [LAYERS[k]], **options}
+        for k in range(3):
+            probes[f"whole layer {k + 1}, {label}"] = {"layers": [LAYERS[k]], "level": "layer", **options}
+    step, *rows = probe_rows(problem, probes)
+    given = problem.model, problem.loss_fn, problem.batch
+    return [step, Row("forward pass, all curvatures", lambda: capture(*given)), *rows]
 
 
 def stream_rows(size: Size, samples: Data) -> list[Row]:
@@ -272,26 +270,26 @@ def sections(size: Size, device: torch.device) -> dict[str, tuple[str, Callable[
     mlp = f"MLP {size.inputs}-{size.hidden}-{size.hidden}-{size.classes}, batch {size.batch}"
     image = f"{size.channels} channels, {size.image}×{size.image}, batch {size.images}"
 
-    def saturated() -> list[Row]:
-        problem = dense(size, torch.float64, device, "glorot")
-        return [
-            step_row(problem),
-            probe_row("all units, saturated, 1e-6", problem, rtol=1e-6),
-            probe_row("all layers, saturated, 1e-6", problem, level="layer", rtol=1e-6),
-        ]
-
-    def indefinite() -> list[Row]:
-        problem = dense(size, torch.float32, device, activation=nn.Tanh, spread=0)
-        return [
-            step_row(problem),
-            probe_row("all units, tanh", problem),
-            probe_row("units of layer 1, tanh", problem, layers=[LAYERS[0]]),
-        ]
-
+    saturated = {
+        "all units, saturated, 1e-6": {"rtol": 1e-6},
+        "all layers, saturated, 1e-6": {"level": "layer", "rtol": 1e-6},
+    }
+    indefinite = {"all units, tanh": {}, "units of layer 1, tanh": {"layers": [LAYERS[0]]}}
+    channels = {
+        f"{size.channels} channels, {label}": {"layers": ["0"], "memory": CONVOLUTION_MEMORY, **options}
+        for label, options in PRECISIONS
+    }
+    make, tanh = partial(dense, size, device=device), {"activation": nn.Tanh, "spread": 0.0}
     return {
-        "float64": (f"{mlp}, float64", lambda: dense_rows(dense(size, torch.float64, device))),
-        "float32": (f"{mlp}, float32", lambda: dense_rows(dense(size, torch.float32, device))),
-        "saturated": ("Saturated softmax, float64", saturated),
-        "indefinite": (f"{mlp}, tanh on uniform inputs, float32", indefinite),
-        "convolution": (f"Convolution 3×3, {image}", lambda: convolution_rows(convolutional(size).to(device))),
+        "float64": (f"{mlp}, float64", lambda: dense_rows(make(torch.float64))),
+        "float32": (f"{mlp}, float32", lambda: dense_rows(make(torch.float32))),
+        "saturated": (
+            "Saturated softmax, float64",
+            lambda: probe_rows(make(torch.float64, init="glorot"), saturated),
+        ),
+        "indefinite": (
+            f"{mlp}, tanh on uniform inputs, float32",
+            lambda: probe_rows(make(torch.float32, **tanh), indefinite),
+        ),
+        "convolution": (f"Convolution 3×3, {image}", lambda: probe_rows(convolutional(size).to(device), channels)),
     }

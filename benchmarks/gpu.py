@@ -34,10 +34,9 @@ from cases import (  # noqa: E402
     Row,
     dense,
     dense_rows,
-    probe_row,
+    probe_rows,
     residual_network,
     sections,
-    step_row,
     stream_rows,
     training_set,
 )
@@ -146,14 +145,15 @@ def time_rows(report: Report, total: float, small: bool) -> None:
     exact = dict(sections(size, device).values())
     title = next(iter(exact))
     tables |= {title: exact.pop(title), ON_CPU + title: lambda: dense_rows(dense(size, torch.float64)), **exact}
+    network_probe = {"whole network": {"level": "network"}}
     whole = replace(size, inputs=64, hidden=40) if not small else size
     title = f"Network {whole.inputs}-{whole.hidden}-{whole.hidden}-{whole.classes}, level network, float64"
-    tables[title] = lambda: network_rows(dense(whole, torch.float64, device))
+    tables[title] = lambda: probe_rows(dense(whole, torch.float64, device), network_probe)
     samples, source = report.attempt("data of the stream", lambda: training_set(size, device)) or ([], "")
     tables[f"Output layer over a stream: {source}, batches of {size.stream_batch:,}"] = lambda: stream_rows(
         size, samples
     )
-    tables[ON_CPU + title] = lambda: network_rows(dense(whole, torch.float64))
+    tables[ON_CPU + title] = lambda: probe_rows(dense(whole, torch.float64), network_probe)
     for title, make in tables.items():
         left = total - report.elapsed
         if left < 5:
@@ -174,11 +174,6 @@ def rows_of_tools(problem: Problem) -> list[Row]:
     """Products of hesscond, torch.func and, where it is installed, curvlinops."""
     has_peer = importlib.util.find_spec("curvlinops") is not None
     return [row for row in product_rows(problem) if has_peer or not row.what.startswith("curvlinops")]
-
-
-def network_rows(problem: Problem) -> list[Row]:
-    """An SGD step and a probe of the whole network."""
-    return [step_row(problem), probe_row("whole network", problem, level="network")]
 
 
 def main() -> int:
