@@ -165,28 +165,26 @@ class Differences:
         rows: list[torch.Tensor] = []
         for parts in zip(self.v, gradient, product, moved, strict=True):
             sums, norms = [], []
-            room = parts[0].new_empty(4, len(next(pieces(parts[0]))[0]))
+            room = parts[0].new_empty(3, len(next(pieces(parts[0]))[0]))
             for v, g, h, m in pieces(*parts):
                 # |v| stands for the sizes of the entries, which need not be kept
-                double, ahead, gap, slope = four = room[:, : len(v)]
-                torch.mul(v, g, out=slope)
+                double, ahead, gap = three = room[:, : len(v)]
                 torch.mul(v, h, out=double)
                 torch.sub(m, g, out=ahead).mul_(v).div_(step)
                 torch.sub(double, ahead, out=gap)
-                sums.append(four[:2].sum(1))
-                norms.append(four.norm(dim=1))
+                sums.append(three[:2].sum(1))
+                norms.append(three.norm(dim=1))
             rows.append(torch.cat([torch.stack(sums).sum(0), torch.stack(norms).norm(dim=0)]))
         # one read, for which a device waits
-        rows.append(loss.detach().abs().expand(6))
+        rows.append(loss.detach().abs().expand(5))
         *table, (energy, *_) = torch.stack([row.to(rows[0]) for row in rows]).tolist()
-        energy, largest = max(energy, *(row[5] for row in table)), max(max(row[2:4]) for row in table)
-        floor = 128 * self.eps * (energy / step + largest)
+        floor = 128 * self.eps * (energy / step + max(max(norms) for _, _, *norms, _ in table))
         found = []
-        for row in table:
-            size, gap = max(row[2:4]), row[4]
+        for double, ahead, *norms, gap in table:
+            size = max(norms)
             if not (floor < 0.1 * size and gap <= self.tolerance * size + floor):
                 return []
-            found.append(Difference(gap / size, True, row[0], row[1], forward=True))
+            found.append(Difference(gap / size, True, double, ahead, True))
         return found
 
     @staticmethod
