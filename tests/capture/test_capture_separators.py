@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture import backward, separators
 from tests.capture.test_capture_double_backward import assert_true, by_sample, by_token
+from tests.cases import Net
 
 TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
 
@@ -29,13 +30,9 @@ class Attention(nn.Module):
         return self.o(y.transpose(1, 2).flatten(2))
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 5), nn.Linear(WIDTH, 5), nn.Linear(5, WIDTH)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+def gated():
+    parts = {"gate": nn.Linear(WIDTH, 5), "up": nn.Linear(WIDTH, 5), "down": nn.Linear(5, WIDTH)}
+    return Net(lambda m, x: m.down(F.silu(m.gate(x)) * m.up(x)), **parts)
 
 
 def mlp():
@@ -63,69 +60,54 @@ class PostNorm(PreNorm):
         return self.norm2(x + self.mlp(x))
 
 
-class Tokenwise(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.mlp = nn.LayerNorm(WIDTH), Gated()
-
-    def forward(self, x):
-        return x + self.mlp(self.norm(x))
+def tokenwise():
+    return Net(lambda m, x: x + m.mlp(m.norm(x)), norm=nn.LayerNorm(WIDTH), mlp=gated())
 
 
-class CrossAttention(nn.Module):
+def with_head(forward, **parts):
+    return Net(forward, **parts, head=nn.Linear(WIDTH, CLASSES))
+
+
+def cross_attention():
     """A source, its reverse without the last token, and what the one sees of the other."""
 
-    def __init__(self):
-        super().__init__()
-        self.source, self.target, self.cross = PreNorm(mlp, False), PreNorm(mlp), Attention(False)
-        self.head = nn.Linear(WIDTH, CLASSES)
+    def forward(m, x):
+        memory, y = m.source(x), m.target(x.flip(1)[:, 1:])
+        y = y + m.cross(y, memory)
+        return m.head(torch.cat([y, y[:, :1]], 1))
 
-    def forward(self, x):
-        memory, y = self.source(x), self.target(x.flip(1)[:, 1:])
-        y = y + self.cross(y, memory)
-        return self.head(torch.cat([y, y[:, :1]], 1))
+    return with_head(forward, source=PreNorm(mlp, False), target=PreNorm(mlp), cross=Attention(False))
 
 
-class Mixed(nn.Module):
+def mixed():
     """A convolution along the tokens, then attention, and a layer that is called twice."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv, self.block, self.twice = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), PreNorm(mlp), Tokenwise()
-        self.head = nn.Linear(WIDTH, CLASSES)
+    def forward(m, x):
+        x = x + torch.tanh(m.conv(x.mT)).mT
+        return m.head(m.twice(m.block(m.twice(x))))
 
-    def forward(self, x):
-        x = x + torch.tanh(self.conv(x.mT)).mT
-        return self.head(self.twice(self.block(self.twice(x))))
+    return with_head(forward, conv=nn.Conv1d(WIDTH, WIDTH, 3, padding=1), block=PreNorm(mlp), twice=tokenwise())
 
 
-class Inplace(nn.Module):
+def in_place():
     """Residuals are added in place, and the stream is put together from slices."""
 
-    def __init__(self):
-        super().__init__()
-        self.first, self.attention, self.second = Tokenwise(), Attention(True), Tokenwise()
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x):
-        x = self.first(x)
-        y = self.attention(x).add_(x)
+    def forward(m, x):
+        x = m.first(x)
+        y = m.attention(x).add_(x)
         stream = torch.zeros_like(y)
-        stream[:, ::2] = self.second(y)[:, ::2]
+        stream[:, ::2] = m.second(y)[:, ::2]
         stream[:, 1::2] = 2 * y[:, 1::2]
-        return self.head(stream)
+        return m.head(stream)
+
+    return with_head(forward, first=tokenwise(), attention=Attention(True), second=tokenwise())
 
 
-class BatchNormed(nn.Module):
-    """Samples see each other."""
+def samples_coupled():
+    def forward(m, x):
+        return m.head(m.second(m.norm(m.block(x).mT).mT))
 
-    def __init__(self):
-        super().__init__()
-        self.block, self.norm, self.second = PreNorm(mlp), nn.BatchNorm1d(WIDTH), PreNorm(mlp)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x):
-        return self.head(self.second(self.norm(self.block(x).mT).mT))
+    return with_head(forward, block=PreNorm(mlp), norm=nn.BatchNorm1d(WIDTH), second=PreNorm(mlp))
 
 
 def stacked(*blocks):
@@ -135,13 +117,13 @@ def stacked(*blocks):
 MODELS = {
     "gpt": lambda: stacked(PreNorm(mlp), PreNorm(mlp)),
     "post-norm encoder": lambda: stacked(PostNorm(mlp, False), PostNorm(mlp, False)),
-    "gated": lambda: stacked(PreNorm(Gated), PreNorm(Gated)),
-    "parallel": lambda: stacked(PreNorm(mlp, parallel=True), PreNorm(Gated, parallel=True)),
-    "tokens apart": lambda: stacked(Tokenwise(), Tokenwise(), Tokenwise()),
-    "cross-attention": CrossAttention,
-    "convolution and attention": Mixed,
-    "in place": Inplace,
-    "samples coupled": BatchNormed,
+    "gated": lambda: stacked(PreNorm(gated), PreNorm(gated)),
+    "parallel": lambda: stacked(PreNorm(mlp, parallel=True), PreNorm(gated, parallel=True)),
+    "tokens apart": lambda: stacked(tokenwise(), tokenwise(), tokenwise()),
+    "cross-attention": cross_attention,
+    "convolution and attention": mixed,
+    "in place": in_place,
+    "samples coupled": samples_coupled,
 }
 
 
@@ -186,7 +168,7 @@ def used(monkeypatch):
     return found
 
 
-@pytest.mark.share(12)
+@pytest.mark.share(18)
 @pytest.mark.parametrize(
     ("loss", "level"),
     [
