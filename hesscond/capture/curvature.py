@@ -11,21 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hesscond.capture.backward import (
-    CANCELLED,
-    LOST,
-    PROBES,
-    Budget,
-    DiagonalSink,
-    FactorSink,
-    batched_gradients,
-    on_samples,
-    reaches,
-    root_sum_squares,
-    scattered_signs,
-    separating_subsets,
-    sizes_of_terms,
-)
+from hesscond.capture import backward
 from hesscond.capture.captured import DiagonalS, LayerCapture, Request
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
@@ -36,7 +22,7 @@ from hesscond.capture.progress import ProgressRecord, Stopped
 from hesscond.capture.second_derivatives import saturates, underflows
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
-from hesscond.problem.graph import BATCH_NORM, consumers, dependent, is_piecewise_linear, keeps_rows, nodes, shape_of
+from hesscond.problem import graph
 
 OUTPUT_ROUTE = "loss curvature of the output"
 FACTOR_ROUTE = "loss factor through a piecewise linear tail"
@@ -62,9 +48,9 @@ class Differentiator:
         self.failed: dict[str, CaptureError] = {}
         self.curved = curved_nodes(self.loss)
         self.start = [] if self.curved is None else [node.edge.node for node in self.curved]
-        self.consumers = consumers([self.loss.grad_fn])
-        largest = max((shape_of(node).numel() for node in self.consumers), default=1)
-        self.budget = Budget(memory, self.samples, largest, self.loss.device)
+        self.consumers = graph.consumers([self.loss.grad_fn])
+        largest = max((graph.shape_of(node).numel() for node in self.consumers), default=1)
+        self.budget = backward.Budget(memory, self.samples, largest, self.loss.device)
 
     def capture(self) -> dict[str, LayerCapture]:
         """Capture every requested layer except the `failed`; after a stop, only the layers that were complete."""
@@ -84,11 +70,11 @@ class Differentiator:
                 curved.append(request)
         for blocks, group in self.in_blocks(linear).items():
             captured |= self.by_factor(group, blocks)
-        if captured and underflows(nodes([self.loss.grad_fn])):
+        if captured and underflows(graph.nodes([self.loss.grad_fn])):
             captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
         curved = self.sampled(curved)
         if curved:
-            vanishing = saturates(nodes([self.loss.grad_fn]))
+            vanishing = saturates(graph.nodes([self.loss.grad_fn]))
             # layers that are complete when a stop is requested are kept
             with suppress(Stopped):
                 twice, plans = self.planned(curved)
@@ -158,15 +144,15 @@ class Differentiator:
         """Whether the tail of this layer is piecewise linear, whatever the layers before it are."""
         if self.curved is None:
             return False
-        return self.tail_is_linear or is_piecewise_linear(self.start, dependent(self.start, request.leaves))
+        return self.tail_is_linear or graph.is_piecewise_linear(self.start, graph.dependent(self.start, request.leaves))
 
     def is_tied(self, model: torch.nn.Module) -> bool:
         """Whether the model in evaluation mode, its batch normalizations linear, needs no second derivatives."""
         count = sum(isinstance(m, _BatchNorm) and m.training and m.running_mean is not None for m in model.modules())
-        batch = {node for node in self.consumers if node.name() in BATCH_NORM and node._saved_training}
+        batch = {node for node in self.consumers if node.name() in graph.BATCH_NORM and node._saved_training}
         # more nodes: functional calls or instance normalizations, which use batch statistics in evaluation mode too
         usual = len(batch) <= count and not any(r.parameters or self.is_outnumbered(r) for r in self.requests)
-        return usual and self.curved is not None and is_piecewise_linear(self.start, known=batch)
+        return usual and self.curved is not None and graph.is_piecewise_linear(self.start, known=batch)
 
     def is_outnumbered(self, request: Request) -> bool:
         """Whether the loss has far more rank-one terms than the layer has outputs, as with a large vocabulary."""
@@ -176,7 +162,7 @@ class Differentiator:
     @cached_property
     def tail_is_linear(self) -> bool:
         """Whether the tail is piecewise linear for every layer."""
-        return is_piecewise_linear(self.start)
+        return graph.is_piecewise_linear(self.start)
 
     def proved_apart(self, request: Request) -> bool:
         """Whether the graph proves that samples do not influence each other behind this layer."""
@@ -184,7 +170,7 @@ class Differentiator:
             return request.splits(1)
         if not request.splits(self.samples) or not self.loss_is_apart(self.samples):
             return False
-        return self.all_apart or keeps_rows(self.start, self.samples, dependent(self.start, request.leaves))
+        return self.all_apart or graph.keeps_rows(self.start, self.samples, graph.dependent(self.start, request.leaves))
 
     def loss_is_apart(self, blocks: int) -> bool:
         """Whether the curvature of the loss couples no two blocks (samples or positions)."""
@@ -193,7 +179,7 @@ class Differentiator:
     @cached_property
     def all_apart(self) -> bool:
         """Whether the graph proves for all layers at once that samples do not influence each other."""
-        return keeps_rows(self.start, self.samples)
+        return graph.keeps_rows(self.start, self.samples)
 
     def in_blocks(self, requests: Sequence[Request]) -> dict[int, list[Request]]:
         """Layers with a piecewise linear tail, by the number of blocks that do not influence each other behind them."""
@@ -217,10 +203,10 @@ class Differentiator:
             return []
         deltas = [delta for request in requests for delta in request.deltas]
         apart = set(range(len(requests)))
-        for subset in separating_subsets(blocks, self.loss.device):
+        for subset in backward.separating_subsets(blocks, self.loss.device):
             if not apart:
                 break
-            seeds = [on_samples(subset, node.shape, node.dtype, blocks) for node in self.curved]
+            seeds = [backward.on_samples(subset, node.shape, node.dtype, blocks) for node in self.curved]
             gradients = iter(
                 torch.autograd.grad(
                     [node.edge for node in self.curved], deltas, seeds, retain_graph=True, allow_unused=True
@@ -228,20 +214,24 @@ class Differentiator:
             )
             for number, request in enumerate(requests):
                 own = [g if g is None else g[None] for g in (next(gradients) for _ in request.calls)]
-                if any(g is not None for g in own) and reaches(request.positions(own, blocks)[0], ~subset, blocks):
+                if any(g is not None for g in own) and backward.reaches(
+                    request.positions(own, blocks)[0], ~subset, blocks
+                ):
                     apart.discard(number)
         return [request for number, request in enumerate(requests) if number in apart]
 
     # the route through a piecewise linear tail
 
-    def sink(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> DiagonalSink | FactorSink:
+    def sink(
+        self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None
+    ) -> backward.DiagonalSink | backward.FactorSink:
         """Sink for the backward passes of a layer, whose memory is taken."""
         positions = request.inputs(blocks).positions
         if positions == 1 and not request.whole:
             self.budget.take(request, blocks * len(request.units))
-            return DiagonalSink(request, blocks)
+            return backward.DiagonalSink(request, blocks)
         self.budget.take(request, passes * blocks * len(request.units) * positions)
-        return FactorSink(request, blocks, passes, signs)
+        return backward.FactorSink(request, blocks, passes, signs)
 
     def by_factor(self, requests: Sequence[Request], blocks: int) -> dict[str, LayerCapture]:
         """Capture S = Σ_r s_r b_r b_rᵀ, with b_r a row of the loss Hessian's factor carried back through the tail."""
@@ -259,15 +249,15 @@ class Differentiator:
             seed = torch.zeros(node.shape, dtype=torch.float64, device=self.loss.device)
             for start in range(0, node.passes(blocks), size):
                 seeds = node.factor(start, min(start + size, node.passes(blocks)), blocks)
-                gradients = iter(batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
+                gradients = iter(backward.batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
                 for request, sink in zip(requests, sinks, strict=True):
                     own = [next(gradients) for _ in request.calls]
                     if any(gradient is not None for gradient in own):
                         rows = slice(done, done + len(seeds))
                         sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
                 done += len(seeds)
-                seed = torch.hypot(seed, root_sum_squares(seeds))
-            seed = (seed * scattered_signs(seed)).to(node.dtype)
+                seed = torch.hypot(seed, backward.root_sum_squares(seeds))
+            seed = (seed * backward.scattered_signs(seed)).to(node.dtype)
             derivatives[node.edge.node] = partial(
                 torch.autograd.grad, [node.edge], deltas, [seed], retain_graph=True, materialize_grads=True
             )
@@ -279,16 +269,18 @@ class Differentiator:
             ]
             found = [own.to(self.loss.device) for own in found]
             for end, derivative in derivatives.items():
-                terms = iter(sizes_of_terms(derivative, [end], draws))
+                terms = iter(backward.sizes_of_terms(derivative, [end], draws))
                 for number, request in enumerate(requests):
                     own = [next(terms)[None] for _ in request.calls]
                     found[number] = found[number] + rounding * request.positions(own, blocks)[0]
             return found
 
-        limit, noise = max(LOST, CANCELLED / rounding), noise_of(1)
+        limit, noise = max(backward.LOST, backward.CANCELLED / rounding), noise_of(1)
         # a single draw may underestimate the round-off, but not by this factor
-        if any(bool(sink.near(own, limit / CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)):
-            noise = noise_of(PROBES)
+        if any(
+            bool(sink.near(own, limit / backward.CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)
+        ):
+            noise = noise_of(backward.PROBES)
         found = {}
         for request, sink, bound in zip(requests, sinks, noise, strict=True):
             with self.noting(request):

@@ -11,17 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from hesscond.commands import options
+from hesscond.commands import options, printing
 from hesscond.commands.exits import UNMET
-from hesscond.commands.printing import (
-    AsJson,
-    listing,
-    print_prose,
-    print_source,
-    print_table,
-    sign_of_life,
-    stdout,
-)
 from hesscond.errors import ConfigError
 from hesscond.report.page import METADATA, save_figure
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
@@ -38,7 +29,7 @@ def verify_statements(
         int | None, typer.Option(help="Random cases of each statement. Default: the statement's own number.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random cases.")] = 0,
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
     figure: Annotated[
         Path | None,
         typer.Option(
@@ -66,10 +57,10 @@ def verify_statements(
     if as_json:
         typer.echo(json.dumps([as_dict(verdict) for verdict in verdicts], indent=1))
     else:
-        print_table(verdict_table(verdicts))
+        printing.print_table(verdict_table(verdicts))
         for verdict in verdicts:
             for line in verdict.remarks():
-                stdout.print(line, soft_wrap=True)
+                printing.stdout.print(line, soft_wrap=True)
     if figure is not None:
         from hesscond.report.margins import margin_figure
 
@@ -80,7 +71,7 @@ def verify_statements(
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
     """Verify statements one after another, with a sign of life."""
-    with sign_of_life("starting") as say:
+    with printing.sign_of_life("starting") as say:
 
         def run(number: int, one: Statement) -> Verdict:
             label, total = f"{one.id} ({number} of {len(chosen)})", trials or one.trials
@@ -91,7 +82,7 @@ def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verd
 
 def list_statements(
     name: Annotated[str | None, typer.Argument(help="Show this statement in full.")] = None,
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
 ) -> None:
     """List the statements that can be verified, with what is known of them, or show one.
 
@@ -108,23 +99,23 @@ def list_statements(
     for one in chosen:
         rows.append({"id": one.id, "known": expectation(one), "title": one.title})
         rows += [{"id": alias, "known": "", "title": f"another name of {one.id}"} for alias in one.aliases]
-    listing(rows, as_json=False)
+    printing.listing(rows, as_json=False)
 
 
 def show(one: Statement) -> None:
     """Print all about a statement."""
-    stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
-    print_source(one.source)
+    printing.stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
+    printing.print_source(one.source)
     for alias, part in one.aliases.items():
-        print_prose(f"{alias}, {part}", "also:    ", " " * 9)
-    stdout.print()
-    print_prose(one.text)
+        printing.print_prose(f"{alias}, {part}", "also:    ", " " * 9)
+    printing.stdout.print()
+    printing.print_prose(one.text)
     if one.hypotheses:
-        print_prose(f"If {'; '.join(one.hypotheses)}.")
-    stdout.print()
+        printing.print_prose(f"If {'; '.join(one.hypotheses)}.")
+    printing.stdout.print()
     for claim in one.claims:
-        print_prose(f"{claim.name}: {claim.text}", f"{known(claim)}:  ", "  ")
-    stdout.print()
+        printing.print_prose(f"{claim.name}: {claim.text}", f"{known(claim)}:  ", "  ")
+    printing.stdout.print()
 
 
 def expectation(one: Statement) -> str:

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Initializer, Layers, chosen, glorot_uniform, he_fan_in, image_shape, make_activation
+from hesscond.models import layers
 from hesscond.models.registry import register
 
-WEIGHTS: dict[str, Initializer] = {"glorot": glorot_uniform, "he": he_fan_in}
+WEIGHTS: dict[str, layers.Initializer] = {"glorot": layers.glorot_uniform, "he": layers.he_fan_in}
 POOLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "max": functional.max_pool2d,
     "average": functional.avg_pool2d,
@@ -59,12 +59,12 @@ class ConvNet(nn.Module):
             )
         self.convolutions = len(widths)
         self.pooled = frozenset(pooled)
-        self.pool = POOLINGS[chosen("pooling", pooling, POOLINGS)]
-        lost = LOST[chosen("padding", padding, LOST)]
-        channels, height, width = image_shape(input_shape, self.smallest(lost))
-        self.average = chosen("head", head, ("flatten", "average")) == "average"
-        make = Layers(WEIGHTS[chosen("weights", weights, WEIGHTS)], generator, norm)
-        self.activation = make_activation(activation)
+        self.pool = POOLINGS[layers.chosen("pooling", pooling, POOLINGS)]
+        lost = LOST[layers.chosen("padding", padding, LOST)]
+        channels, height, width = layers.image_shape(input_shape, self.smallest(lost))
+        self.average = layers.chosen("head", head, ("flatten", "average")) == "average"
+        make = layers.Layers(WEIGHTS[layers.chosen("weights", weights, WEIGHTS)], generator, norm)
+        self.activation = layers.make_activation(activation)
         for i, (before, after) in enumerate(pairwise((channels, *widths)), 1):
             self.add_module(f"conv{i}", make.conv(before, after, 3, padding=0 if lost else 1))
             self.add_module(f"norm{i}", make.normalization(after))

@@ -11,16 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import (
-    Layers,
-    OptionError,
-    chosen,
-    he_fan_out,
-    image_shape,
-    make_activation,
-    make_dropout,
-    same_length,
-)
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 SHORTCUTS = ("pad", "projection")
@@ -39,11 +30,13 @@ class PaddedShortcut(nn.Module):
         return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.further))
 
 
-def make_shortcut(make: Layers, kind: str, before: int, after: int, stride: int, *, normalized: bool) -> nn.Module:
+def make_shortcut(
+    make: layers.Layers, kind: str, before: int, after: int, stride: int, *, normalized: bool
+) -> nn.Module:
     """Shortcut from the input of a block to its output: the identity wherever shapes allow."""
     if before == after and stride == 1:
         return nn.Identity()
-    if chosen("shortcut", kind, SHORTCUTS) == "pad":
+    if layers.chosen("shortcut", kind, SHORTCUTS) == "pad":
         if after < before:
             raise ConfigError(f"padded shortcuts need widths that do not fall, got {before} before {after}")
         return PaddedShortcut(before, after, stride)
@@ -62,7 +55,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(
         self,
-        make: Layers,
+        make: layers.Layers,
         before: int,
         width: int,
         stride: int,
@@ -85,7 +78,7 @@ class ResidualBlock(nn.Module):
             norm = make.last_normalization(fan_out, branch_gamma) if last else make.normalization(fan_out)
             self.add_module(f"norm{i}", norm)
         self.shortcut = make_shortcut(make, shortcut, before, after, stride, normalized=True)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, expansion · width, H / stride, W / stride) of (N, before, H, W)."""
@@ -104,7 +97,7 @@ class PreActBlock(nn.Module):
 
     def __init__(
         self,
-        make: Layers,
+        make: layers.Layers,
         before: int,
         width: int,
         stride: int,
@@ -120,10 +113,10 @@ class PreActBlock(nn.Module):
         self.norm1 = make.normalization(before)
         self.conv1 = make.conv(before, width, 3, stride=stride)
         self.norm2 = make.last_normalization(width, branch_gamma)
-        self.dropout = make_dropout(dropout)
+        self.dropout = layers.make_dropout(dropout)
         self.conv2 = make.conv(width, width, 3)
         self.shortcut = make_shortcut(make, shortcut, before, width, stride, normalized=False)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, width, H / stride, W / stride) of (N, before, H, W)."""
@@ -164,14 +157,14 @@ class ResNet(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        same_length("blocks", blocks, "widths", widths)
-        kernel, stride = STEMS[chosen("stem", stem, STEMS)]
-        expansion = BLOCKS[chosen("block", block, BLOCKS)]
-        channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1) * stride**2)
-        make = Layers(he_fan_out, generator, norm)
+        layers.same_length("blocks", blocks, "widths", widths)
+        kernel, stride = STEMS[layers.chosen("stem", stem, STEMS)]
+        expansion = BLOCKS[layers.chosen("block", block, BLOCKS)]
+        channels, _, _ = layers.image_shape(input_shape, 2 ** (len(blocks) - 1) * stride**2)
+        make = layers.Layers(layers.he_fan_out, generator, norm)
         self.conv1 = make.conv(channels, widths[0], kernel, stride=stride)
         self.norm1 = make.normalization(widths[0])
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.pool = nn.MaxPool2d(3, 2, padding=1) if stem == "7x7" else nn.Identity()
         before = widths[0]
         self.stages = [f"stage{s}" for s in range(1, len(widths) + 1)]
@@ -222,10 +215,10 @@ class PreActResNet(nn.Module):
         super().__init__()
         if not branch_gamma:
             why = "the ReLU after the last normalization of a branch has derivative 0 at 0, and the branch never trains"
-            raise OptionError("branch_gamma", f"branch_gamma = 0 in a network with pre-activation: {why}")
-        same_length("blocks", blocks, "widths", widths)
-        channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1))
-        make = Layers(he_fan_out, generator, norm)
+            raise layers.OptionError("branch_gamma", f"branch_gamma = 0 in a network with pre-activation: {why}")
+        layers.same_length("blocks", blocks, "widths", widths)
+        channels, _, _ = layers.image_shape(input_shape, 2 ** (len(blocks) - 1))
+        make = layers.Layers(layers.he_fan_out, generator, norm)
         self.conv1 = make.conv(channels, stem, 3)
         self.stages = [f"stage{s}" for s in range(1, len(widths) + 1)]
         for name, number, (before, width) in zip(self.stages, blocks, pairwise((stem, *widths)), strict=True):
@@ -240,7 +233,7 @@ class PreActResNet(nn.Module):
                 stage.add_module(f"block{b}", own)
             self.add_module(name, stage)
         self.norm = make.normalization(widths[-1])
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.fc = make.dense(widths[-1], outputs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,16 +6,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import (
-    Layers,
-    chosen,
-    image_shape,
-    make_activation,
-    make_dropout,
-    normal,
-    normalization_of,
-    truncated_normal,
-)
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -23,7 +14,7 @@ NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 def token_normalization(name: str, width: int) -> nn.Module:
     """The normalization of tokens (N, T, width)."""
-    kind, options = normalization_of(name, (*NORMS, "none"))
+    kind, options = layers.normalization_of(name, (*NORMS, "none"))
     return NORMS[kind](width, **({"eps": 1e-6} | options)) if kind in NORMS else nn.Identity()
 
 
@@ -39,7 +30,7 @@ class Attention(nn.Module):
     Written out, since not every fused kernel of torch has second derivatives.
     """
 
-    def __init__(self, make: Layers, width: int, heads: int, *, causal: bool) -> None:
+    def __init__(self, make: layers.Layers, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
         self.heads, self.causal = heads, causal
         self.q = make.dense(width, width)
@@ -66,7 +57,7 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        make: Layers,
+        make: layers.Layers,
         width: int,
         heads: int,
         hidden: int,
@@ -81,9 +72,9 @@ class Block(nn.Module):
         self.attention = Attention(make, width, heads, causal=causal)
         self.norm2 = token_normalization(norm, width)
         self.fc1 = make.dense(width, hidden)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.fc2 = make.dense(hidden, width)
-        self.dropout = make_dropout(dropout)
+        self.dropout = layers.make_dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, T, width) of (N, T, width)."""
@@ -116,16 +107,16 @@ class VisionTransformer(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        channels, rows, columns = image_shape(input_shape, patch)
+        channels, rows, columns = layers.image_shape(input_shape, patch)
         if rows % patch or columns % patch:
             raise ConfigError(f"patches of {patch} x {patch} pixels do not tile images of {rows} x {columns}")
         check_heads(width, heads)
-        make = Layers(truncated_normal, generator)
+        make = layers.Layers(layers.truncated_normal, generator)
         self.patches = make.conv(channels, width, patch, stride=patch, padding=0, bias=True)
         tokens = (rows // patch) * (columns // patch) + 1
         self.class_token = self.embedding(1, width, generator)
         self.positions = self.embedding(tokens, width, generator)
-        self.dropout = make_dropout(dropout)
+        self.dropout = layers.make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
             self.add_module(name, Block(make, width, heads, hidden, dropout, activation, norm))
@@ -178,10 +169,10 @@ class GPT(nn.Module):
                 f"this network needs sequences of tokens (context,), not inputs of shape {tuple(input_shape)}"
             )
         check_heads(width, heads)
-        make = Layers(normal, generator)
+        make = layers.Layers(layers.normal, generator)
         self.embedding = self.vectors(outputs, width, generator)
         self.positions = self.vectors(input_shape[0], width, generator)
-        self.dropout = make_dropout(dropout)
+        self.dropout = layers.make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
             block = Block(make, width, heads, ratio * width, dropout, activation, norm, causal=True)
@@ -190,7 +181,7 @@ class GPT(nn.Module):
             self.add_module(name, block)
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs, bias=False)
-        if chosen("head", head, ("untied", "tied")) == "tied":
+        if layers.chosen("head", head, ("untied", "tied")) == "tied":
             self.fc.weight = self.embedding.weight
 
     @staticmethod

@@ -20,21 +20,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from hesscond.errors import CaptureError, ConfigError, HesscondError, one_line, out_of_memory
+from hesscond.problem import precision
 from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
-from hesscond.problem.precision import (
-    DRAWS,
-    DRAWS_LIKE,
-    MASKED,
-    SHIFTED,
-    WIDER,
-    Masks,
-    Operations,
-    drawn_in,
-    lifted,
-    named,
-)
 from hesscond.problem.reentry import Reentry
 from hesscond.problem.references import References
 from hesscond.problem.untouched import untouched
@@ -65,7 +54,7 @@ LABELS = ("labels", "label", "y", "target", "targets")
 #: Annotation of an argument that is a list or a tuple itself.
 LISTS = re.compile(r"^'?(typing\.|collections\.abc\.|<class ')?(list|tuple|sequence|iterable)\b", re.IGNORECASE)
 #: Types that may be mixed if a model keeps tensors besides its parameters and buffers.
-NUMBERS = {*WIDER, *WIDER.values()}
+NUMBERS = {*precision.WIDER, *precision.WIDER.values()}
 LossFunction = Callable[[Any, Any], torch.Tensor]
 #: Lookups, with the positions of the arguments that make the gradient differ from the derivative (divided by the counts
 #: of the rows), or not differentiable again (sparse).
@@ -97,7 +86,7 @@ def evaluate(
     copies: Mapping[int, torch.Tensor],
     dtype: torch.dtype | None,
     watch: WeightWatch,
-    counted: Operations | None = None,
+    counted: precision.Operations | None = None,
 ) -> Evaluation:
     """Run the model and the loss with its tensors replaced by those of ``state``, without side effects."""
     inputs, target = batch
@@ -179,7 +168,7 @@ def explained(model: nn.Module, loss_fn: LossFunction, batch: Batch, dtype: torc
         first = (str(error).strip().splitlines() or [""])[0][:300]
         raise CaptureError(
             "the model and its loss run as they are, but not on copies of the parameters"
-            + ("" if dtype is None else f" in {named(dtype)}")
+            + ("" if dtype is None else f" in {precision.named(dtype)}")
             + f" ({type(error).__name__}: {first}; {place_of(error, model)})"
             + ("" if dtype is None else "; dtype=None leaves the precision as it is")
         ) from error
@@ -296,7 +285,7 @@ class WeightWatch(TorchFunctionMode):
         if func in FORMULAS:
             found = FORMULAS[func](*args, **kwargs)
         else:
-            with Masks.around(func, args):
+            with precision.Masks.around(func, args):
                 found = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
         if self.flattening and (flat := flattens(func, args, found)) is not None:
             self.flat.append(flat)
@@ -319,14 +308,14 @@ class WeightWatch(TorchFunctionMode):
 
     def in_float64(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Call a function without casts to float32, widening float32 tensors that the model keeps where types clash."""
-        if (drawn := drawn_in(self.draws, func, args, kwargs)) is not None:
+        if (drawn := precision.drawn_in(self.draws, func, args, kwargs)) is not None:
             return drawn
         # moments in tensors have a type of their own
-        plain = func in DRAWS and not kwargs.keys() & {"out", "dtype"}
+        plain = func in precision.DRAWS and not kwargs.keys() & {"out", "dtype"}
         if plain and not (func is torch.normal and any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values()))):
-            own = self.draws if func in DRAWS_LIKE else self.usual
-            kwargs = {**kwargs, "dtype": own} if own in WIDER else kwargs
-        wide = lifted(func, args, kwargs)
+            own = self.draws if func in precision.DRAWS_LIKE else self.usual
+            kwargs = {**kwargs, "dtype": own} if own in precision.WIDER else kwargs
+        wide = precision.lifted(func, args, kwargs)
         if wide is not None:
             self.lifted += 1
             func, args, kwargs = wide
@@ -368,16 +357,20 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     x, y = x.detach(), result.detach()
     found = []
     # scores that a mask shifts vanish on purpose, and the probability of a single score is 1
-    hidden = (x <= SHIFTED) | ((x > SHIFTED).sum(-1, keepdim=True) == 1) if name.endswith("softmax") else None
+    hidden = (
+        (x <= precision.SHIFTED) | ((x > precision.SHIFTED).sum(-1, keepdim=True) == 1)
+        if name.endswith("softmax")
+        else None
+    )
     if x.ndim > 1:
-        constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > SHIFTED) & (y[0] < MASKED)
+        constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > precision.SHIFTED) & (y[0] < precision.MASKED)
         found.append((constant if hidden is None else constant & ~hidden.all(0)).any())
         if name in IDENTITY_AT_ZERO:
             found.append(((x == y).all(0) & (x != 0).any(0)).any())
     x, y = x.flatten(), y.flatten()
     # nothing here waits for the device
     for edge in (y.amin(), y.amax(), 0.0):
-        equal = (y == edge) & (y > SHIFTED) & (y < MASKED)
+        equal = (y == edge) & (y > precision.SHIFTED) & (y < precision.MASKED)
         if hidden is not None:
             equal &= ~hidden.flatten()
         found.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
@@ -411,7 +404,7 @@ def writes(func: Any) -> bool:
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
     """Tensor with float32 cast to float64, complex64 to complex128, and other types unchanged."""
-    return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))
+    return tensor.to(precision.WIDER.get(tensor.dtype, tensor.dtype))
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

@@ -13,19 +13,9 @@ import torch
 from torch import nn
 
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem import evaluation
 from hesscond.problem.containers import tensors_of
 from hesscond.problem.devices import accelerators_of, check_float64
-from hesscond.problem.evaluation import (
-    Batch,
-    Evaluation,
-    LossFunction,
-    WeightWatch,
-    checked_batch,
-    converted,
-    evaluate,
-    scalar,
-    tensors_by_module,
-)
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
 
@@ -36,7 +26,7 @@ class Hooks(Protocol):
     def weights(self, copies: Mapping[int, torch.Tensor]) -> Mapping[int, str]:
         """Layer of each tensor, by its id, whose uses outside the layer are noted; ``copies`` of the model's by id."""
 
-    def attached(self, watch: WeightWatch) -> AbstractContextManager[None]:
+    def attached(self, watch: evaluation.WeightWatch) -> AbstractContextManager[None]:
         """Context in which the hooks are attached, without what they have recorded before."""
 
 
@@ -48,9 +38,9 @@ class Snapshot:
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
         self.model, self.dtype = model, dtype
-        tensors = tensors_by_module(model)
+        tensors = evaluation.tensors_by_module(model)
         check_float64(tensors.values())
-        copies = {id(t): converted(t.detach(), dtype, copy=True) for t in tensors.values()}
+        copies = {id(t): evaluation.converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
         self.devices = accelerators_of(tensors.values())
         #: copies by the ids of the originals
@@ -74,18 +64,18 @@ class Snapshot:
     @torch.enable_grad()
     def evaluate(
         self,
-        loss_fn: LossFunction,
-        batch: Batch,
+        loss_fn: evaluation.LossFunction,
+        batch: evaluation.Batch,
         *,
         counted: Operations | None = None,
         hooks: Hooks | None = None,
         flattening: bool = False,
-    ) -> Evaluation:
+    ) -> evaluation.Evaluation:
         """Evaluate the loss of a batch on the graph of the leaves; random numbers come from the present state.
 
         Without ``flattening``, `Evaluation.flattened` is not looked for.
         """
-        inputs, target = checked_batch(batch)
+        inputs, target = evaluation.checked_batch(batch)
         # lengths and constants may be elsewhere
         tensor = next((tensor for tensor in tensors_of(inputs) if tensor.ndim), None)
         if tensor is not None and tensor.device not in self._homes:
@@ -101,18 +91,18 @@ class Snapshot:
             for tensor in self._trained:
                 tensor.requires_grad_()
             found = evaluated()
-        loss = scalar(found.loss)
+        loss = evaluation.scalar(found.loss)
         refuse_originals(loss, self.model)
         return replace(found, loss=loss)
 
     def _evaluated(
         self,
-        loss_fn: LossFunction,
+        loss_fn: evaluation.LossFunction,
         batch: tuple[Any, Any],
         counted: Operations | None,
         hooks: Hooks | None,
         flattening: bool,
-    ) -> Evaluation:
+    ) -> evaluation.Evaluation:
         """Evaluation of the loss, whose value is not checked."""
         fresh = {number: tensor.clone() for tensor in self._state.values() if (number := id(tensor)) in self._buffers}
         state = {key: fresh.get(id(tensor), tensor) for key, tensor in self._state.items()}
@@ -121,10 +111,10 @@ class Snapshot:
             # its slices make parameters of tensors that are none
             for own in owner.parameters(recurse=False) if isinstance(owner, nn.ParameterList) else ():
                 copies[id(own)]._is_param = True
-        watch = WeightWatch(self._owners if hooks is None else hooks.weights(self.copies), flattening)
+        watch = evaluation.WeightWatch(self._owners if hooks is None else hooks.weights(self.copies), flattening)
         attached = nullcontext() if hooks is None else hooks.attached(watch)
         with in_modes(self.model, self._training), attached:
-            found = evaluate(
+            found = evaluation.evaluate(
                 self.model, loss_fn, batch, state, copies=copies, dtype=self.dtype, watch=watch, counted=counted
             )
         for number in watch.used_outside & self._owners.keys():

@@ -16,12 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report import plotting
+from hesscond.report import plotting, series
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED, MethodLook
 from hesscond.report.registry import PROBED, STUDY, UNIT, FigureKind
 from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
-from hesscond.report.series import RESOLVED, finite, loss_of, lower_bounds, means_of_stretches, values_of, window_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +91,7 @@ def accuracies_of(group: Group) -> list[pd.Series]:
 
 def stretch(groups: Sequence[Group]) -> int:
     """Number of iterations over which mini-batch losses are averaged."""
-    return max(1, max((len(loss_of(run)) for group in groups for run in group.runs), default=1) // STRETCHES)
+    return max(1, max((len(series.loss_of(run)) for group in groups for run in group.runs), default=1) // STRETCHES)
 
 
 def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
@@ -100,8 +99,8 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
     looks = looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     for group in groups:
-        train = [means_of_stretches(loss_of(run), width) for run in group.runs]
-        test = [finite(run.table("evaluation").set_index("iteration")["test_loss"]) for run in group.runs]
+        train = [series.means_of_stretches(series.loss_of(run), width) for run in group.runs]
+        test = [series.finite(run.table("evaluation").set_index("iteration")["test_loss"]) for run in group.runs]
         plotting.draw_seeds(ax, group, train, looks[group.label], DASHED, f"{group.label}-train-loss")
         plotting.draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
     plotting.fit_logarithmic(ax)
@@ -171,8 +170,10 @@ def conditioning_figure(
     highest for several seeds.
     """
     selection, groups = unit_of_groups(runs, layer=layer, unit=unit)
-    last = [int(loss.index[-1]) for run in selection.runs if len(loss := loss_of(run))]
-    window = window_of(max([*last, *(int(p["iteration"].iloc[-1]) for p in selection.probes if len(p))], default=0))
+    last = [int(loss.index[-1]) for run in selection.runs if len(loss := series.loss_of(run))]
+    window = series.window_of(
+        max([*last, *(int(p["iteration"].iloc[-1]) for p in selection.probes if len(p))], default=0)
+    )
     apart = len(groups) > 2
     shown = [TOGETHER[:1], TOGETHER[1:2], SCALING] if apart else [TOGETHER, SCALING]
     # as wide as a panel
@@ -248,7 +249,7 @@ def draw_training(ax: Axes, groups: Sequence[Group], window: int, page: Page) ->
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(plotting.loss_name(groups[0].runs))
     handles = [Line2D([], [], color=color, lw=2.4, label=label) for label, color in colors.items()]
-    losses = {group.label: list(map(loss_of, group.runs)) for group in groups}
+    losses = {group.label: list(map(series.loss_of, group.runs)) for group in groups}
     drawn = [
         plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()
     ]
@@ -305,14 +306,14 @@ def draw_quantity(
 ) -> set[str]:
     """Draw a quantity of one group of runs; return what there was to draw."""
     look, drawn = CURVES[quantity], set()
-    curves = [values_of(probe, quantity) for probe in probes]
+    curves = [series.values_of(probe, quantity) for probe in probes]
     if data == "batch" and plotting.draw_curve(ax, curves, look, color, window, name):
         drawn.add("line")
     # running averages are not those of the training set
     if data == "train" and quantity != SCALING[1] and plotting.draw_points(ax, curves, look, color, name, shift):
         drawn.add("points")
-    if quantity in RESOLVED:
-        bounds = [lower_bounds(probe, quantity) for probe in probes]
+    if quantity in series.RESOLVED:
+        bounds = [series.lower_bounds(probe, quantity) for probe in probes]
         if plotting.draw_unresolved(ax, bounds, look, data, color, name, shift):
             drawn.add("unresolved")
     return drawn
@@ -342,7 +343,7 @@ def eigenvalue_figure(
     groups = [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
     looks = looks_of(groups)
     data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
-    window = window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
+    window = series.window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
     probes = {group.label: [selection.probe(run, data) for run in group.runs] for group in groups}
     ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
     with page.styled():
@@ -384,14 +385,14 @@ def draw_columns(
 def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
     """Probe rows to show; a ConfigError if no eigenvalue was logged."""
     selection = select(runs, layer, unit)
-    if not any(finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
+    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
         raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
     return selection
 
 
 def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
     """Absolute values of a column, NaN where they are not known."""
-    values = finite(probe[column].astype(float)).abs()
+    values = series.finite(probe[column].astype(float)).abs()
     return values.where(probe["resolved"].fillna(False).astype(bool)) if column == "lambda_min" else values
 
 

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hesscond.report import series
 from hesscond.report.registry import STUDY, UNIT, TableKind
 from hesscond.report.selection import groups_of, in_order, select
-from hesscond.report.series import (
-    RESOLVED,
-    finite,
-    gain,
-    is_collapsed,
-    is_unresolved,
-    kappa_ends,
-    lower_bounds,
-    quantile,
-    resolved_values,
-)
 from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, words
 
 if TYPE_CHECKING:
@@ -127,7 +117,7 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         "method": run.method,
         "seed": run.seed,
         "status": run.status,
-        "collapsed": is_collapsed(run),
+        "collapsed": series.is_collapsed(run),
         "learning_rate": float(run.config["run"]["learning_rate"]),
         "batch_size": int(run.config["training"]["batch_size"]),
         "iterations": len(training),
@@ -145,12 +135,12 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
 def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
     """The columns of `summary_frame` about the condition numbers in the rows of ``probe``."""
     summary: dict[str, float | int] = {"probes": len(probe)}
-    for quantity in RESOLVED:
-        summary[quantity] = median(resolved_values(probe, quantity))
-        summary[f"{quantity}_unresolved"] = int(is_unresolved(probe, quantity).sum())
-        summary[f"{quantity}_lower"] = median(lower_bounds(probe, quantity))
-    summary["gain"] = median(gain(probe))
-    summary["kappa_D_squared"] = median(finite(probe["kappa_D"]) ** 2)
+    for quantity in series.RESOLVED:
+        summary[quantity] = median(series.resolved_values(probe, quantity))
+        summary[f"{quantity}_unresolved"] = int(series.is_unresolved(probe, quantity).sum())
+        summary[f"{quantity}_lower"] = median(series.lower_bounds(probe, quantity))
+    summary["gain"] = median(series.gain(probe))
+    summary["kappa_D_squared"] = median(series.finite(probe["kappa_D"]) ** 2)
     summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
     return summary
 
@@ -192,7 +182,7 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
         for name, column in QUANTITIES.items():
             values = summaries[column].astype(float)
             row |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
-        medians = [quantile(*kappa_ends(selection.rows_of(run)), 0.5) for run in done]
+        medians = [series.quantile(*series.kappa_ends(selection.rows_of(run)), 0.5) for run in done]
         known = np.array([low for low, _ in medians if not math.isnan(low)])
         row["kappa_own_mean"] = float(np.exp(np.log(known).mean())) if len(known) else math.nan
         row |= {f"kappa_own_{end.__name__}": float(end(known)) if len(known) else math.nan for end in (min, max)}

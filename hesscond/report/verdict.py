@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hesscond.report import series
 from hesscond.report.registry import PROBED, UNIT, TableKind
 from hesscond.report.selection import Selection, probed_groups, select
-from hesscond.report.series import SHOWN, intervals, is_collapsed, located, loss_of, quantile, running_median, window_of
 from hesscond.report.tables import DASH, Column, number, numbers, words
 
 if TYPE_CHECKING:
@@ -40,17 +40,17 @@ class Probes:
     def of(cls, selection: Selection, runs: Sequence[StoredRun]) -> Probes:
         """Probes of some runs on mini-batches, or on the training set where no mini-batch was probed."""
         losses: list[np.ndarray] = []
-        ends: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {quantity: ([], []) for quantity in SHOWN}
+        ends: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {quantity: ([], []) for quantity in series.SHOWN}
         for run in runs:
-            loss = loss_of(run)
-            smooth = running_median(loss, window_of(len(loss))).dropna()
+            loss = series.loss_of(run)
+            smooth = series.running_median(loss, series.window_of(len(loss))).dropna()
             probe = selection.probe(run, "batch")
             probe = selection.probe(run, "train") if probe.empty else probe
             if smooth.empty or probe.empty:
                 continue
             losses.append(smooth.reindex(probe.index, method="nearest").to_numpy())
             for quantity, parts in ends.items():
-                for part, found in zip(parts, intervals(probe, quantity), strict=True):
+                for part, found in zip(parts, series.intervals(probe, quantity), strict=True):
                     part.append(found)
         joined = [{q: np.concatenate(parts[side] or [np.zeros(0)]) for q, parts in ends.items()} for side in (0, 1)]
         return cls(np.concatenate(losses or [np.zeros(0)]), *joined)
@@ -97,7 +97,7 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
             ends[side].append(spread_out(np.subtract.outer(np.log(over), np.log(under)).ravel()))
     lower, upper = (np.exp(np.concatenate(side)) for side in ends)
     names = (SPREAD[0], "ratio", SPREAD[1])
-    return found | {name: quantile(lower, upper, q) for name, q in zip(names, QUARTILES, strict=True)}
+    return found | {name: series.quantile(lower, upper, q) for name, q in zip(names, QUARTILES, strict=True)}
 
 
 def spread_out(values: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ def fault_of(run: StoredRun) -> str:
     """Defect of a run whose κ says nothing about its method: diverged or collapsed; empty if there is none."""
     if run.status == "diverged":
         return "diverged"
-    return "collapsed to constant outputs" if is_collapsed(run) else ""
+    return "collapsed to constant outputs" if series.is_collapsed(run) else ""
 
 
 def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:
@@ -168,7 +168,7 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         row: dict[str, Any] = {"method": group.label, "baseline": groups[0][0].label}
         found = at_equal_loss(probes if base is None else base, probes)
         for name, ends in [(name, found.pop(name)) for name in ("ratio", *SPREAD)]:
-            found |= located(name, ends if base is not None else (math.nan, math.nan))
+            found |= series.located(name, ends if base is not None else (math.nan, math.nan))
         row |= found
         for name, quantity in (("own", "kappa_own"), ("P", "kappa_preconditioned")):
             names = (f"gain_{name}_q25", f"gain_{name}", f"gain_{name}_q75")

@@ -14,17 +14,8 @@ from typing import Any, Literal
 import tomli_w
 
 from hesscond.errors import ConfigError, RunError
+from hesscond.runs import store
 from hesscond.runs.checkpoint import LOCK
-from hesscond.runs.store import (
-    APPLICATION_ID,
-    BESIDE,
-    KEYS,
-    LOG,
-    SCHEMA_VERSION,
-    TABLES,
-    check_schema,
-    open_run,
-)
 
 #: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
 COMMIT_INTERVAL = 1.0
@@ -38,7 +29,7 @@ UNTIL_THE_END = ("cosine", "linear")
 SHOWN = 3
 
 #: Files that a start that was killed before its log existed can leave behind.
-LEFTOVERS = ("config.toml", "config.toml.partial", f"{LOG}.partial", f"{LOG}.partial-journal")
+LEFTOVERS = ("config.toml", "config.toml.partial", f"{store.LOG}.partial", f"{store.LOG}.partial-journal")
 
 
 class RunLog:
@@ -55,13 +46,13 @@ class RunLog:
                 (folder / name).unlink(missing_ok=True)
             write_config(folder, config)
             # the log gets its name when all tables are in it: a kill leaves no half of one
-            partial = folder / f"{LOG}.partial"
+            partial = folder / f"{store.LOG}.partial"
             with closing(sqlite3.connect(partial, isolation_level=None)) as connection:
                 connection.execute("BEGIN")
                 create(connection)
                 connection.executemany(SET_FACT, facts_of(**running(), started=now()))
                 connection.execute("COMMIT")
-            partial.replace(folder / LOG)
+            partial.replace(folder / store.LOG)
         except OSError as error:
             raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}") from None
         except sqlite3.Error as error:
@@ -93,10 +84,10 @@ class RunLog:
     def _open(self, folder: Path) -> None:
         self.folder = folder
         try:
-            self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{LOG}?mode=rw", uri=True)
+            self._connection = sqlite3.connect(f"{folder.absolute().as_uri()}/{store.LOG}?mode=rw", uri=True)
             self._connection.isolation_level = None
             self._connection.execute("PRAGMA trusted_schema=OFF")
-            check_schema(self._connection)
+            store.check_schema(self._connection)
             # a killed process loses nothing that was committed; no fsync for every iteration
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
@@ -106,11 +97,11 @@ class RunLog:
             raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
         except RunError as error:
             self._connection.close()
-            raise RunError(f"the log {folder / LOG} cannot be written: {error}") from None
+            raise RunError(f"the log {folder / store.LOG} cannot be written: {error}") from None
         # OR IGNORE: a resumed run comes to the same rows again, and so does `close` after a Ctrl-C
         self._inserts = {
             table: f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
-            for table, columns in TABLES.items()
+            for table, columns in store.TABLES.items()
         }
         self._session = 1 if session is None else session + 1
         self._iterations = 0 if iteration is None else iteration + 1
@@ -134,7 +125,7 @@ class RunLog:
         with self._transaction() as connection:
             connection.executemany(self._inserts["training"], self._pending)
             for table, own in rows.items():
-                columns = TABLES[table]
+                columns = store.TABLES[table]
                 connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in own])
             if self._pending:
                 self._iterations = max(self._iterations, self._pending[-1][0] + 1)
@@ -161,7 +152,7 @@ class RunLog:
                 connection.execute("BEGIN")
                 yield connection
         except sqlite3.Error as error:
-            raise RunError(f"the log {self.folder / LOG} cannot be written: {error}") from None
+            raise RunError(f"the log {self.folder / store.LOG} cannot be written: {error}") from None
 
     def close(self, status: str, message: str = "") -> None:
         """Commit what is pending, mark how the run ended and fold the log into its one file."""
@@ -182,15 +173,15 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def create(connection: sqlite3.Connection) -> None:
     """Make the tables of this version in an empty database, inside the transaction that is open."""
-    for table, columns in (TABLES | BESIDE).items():
+    for table, columns in (store.TABLES | store.BESIDE).items():
         spec = ", ".join(f"{name} {kind}" for name, kind in columns.items())
         connection.execute(f"CREATE TABLE {table} ({spec})")
-    for table, key in KEYS.items():
+    for table, key in store.KEYS.items():
         # a row is logged once; to an index one NULL is not the same as another
         once = ", ".join("ifnull(unit, -1)" if column == "unit" else column for column in key)
         connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({once})")
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA application_id = {store.APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {store.SCHEMA_VERSION}")
 
 
 def running() -> dict[str, Any]:
@@ -210,7 +201,7 @@ def now() -> str:
 
 def check_no_run(folder: Path) -> None:
     """Refuse a folder that is itself a run, or a file."""
-    if os.path.lexists(folder / LOG):
+    if os.path.lexists(folder / store.LOG):
         raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give a folder for the run")
@@ -218,9 +209,9 @@ def check_no_run(folder: Path) -> None:
 
 def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "same", "longer"]:
     """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run."""
-    if not os.path.lexists(folder / LOG):
+    if not os.path.lexists(folder / store.LOG):
         return "no"
-    there, wanted = open_run(folder).config, {**config}
+    there, wanted = store.open_run(folder).config, {**config}
     # other versions go on too: they are not part of what is run
     for one in (there, wanted):
         one["run"] = {key: value for key, value in one["run"].items() if key not in ("versions", "data_source")}
@@ -258,7 +249,7 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
     check_no_run(folder)
     if not folder.is_dir():
         return
-    below = sorted(log.parent.name for log in folder.glob(f"*/{LOG}"))
+    below = sorted(log.parent.name for log in folder.glob(f"*/{store.LOG}"))
     if below:
         more = f" and {len(below) - 1} more" if len(below) > 1 else ""
         raise ConfigError(f"{folder} is a folder of runs ({below[0]}{more}): give another --out, or a folder in it")

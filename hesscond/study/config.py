@@ -14,21 +14,11 @@ from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.problem.devices import check_float64, has_float64
 from hesscond.spectra.bounded import LEAST_PRODUCTS
-from hesscond.study.sections import (
-    DataConfig,
-    ModelConfig,
-    PositiveInt,
-    Rate,
-    ScheduleConfig,
-    Section,
-    TrainingConfig,
-    misfit,
-    sentence,
-)
+from hesscond.study import sections
 from hesscond.theorems import LayerStatement, statement
 
 
-class LearningRates(Section):
+class LearningRates(sections.Section):
     """``[[learning_rates]]``: the rate of each method at one batch size, and the grid it is chosen from.
 
     Methods are named as in ``[[methods]]``, or as ``--method`` names them; one with options that is not there has the
@@ -36,12 +26,12 @@ class LearningRates(Section):
     batch size with a grid names.
     """
 
-    batch_size: PositiveInt
-    rate: dict[str, Rate] = Field(default_factory=dict)
-    grid: list[Rate] = Field(default_factory=list)
+    batch_size: sections.PositiveInt
+    rate: dict[str, sections.Rate] = Field(default_factory=dict)
+    grid: list[sections.Rate] = Field(default_factory=list)
 
 
-class MethodConfig(Section):
+class MethodConfig(sections.Section):
     """``[[methods]]``: a method as the study runs it, under the name that its paper has for it.
 
     ``method``: the method, as ``--method`` takes it. ``model``, ``training``, ``schedule``: keys of these tables of the
@@ -96,7 +86,7 @@ def of_units() -> list[Level]:
     return ["unit"]
 
 
-class ProbeConfig(Section):
+class ProbeConfig(sections.Section):
     """``[probe]``: which blocks are measured, how often, and on which data.
 
     ``layers``: what `hesscond.probe` takes: modules, parameters and parts of both (``"attention[q]"``) by their names
@@ -121,7 +111,7 @@ class ProbeConfig(Section):
     every: Annotated[int, Field(ge=0)] = 1
     train_every_epochs: Annotated[int, Field(ge=0)] = 1
     at: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
-    train_samples: PositiveInt | None = None
+    train_samples: sections.PositiveInt | None = None
     products: Annotated[int, Field(ge=LEAST_PRODUCTS)] | None = None
     optima: Annotated[int, Field(ge=0)] = 0
     precision: Literal["as-trained", "float64"] = "as-trained"
@@ -139,7 +129,7 @@ class ProbeConfig(Section):
     def one_clock(self) -> ProbeConfig:
         """Refuse two ways to say when the training set is measured."""
         if self.at and self.train_every_epochs:
-            raise misfit(["at"], "says when the training set is measured: set train_every_epochs = 0")
+            raise sections.misfit(["at"], "says when the training set is measured: set train_every_epochs = 0")
         return self
 
     @property
@@ -148,7 +138,7 @@ class ProbeConfig(Section):
         return self.model_copy(update={"every": 0, "train_every_epochs": 0, "at": []})
 
 
-class StatementConfig(Section):
+class StatementConfig(sections.Section):
     """``[[statements]]``: a published statement that is checked wherever a unit is probed."""
 
     id: str
@@ -166,7 +156,7 @@ class StatementConfig(Section):
         return found.id
 
 
-class RunConfig(Section):
+class RunConfig(sections.Section):
     """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was.
 
     ``label``: the name of the method among those of the study, if it is one of them.
@@ -175,7 +165,7 @@ class RunConfig(Section):
     method: str
     label: str = ""
     seed: Annotated[int, Field(ge=0)]
-    learning_rate: Rate
+    learning_rate: sections.Rate
     device: str = "auto"
     data_source: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
@@ -190,7 +180,7 @@ class Variant:
     label: str
 
 
-class StudyConfig(Section):
+class StudyConfig(sections.Section):
     """A whole study file, or one panel of it.
 
     ``scale``: the study as the paper has it, or with the changes of the table ``[small]``, which has the structure of
@@ -203,10 +193,10 @@ class StudyConfig(Section):
     scale: Literal["paper", "small"] = "paper"
     panel: str = ""
     title: str = ""
-    data: DataConfig
-    model: ModelConfig = ModelConfig()
-    training: TrainingConfig
-    schedule: ScheduleConfig = ScheduleConfig()
+    data: sections.DataConfig
+    model: sections.ModelConfig = sections.ModelConfig()
+    training: sections.TrainingConfig
+    schedule: sections.ScheduleConfig = sections.ScheduleConfig()
     methods: list[MethodConfig] = Field(default_factory=list)
     learning_rates: list[LearningRates] = Field(default_factory=list)
     probe: ProbeConfig
@@ -226,14 +216,14 @@ class StudyConfig(Section):
         names = [entry.name for entry in self.methods]
         for number, name in enumerate(names):
             if name in names[:number]:
-                raise misfit(["methods", number, "name"], f"methods: {name!r} is there twice")
+                raise sections.misfit(["methods", number, "name"], f"methods: {name!r} is there twice")
         for number, rates in enumerate(self.learning_rates):
             for name in rates.rate:
                 if name not in names:
                     try:
                         parse(name)
                     except ConfigError as error:
-                        raise misfit(
+                        raise sections.misfit(
                             ["learning_rates", number, "rate"], f"learning_rates.{number}.rate: {error}"
                         ) from None
         return self
@@ -280,7 +270,9 @@ class StudyConfig(Section):
         try:
             study = StudyConfig.model_validate(merged(self.model_dump(mode="json", exclude_none=True), entry.changes))
         except ValidationError as error:
-            raise ConfigError(f"method {entry.name!r} of study {self.full_name!r}: {sentence(error)}") from None
+            raise ConfigError(
+                f"method {entry.name!r} of study {self.full_name!r}: {sections.sentence(error)}"
+            ) from None
         return Variant(study, entry.method, entry.name)
 
     def names_of(self, text: str) -> list[str]:
