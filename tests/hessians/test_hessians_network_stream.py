@@ -8,8 +8,8 @@ from torch.utils.data import DataLoader, Dataset
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import HessianOperator
 from tests.cases import CASES, split
+from tests.fuzzing import state_of
 from tests.hessians.test_hessians_network import OPERATORS, direction, is_close
-from tests.test_probe_invariances import held
 from tests.test_probe_stream import ragged
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -194,12 +194,12 @@ def test_the_model_and_the_data_are_left_untouched(kind, stream):
     model[2].eval()
     model[1].weight.grad = torch.ones_like(model[1].weight)
     batch = data_set()
-    before = held(model, *batch)
+    before = state_of([model, *batch, torch.get_rng_state().tolist()])
     data = split(batch, [12, 11]) if stream else batch
     A = kind(model, nn.CrossEntropyLoss(), data, reduction="mean", memory=1 if stream else None)
     v = direction(A.order)
     first = A @ v
-    assert held(model, *batch) == before
+    assert state_of([model, *batch, torch.get_rng_state().tolist()]) == before
     # nor does the operator change with the model afterwards
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
