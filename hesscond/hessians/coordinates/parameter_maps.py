@@ -132,15 +132,19 @@ class Mapped(Preconditioner):
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         return float(self._by_entry(torch.square).right_multiply(scales.square()[None]).sum())
 
+    @cached_property
+    def _separate(self) -> bool:
+        """Whether each row of each map is of one unit."""
+        m, n = self.shape
+        units = torch.arange(m, device=self._moved.device)
+        return all(len(P.v) == m and bool((where.view(m, -1).T // n == units).all()) for P, where in self.places)
+
     def of_unit(self, unit: int) -> Preconditioner:
         """P_i with P_i P_iᵀ = M_ii, the block of M = P Pᵀ in one unit's parameters."""
         m, n = self.shape
         if m == 1:
             return self
-        if all(
-            len(P.v) == m and bool((where.view(m, -1).T // n == where.new_tensor(range(m))).all())
-            for P, where in self.places
-        ):
+        if self._separate:
             own = tuple((P.of_row(unit), where.view(m, -1)[unit] - unit * n) for P, where in self.places)
             return Mapped(own, (1, n), self.name)
         rows = self.places[0][0].v.new_zeros(n, m, n)
