@@ -152,7 +152,9 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         stderr.print("interrupted")
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
+    except SystemExit as end:  # typer and rich make one with code 1 of a closed pipe
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         # the reader of our output has gone: nothing left to say, also not at interpreter exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

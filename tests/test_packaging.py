@@ -1,5 +1,6 @@
 """What a repository has: versions, extras and make targets that agree with each other."""
 
+import os
 import re
 import subprocess
 import sys
@@ -102,7 +103,11 @@ def test_what_is_required_suffices_to_measure_and_verify(tmp_path):
     """With every optional package blocked: probes, statements and lists work; studies and figures are a sentence."""
     (tmp_path / "mymodel.py").write_text(MODEL, encoding="utf-8")
     works = ["probe mymodel.py:make", "verify van-der-sluis --trials 5", "studies", "methods bnp"]
-    refused = ["study fc-digits --method vanilla", "probe mymodel.py:make --figure kappa.png"]
+    refused = [
+        "study fc-digits --method vanilla",
+        "probe mymodel.py:make --figure kappa.png",
+        "verify van-der-sluis --figure v.png",
+    ]
     command = [sys.executable, "-c", COMMANDS, *works, *refused]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
@@ -110,3 +115,15 @@ def test_what_is_required_suffices_to_measure_and_verify(tmp_path):
     assert lines[: len(works)] == ["exit code 0"] * len(works)
     assert lines[len(works) + 1 :: 2] == ["exit code 2"] * len(refused)
     assert all("needs matplotlib: pip install" in line for line in lines[len(works) :: 2])
+    assert "checked:" not in done.stdout.rpartition("options:")[2]  # refused before anything is measured
+
+
+@pytest.mark.parametrize("command", ["methods bnp", "verify van-der-sluis --trials 5 --json"])
+def test_a_closed_pipe_is_no_error(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "hesscond", *command.split()], stdout=closed, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hesscond.errors import GONE, ConfigError
+from hesscond.lazy import optional
 from hesscond.runs import StoredRun, find_runs
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def check_file(option: str, path: Path | None, suffixes: Any) -> None:
         raise ConfigError(f"{option} {path}: its name must end in {', '.join(suffixes)}")
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {path}: there is no folder {path.parent}")
+    if suffixes is not None and ".pdf" in suffixes:
+        with optional(option):
+            import matplotlib  # noqa: F401  (before the work that is drawn)
 
 
 def check_seed(seed: int) -> int:
