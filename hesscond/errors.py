@@ -139,7 +139,7 @@ def bytes_of(memory: object) -> float | None:
 
 
 def unfit(value: object, like: object, least: int = 1) -> str | None:
-    """What the value of an option must be, as its default is: counts, a number from 0, a word; None: it fits."""
+    """Requirement that the value of an option misses, by the type of its default, in words; None: it fits."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits, expected = isinstance(value, int) and number and value >= least, f"an integer from {least}"
     if isinstance(like, tuple):
