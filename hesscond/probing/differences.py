@@ -5,7 +5,8 @@ Along one random direction v of all parameters concerned, H v by double backward
 differences (g(w + εv) − g(w − εv)) / 2ε decide. Quantities that the model detaches, or computes under ``no_grad``, are
 constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
 g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing.
-Steps and points vary until two of them agree with each other, or one agrees with double backward.
+Steps and points vary until two of them agree with each other, or one agrees with double backward; where rounding alone
+would explain a difference above the tolerance, a longer step, which has less of it, decides.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ class Differences:
             except (HesscondError, RuntimeError):
                 continue
             found = [self._judged(k, trials) for k in range(len(self.point))]
+        found = [self._judged(k, trials, last=True) for k in range(len(self.point))]
         if any(one.agrees is False for one in found):
             noise = self._rounding(product)
             for k, one in enumerate(found):
@@ -182,7 +184,7 @@ class Differences:
         found = []
         for double, ahead, *norms, gap in table:
             size = max(norms)
-            if not (floor < 0.1 * size and gap <= self.tolerance * size + floor):
+            if not (floor < 0.1 * size and gap <= self.tolerance * size):
                 return []
             found.append(Difference(gap / size, True, double, ahead, True))
         return found
@@ -248,16 +250,20 @@ class Differences:
         """Relative difference that a correct model may have."""
         return AGREES if self.eps < 1e-12 else self.eps**0.25
 
-    def _judged(self, k: int, trials: Sequence[Directional]) -> Difference:
-        """Comparison in parameter k, from all trials together."""
-        best, wrong, doubt = None, [], math.inf
+    def _judged(self, k: int, trials: Sequence[Directional], last: bool = False) -> Difference:
+        """Comparison in parameter k, from all trials together; ``last``: no longer step will come."""
+        best, rough, wrong, doubt = None, None, [], math.inf
         for trial in trials:
             along, explained = trial.parameters[k], trial.is_explained(k, self.tolerance)
             gap, size = along.gap, max(along.norms)
             resolved = trial.floor <= 0.1 * size
             own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *along.forms)
             if explained and (resolved or not size) and 2 * trial.floor <= doubt:
-                return replace(own, agrees=True, nonzero=along.central.abs() > trial.floor if size else None)
+                agreed = replace(own, agrees=True, nonzero=along.central.abs() > trial.floor if size else None)
+                if gap <= self.tolerance * size:
+                    return agreed
+                # a longer step, with less rounding, may still tell them apart
+                rough = agreed
             doubt = doubt if explained else min(doubt, gap)
             if best is None or own.relative < best.relative:
                 best = own
@@ -269,7 +275,7 @@ class Differences:
             others = (other.parameters[k] for other, _ in wrong[:number])
             if any(map(trial.parameters[k].repeats, others, floors)):
                 return replace(own, agrees=False)
-        return best
+        return rough if rough and last else best
 
 
 @dataclass
