@@ -64,7 +64,7 @@ def threads() -> Check:
     """Check the number of torch's threads against that of the cores that this process may use."""
     there, used = int(cpu_count()), torch.get_num_threads()
     advice = f"set OMP_NUM_THREADS={there}: more threads than cores slow each other down" if used > there else ""
-    return Check("warning" if advice else "ok", f"{used} threads of torch on {there} cores", advice)
+    return Check("warning" if advice else "ok", f"torch takes {used} of {there} cores", advice)
 
 
 def devices() -> Check:

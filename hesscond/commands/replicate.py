@@ -17,7 +17,7 @@ from hesscond.report.replication import write_replication
 from hesscond.runs import StoredRun, open_run
 from hesscond.study import RunPlan
 from hesscond.study.grid import Overrides
-from hesscond.study.replication import Replication, plan_replication, replication, replications
+from hesscond.study.replication import Replication, plan_replication, replicable, replication
 from hesscond.study.sweep import prepare
 
 
@@ -54,7 +54,7 @@ def replicate(
         list_replications(data_dir, as_json)
         return
     if name is None:
-        names = ", ".join(one.name for one in replications())
+        names = ", ".join(file.content["name"] for file in replicable())
         raise ConfigError(f"name a figure or table: {names}")
     found = replication(name, scale)
     probing = None if found.cost.probe else 0
@@ -89,23 +89,23 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
     """List the figures and tables with what they need."""
     rows = []
-    for one in replications():
-        data = sorted({panel.study.data.name for panel in one.panels})
+    for file in replicable():
+        studies = [file.content_of(panel)[0] for panel in file.panels or [""]]
+        data = sorted({study["data"]["name"] for study in studies})
         missing = [name for name in data if locate(name, data_dir) is None]
-        hours = one.cost.core_hours
+        cost = file.layout.replicate
         rows.append(
             {
-                "name": one.name,
-                "shows": one.description,
-                "runs": sum(len(panel.study.methods) for panel in one.panels),
+                "name": file.content["name"],
+                "shows": file.content["description"],
+                "runs": sum(len(study["methods"]) for study in studies),
                 "data": ", ".join(name + (" (not here)" if name in missing else "") for name in data),
-                "core hours": f"{hours:.2g} {one.cost.how}" if hours else "",
+                "core hours": f"{cost.core_hours:.2g} {cost.how}" if cost.core_hours else "",
             }
         )
     listing(rows, as_json)
     if not as_json:
         stderr.print(
             "runs: of one seed; core hours: of all with five seeds, on one core of a machine with two, measured or "
-            "extrapolated from the first 100 iterations of each method",
-            soft_wrap=True,
+            "extrapolated from the first 100 iterations of each method"
         )

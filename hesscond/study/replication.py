@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,6 @@ def plan_replication(
     ]
 
 
-def replications() -> Iterator[Replication]:
-    """Every figure and table that comes with hesscond, by name."""
-    return (replication(content["name"]) for content in contents() if "replicate" in content)
+def replicable() -> list[StudyFile]:
+    """Files of the figures and tables that come with hesscond, by name; the studies in them are not yet checked."""
+    return [StudyFile.named(content["name"]) for content in contents() if "replicate" in content]
