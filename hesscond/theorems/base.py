@@ -77,7 +77,10 @@ UNRESOLVED = Outcome("unresolved", reason="a condition number is unresolved")
 
 
 def decided(lower: float, upper: float, allowed: float = 1.0) -> Outcome:
-    """The outcome for a quantity known to lie in [lower, upper] that is claimed to be at most ``allowed``."""
+    """Outcome for a quantity that lies in [lower, upper] and is claimed to be at most ``allowed``.
+
+    It holds or is violated only where both bounds are on one side; a NaN, as of an unresolved κ, leaves it unresolved.
+    """
     if math.isnan(lower) or math.isnan(upper):
         return UNRESOLVED
     if upper <= allowed:
