@@ -319,7 +319,7 @@ def print_summary(
     measured, *checked = sheet.above
     stdout.print(f"{measured} · model in {'train' if target.model.training else 'eval'} mode", soft_wrap=True)
     for line in checked:
-        stdout.print(line, soft_wrap=True)
+        stdout.print(Text(line))
     stdout.print()
     stdout.print(sheet.table)
     stdout.print()
