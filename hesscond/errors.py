@@ -13,6 +13,9 @@ from numbers import Real
 #: Bytes in the units of memory sizes.
 BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
+#: The largest integer that TOML, SQLite and torch have in common.
+LARGEST = 2**63 - 1
+
 #: What the last version had and this one has not, with what serves instead. Entries stay for one version.
 GONE: dict[str, str] = {
     "schedules": "every= of hesscond.watch takes a function of the step: lambda step: step in steps",

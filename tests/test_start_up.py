@@ -23,6 +23,9 @@ SOMETIMES = (
     "pooch",
     "requests",
     "torch._dynamo",
+    "scipy.optimize",
+    "hesscond.study",
+    "hesscond.theorems",
 )
 
 

@@ -18,8 +18,8 @@ from hesscond.commands.target import Target, load_target
 from hesscond.errors import ConfigError, one_line
 from hesscond.methods import parse
 from hesscond.probing.diff import COMPARED, diff
+from hesscond.problem.devices import resolve_device
 from hesscond.sheets import in_coordinates
-from hesscond.study import resolve_device
 
 if TYPE_CHECKING:
     import pandas as pd

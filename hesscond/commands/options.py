@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.errors import GONE, ConfigError
+from hesscond.errors import GONE, LARGEST, ConfigError
 from hesscond.lazy import optional
 from hesscond.runs import StoredRun, find_runs
 
@@ -67,8 +67,6 @@ def check_file(option: str, path: Path | None, suffixes: Any) -> None:
 
 def check_seed(seed: int) -> int:
     """Return the seed; a ConfigError if random generators do not take it."""
-    from hesscond.study.sections import LARGEST
-
     if not 0 <= seed <= LARGEST:
         raise ConfigError(f"--seed must be from 0 to {LARGEST}, got {seed}")
     return seed
@@ -96,8 +94,6 @@ def names_of(texts: Sequence[str] | None) -> list[str] | None:
 
 def integers(option: str, text: str, least: int = 0) -> list[int]:
     """Integers from ``60,6``."""
-    from hesscond.study.sections import LARGEST
-
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:

@@ -31,11 +31,11 @@ from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
+from hesscond.problem.devices import resolve_device
 from hesscond.problem.wrappers import measurable
 from hesscond.report.page import METADATA, save_figure
 from hesscond.sheets import duration
 from hesscond.spectra.bounded import refuse_few
-from hesscond.study import resolve_device
 
 if TYPE_CHECKING:
     import pandas as pd

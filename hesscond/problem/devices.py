@@ -52,3 +52,27 @@ def check_float64(tensors: Iterable[torch.Tensor]) -> None:
                 f"device '{device}' has no float64, in which condition numbers are computed: move the model, the "
                 "loss and the data to the CPU (model.cpu(), --device cpu)"
             )
+
+
+def resolve_device(name: str) -> torch.device:
+    """The torch device called ``name``; ``auto`` is the accelerator if there is one with float64, else the CPU.
+
+    Raises
+    ------
+    ConfigError
+        No such device here, or one without float64.
+    """
+    if name == "auto":
+        there = torch.accelerator.current_accelerator(check_available=True)
+        return there if there is not None and has_float64(there) else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    kind: Any = getattr(torch, device.type, None)
+    if not hasattr(kind, "device_count"):
+        raise ConfigError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:N")
+    if (device.index or 0) >= (count := kind.device_count()):
+        raise ConfigError(f"device {name!r} does not exist here: torch sees {count} of {device.type}")
+    check_float64([torch.empty(0, device=device)])
+    return device

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # its optimizer is imported when it is called
 from scipy.linalg import LinAlgError, eigh, qr, svd
-from scipy.optimize import minimize
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.scaling.optimal import EPS, on_host
@@ -297,7 +297,9 @@ class PairSearch:
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
         for _ in range(CENTRINGS):
             try:
-                result = minimize(objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options)
+                result = scipy.optimize.minimize(
+                    objective, np.zeros(size), jac=True, method="L-BFGS-B", options=options
+                )
             except Enough:
                 return True
             E, E_right = steps(result.x)

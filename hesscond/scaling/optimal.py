@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import scipy  # its optimizer is imported when it is called
 import torch
 from scipy.linalg import lapack
-from scipy.optimize import minimize
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
 
@@ -576,5 +576,6 @@ def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarr
 
     t = np.log(np.concatenate([rows, columns]))
     for power in POWERS:
-        t = minimize(objective, t, args=(power,), jac=True, method="L-BFGS-B", options={"maxiter": 100}).x
+        found = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B", options={"maxiter": 100})
+        t = found.x
     return np.exp(t[:m]), np.exp(t[m:])

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
+    from hesscond.problem.devices import resolve_device
     from hesscond.runs import StoredRun, find_runs, open_run
-    from hesscond.study.config import StudyConfig, resolve_device
+    from hesscond.study.config import StudyConfig
     from hesscond.study.datasets import load_data
     from hesscond.study.files import built_in, load_study
     from hesscond.study.runner import Progress, RunPlan, check_plan, run

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import located
 from hesscond.methods import parse
-from hesscond.problem.devices import check_float64, has_float64
 from hesscond.spectra.bounded import LEAST_PRODUCTS
 from hesscond.study import sections
 from hesscond.theorems import LayerStatement, statement
@@ -310,27 +308,3 @@ class StudyConfig(sections.Section):
             f"study {self.name!r} gives no grid of learning rates for method {method!r} at batch size {batch_size}: "
             "add grid = [...] to its [[learning_rates]], or name the rates"
         )
-
-
-def resolve_device(name: str) -> torch.device:
-    """The torch device called ``name``; ``auto`` is the accelerator if there is one with float64, else the CPU.
-
-    Raises
-    ------
-    ConfigError
-        No such device here, or one without float64.
-    """
-    if name == "auto":
-        there = torch.accelerator.current_accelerator(check_available=True)
-        return there if there is not None and has_float64(there) else torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N") from None
-    kind: Any = getattr(torch, device.type, None)
-    if not hasattr(kind, "device_count"):
-        raise ConfigError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:N")
-    if (device.index or 0) >= (count := kind.device_count()):
-        raise ConfigError(f"device {name!r} does not exist here: torch sees {count} of {device.type}")
-    check_float64([torch.empty(0, device=device)])
-    return device

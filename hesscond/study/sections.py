@@ -21,15 +21,12 @@ from hesscond.data import form as data_form
 from hesscond.data import names as data_names
 from hesscond.data import options as data_options
 from hesscond.data.sources import SOURCES
-from hesscond.errors import ConfigError, did_you_mean
+from hesscond.errors import LARGEST, ConfigError, did_you_mean
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
 #: Plural noun for the samples of each kind of data set.
 INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates", "tokens": "tokens"}
-
-#: The largest integer that TOML, SQLite and torch have in common.
-LARGEST = 2**63 - 1
 
 #: The largest learning rate: float32 holds no larger number.
 LARGEST_RATE = torch.finfo(torch.float32).max
