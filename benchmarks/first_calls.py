@@ -26,6 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -57,20 +58,10 @@ def case(library, title, *given, **named):
 # the truth
 
 
-def doubled(value):
-    """Batch with its floating-point tensors in float64."""
-    if isinstance(value, torch.Tensor):
-        return value.double() if value.is_floating_point() else value
-    if hasattr(value, "apply") and not isinstance(value, Mapping):
-        return copy.copy(value).apply(doubled)
-    if isinstance(value, Mapping):
-        return {key: doubled(one) for key, one in value.items()}
-    return type(value)(map(doubled, value)) if isinstance(value, (tuple, list)) else value
-
-
 def as_called(loss_fn, batch, model):
     """Loss of a model on a batch in float64, as a training loop computes it."""
-    inputs, target = doubled(batch) if isinstance(batch, tuple) else (doubled(batch), None)
+    batch = batch if isinstance(batch, tuple) else (batch, None)
+    inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
     if isinstance(inputs, Mapping):
         return loss_fn(model(**inputs), target)
     return loss_fn(model(*(inputs if isinstance(inputs, tuple) else (inputs,))), target)
@@ -133,15 +124,6 @@ def difference(block, unit, parameters, product, gradient):
 # graph networks
 
 
-def molecules():
-    from torch_geometric.data import Data
-
-    def graph(i, n):
-        return Data(x=torch.randn(n, 3), edge_index=torch.randint(0, n, (2, 2 * n)), y=torch.tensor([i % 2]))
-
-    return [graph(i, 4 + i % 3) for i in range(6)]
-
-
 def nodes(m, x, edge_index):
     """Outputs of two graph layers."""
     return m.second(torch.tanh(m.first(x, edge_index)), edge_index)
@@ -154,40 +136,32 @@ def pooled(m, data):
     return global_mean_pool(nodes(m, data.x, data.edge_index), data.batch)
 
 
-@case("torch_geometric", "GCNConv, loss over train_mask, the batch is the graph", masked=True)
-@case("torch_geometric", "GCNConv, one graph (Data)", masked=False)
-def gcn(masked):
-    from torch_geometric.data import Data
+@case("torch_geometric", "GCNConv, loss over train_mask, the batch is the graph")
+def gcn():
     from torch_geometric.nn import GCNConv
 
-    data = Data(x=torch.randn(9, 3), edge_index=torch.randint(0, 9, (2, 24)), y=torch.randint(0, 2, (9,)))
-    model = Net(lambda m, d: nodes(m, d.x, d.edge_index), first=GCNConv(3, 4), second=GCNConv(4, 2))
-    if not masked:
-        return model, CE, (data, data.y)
+    (data,) = batches.graphs(9)
     data.train_mask = torch.arange(9) < 6
-    return model, lambda out, d: CE(out[d.train_mask], d.y[d.train_mask]), (data, data)
+    loss = lambda out, d: CE(out[d.train_mask], d.y[d.train_mask])  # noqa: E731
+    model = Net(lambda m, d: nodes(m, d.x, d.edge_index), first=GCNConv(3, 4), second=GCNConv(4, 2))
+    return model, loss, (data, data), lambda m: loss(m(batches.in_double(data)), data)
 
 
-@case("torch_geometric", "GATConv, DataBatch as the batch")
-def gat():
-    from torch_geometric.data import Batch
-    from torch_geometric.nn import GATConv
-
-    batch = Batch.from_data_list(molecules())
-    model = Net(pooled, first=GATConv(3, 2, heads=2), second=GATConv(4, 2, heads=1))
-    return model, CE, batch, lambda m: CE(m(doubled(batch)), batch.y)
-
-
-@case("torch_geometric", "GINConv, its DataLoader as the stream")
-def gin():
+@case("torch_geometric", "GINConv, its DataLoader as the stream", loader=True)
+@case("torch_geometric", "GATConv, DataBatch as the batch", loader=False)
+def of_graphs(loader):
     from torch_geometric.data import Batch
     from torch_geometric.loader import DataLoader
-    from torch_geometric.nn import GINConv
+    from torch_geometric.nn import GATConv, GINConv
 
-    graphs = molecules()
+    graphs = batches.graphs(4, 5, 6, 4, 5, 6, each=True)
     whole = Batch.from_data_list(graphs)
-    model = Net(pooled, first=GINConv(mlp(3, 4, 4), train_eps=True), second=GINConv(mlp(4, 4, 2)))
-    return model, CE, DataLoader(graphs, batch_size=4), lambda m: CE(m(doubled(whole)), whole.y)
+    if loader:
+        layers, data = [GINConv(mlp(3, 4, 4), train_eps=True), GINConv(mlp(4, 4, 2))], DataLoader(graphs, batch_size=4)
+    else:
+        layers, data = [GATConv(3, 2, heads=2), GATConv(4, 2, heads=1)], whole
+    model = Net(pooled, first=layers[0], second=layers[1])
+    return model, CE, data, lambda m: CE(m(batches.in_double(whole)), whole.y)
 
 
 @case("torch_geometric", "SAGEConv, x and edge_index by name")
@@ -236,6 +210,24 @@ def kan(*width, speed=False, classes=False):
 # Gaussian processes
 
 
+def gaussian(m, x):
+    """Normal distribution of a Gaussian process at inputs."""
+    import gpytorch
+
+    h = m.features(x)
+    return gpytorch.distributions.MultivariateNormal(m.mean(h), m.kernel(h))
+
+
+def process(base, *given, features=None, dimensions=None):
+    """Gaussian process of a class of gpytorch."""
+    import gpytorch
+
+    model = type("GP", (base,), {"forward": gaussian})(*given)
+    model.mean, model.features = gpytorch.means.ConstantMean(), features or nn.Identity()
+    model.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=dimensions))
+    return model
+
+
 @case("gpytorch", "deep kernel (an MLP in an ExactGP)", deep=True)
 @case("gpytorch", "ExactGP, marginal likelihood", deep=False)
 def exact_gp(deep):
@@ -244,24 +236,14 @@ def exact_gp(deep):
     x = torch.linspace(0, 1, 12)
     y = torch.sin(6 * x) + 0.1 * torch.randn(12)
     x = torch.stack([x, x.cos()], 1) if deep else x
-
-    class GP(gpytorch.models.ExactGP):
-        def __init__(self):
-            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
-            self.mean = gpytorch.means.ConstantMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=1 + deep))
-            self.features = mlp(2, 4, 2) if deep else nn.Identity()
-
-        def forward(self, x):
-            h = self.features(x)
-            return gpytorch.distributions.MultivariateNormal(self.mean(h), self.kernel(h))
+    facts = {"features": mlp(2, 4, 2) if deep else None, "dimensions": 1 + deep}
+    model = process(gpytorch.models.ExactGP, x, y, gpytorch.likelihoods.GaussianLikelihood(), **facts)
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
 
     def truth(m):
         m.set_train_data(x.double(), y.double(), strict=False)
         return -gpytorch.mlls.ExactMarginalLogLikelihood(m.likelihood, m)(m(x.double()), y.double())
 
-    model = GP()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     return model, lambda out, target: -mll(out, target), (x, y), truth
 
 
@@ -273,26 +255,20 @@ def gp_variational():
     x = torch.linspace(0, 1, 12)[:, None]
     y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(12)
 
-    class GP(gpytorch.models.ApproximateGP):
+    class Variational(gpytorch.models.ApproximateGP):
         def __init__(self, points):
             distribution = variational.CholeskyVariationalDistribution(points.size(0))
             super().__init__(variational.VariationalStrategy(self, points, distribution, True))
-            self.mean = gpytorch.means.ConstantMean()
-            self.kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
 
-        def forward(self, x):
-            return gpytorch.distributions.MultivariateNormal(self.mean(x), self.kernel(x))
-
-    model, likelihood = GP(torch.linspace(0, 1, 4)[:, None]), gpytorch.likelihoods.GaussianLikelihood()
+    model, likelihood = (
+        process(Variational, torch.linspace(0, 1, 4)[:, None]),
+        gpytorch.likelihoods.GaussianLikelihood(),
+    )
     with torch.no_grad():
         model(x)  # initializes the variational distribution
-    mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=12)
-    twin_likelihood = copy.deepcopy(likelihood).double()
-
-    def truth(m):
-        return -gpytorch.mlls.VariationalELBO(twin_likelihood, m, num_data=12)(m(x.double()), y.double())
-
-    return model, lambda out, target: -mll(out, target), (x, y), truth
+    twin, elbo = copy.deepcopy(likelihood).double(), functools.partial(gpytorch.mlls.VariationalELBO, num_data=12)
+    mll = elbo(likelihood, model)
+    return model, lambda out, target: -mll(out, target), (x, y), lambda m: -elbo(twin, m)(m(x.double()), y.double())
 
 
 # transformers and diffusers
@@ -537,19 +513,6 @@ def ctc():
     return model, loss, (torch.randn(3, 8, 3), torch.randint(1, 5, (3, 3)))
 
 
-@case("torch", "detector: list of images, list of dicts as targets, dict of losses")
-def detector():
-    def forward(m, images, targets=None):
-        h = torch.stack([torch.tanh(m.trunk(i[None])).mean((2, 3))[0] for i in images])
-        boxes, labels = (torch.stack([t[k] for t in targets]) for k in ("boxes", "labels"))
-        return {"boxes": F.smooth_l1_loss(m.boxes(h), boxes), "classes": CE(m.classes(h), labels)}
-
-    images = [torch.randn(1, 5 + i % 2, 6) for i in range(5)]
-    targets = [{"boxes": torch.rand(4), "labels": torch.tensor(i % 3)} for i in range(5)]
-    model = Net(forward, trunk=nn.Conv2d(1, 4, 3, padding=1), boxes=nn.Linear(4, 4), classes=nn.Linear(4, 3))
-    return model, lambda out, _: sum(out.values()), ((images, targets), None)
-
-
 @case("torch", "quantile regression (pinball loss)")
 def quantiles():
     q = torch.tensor([0.1, 0.5, 0.9])
@@ -568,7 +531,8 @@ def chebyshev():
 
 
 #: Kinds of the support table, whose models are those of the tests.
-NAMES = "pinn gradient_penalty all_against_all siamese mixture_of_experts vae embedding_bag loose packed bert vit llama"
+NAMES = """geometric geometric_loader pinn gradient_penalty all_against_all siamese mixture_of_experts vae detection
+    list_of_records embedding_bag loose packed bert vit llama"""
 KINDS = [one for one in (*kinds.KINDS, *batches.KINDS, *libraries.KINDS) if one.name in NAMES.split()]
 SHARED = {(one.library or "torch", one.title): one for one in KINDS}
 CASES |= {key: one.make for key, one in SHARED.items()}
