@@ -1,4 +1,4 @@
-"""Whether a change keeps the numbers: 60 probes and 6 short studies, recorded before and compared after.
+"""Whether a change keeps the numbers: 73 probes and 6 short studies, recorded before and compared after.
 
     python benchmarks/same_numbers.py --record before.json
     python benchmarks/same_numbers.py --against before.json [--only stream]
@@ -18,15 +18,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hesscond
 from hesscond.hessians import Jacobi
+from tests.cases import case, split
 
 SAME = 1e-12
 #: Columns of the log that are times, not numbers of the run.
@@ -39,121 +42,66 @@ STUDIES = {
     "points": "dgcnn-shapes --scale=small --lr=0.01 --method batchnorm --iterations 4",
     "cifar": "fc-cifar10 --lr=0.01 --method whitening --method batchnorm --iterations 20",
 }
-
-
-class Attention(nn.Module):
-    """One head over 5 tokens, with embeddings and layer normalization."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
-        self.mix = nn.MultiheadAttention(4, 1, batch_first=True)
-        self.out = nn.Linear(4, 3)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(n, 3) scores of (n, 5) tokens."""
-        x = self.embedding(tokens)
-        x = x + self.mix(self.norm(x), x, x, need_weights=False)[0]
-        return self.out(x.mean(1))
-
-
-def normed() -> nn.Module:
-    """A network with a parametrization in front of its first layer's weight."""
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    nn.utils.parametrize.register_parametrization(model[0], "weight", nn.Softplus())
-    return model
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "relu": (lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (6,)),
-    "tanh": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
-    "silu": (lambda: nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3, bias=False)), (6,)),
-    "batchnorm": (lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)), (6,)),
-    "convolutions": (
-        lambda: nn.Sequential(
-            *(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2, groups=2), nn.Tanh()),
-            *(nn.Flatten(), nn.Linear(16, 3)),
-        ),
-        (2, 6, 6),
-    ),
-    "attention": (Attention, ()),
-    "normed": (normed, (6,)),
+LEVELS = ("unit", "layer", "network")
+#: Cases of the tests, and the levels and methods that each is measured with, beside all levels without one.
+CASES: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
+    "many-samples": (("unit", "network"), ("bnp", "batchnorm", "equilibration")),
+    "many-samples-tanh": (("unit", "layer"), ("bnp", "whitening", "weightnorm", "sphere", Jacobi())),
+    "float32-tanh": (("layer",), ("bnp", "whitening")),
+    "conv2d-two-layers-tanh": (("unit",), ("bnp", "whitening")),
+    "conv2d-groups": ((), ()),
+    "train-batchnorm": ((), ()),
+    "attention-sdpa": ((), ()),
+    "embedding": ((), ()),
+    "layernorm": ((), ()),
 }
-SOURCES = ("batch", "stream")
-METHODS: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
-    "tanh": (("unit", "layer"), ("bnp", "whitening", "weightnorm", "sphere", Jacobi())),
-    "relu": (("unit", "network"), ("bnp", "batchnorm", "equilibration")),
-    "convolutions": (("unit",), ("bnp", "whitening")),
-    "silu": (("layer",), ("bnp", "whitening")),
-}
-
-
-def problems(shape: tuple[int, ...], source: str) -> Any:
-    """A batch of 24 samples, or the same as a stream of four."""
-    generator = torch.Generator().manual_seed(1)
-    inputs = (
-        torch.randn(24, *shape, generator=generator) if shape else torch.randint(0, 7, (24, 5), generator=generator)
-    )
-    targets = torch.randint(0, 3, (24,), generator=generator)
-    batch = (inputs, targets)
-    return batch if source == "batch" else [(x, y) for x, y in zip(inputs.split(7), targets.split(7), strict=True)]
 
 
 def probes() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Names and calls."""
-    for name, (build, shape) in MODELS.items():
-        for level, source in product(("unit", "layer", "network"), SOURCES):
-            if source == "stream" and name in ("batchnorm", "normed"):
-                continue
-            yield f"{name}, {level}, {source}", lambda n=name, b=build, s=shape, v=level, d=source: probe(b, s, v, d)
-    for name, (levels, methods) in METHODS.items():
-        build, shape = MODELS[name]
+    for name, (levels, methods) in CASES.items():
+        for level, stream in product(LEVELS, (False, True) if case(name).streams else (False,)):
+            yield f"{name}, {level}, {'stream' if stream else 'batch'}", partial(probe, name, level, stream)
         for level, method in product(levels, methods):
             said = method if isinstance(method, str) else method.name.split(",")[0]
-            yield (
-                f"{name}, {level}, batch, {said}",
-                lambda b=build, s=shape, v=level, m=method: probe(b, s, v, "batch", m),
-            )
-    build, shape = MODELS["tanh"]
-    yield "tanh, unit, stream, bnp", lambda: probe(build, shape, "unit", "stream", "bnp")
-    yield "tanh, network, stream, bnp", lambda: probe(build, shape, "network", "stream", "bnp")
+            yield f"{name}, {level}, batch, {said}", partial(probe, name, level, False, method)
+    for level in ("unit", "network"):
+        yield f"many-samples-tanh, {level}, stream, bnp", partial(probe, "many-samples-tanh", level, True, "bnp")
 
 
-def probe(build: Callable[[], nn.Module], shape: tuple[int, ...], level: str, source: str, method: Any = None) -> Any:
+def probe(name: str, level: str, stream: bool, method: Any = None) -> Any:
     """What a probe answers: numbers by layer and unit, or the kind of error that refuses it."""
-    torch.manual_seed(0)
-    model = build()
+    model, loss_fn, batch = case(name).make()
+    samples = case(name).samples
+    data = split(batch, (3, samples - 3)) if stream else batch
     try:
-        found = hesscond.probe(model, nn.CrossEntropyLoss(), problems(shape, source), level=level, method=method)
+        found = hesscond.probe(model, loss_fn, data, level=level, method=method)
     except hesscond.errors.HesscondError as error:
         return {"refused": type(error).__name__}
     answer: dict[str, Any] = {"skipped": sorted(found.skipped)}
-    for name, layer in found.items():
-        units = list(layer.units) if level == "unit" else [None]
-        kappas = list(layer.kappa) if level == "unit" else [layer.kappa]
-        for unit, kappa in zip(units, kappas, strict=True):
+    for block, layer in found.items():
+        units = layer.units if level == "unit" else [None]
+        for unit, kappa in zip(units, layer.conditions, strict=True):
             ends = [kappa.value, kappa.lower, kappa.upper, kappa.lambda_max, kappa.lambda_min]
             counts = [kappa.rank, kappa.nullity, kappa.negative, int(kappa.resolved)]
-            answer[f"{name}[{unit}]"] = [None if x is None else float(x) for x in (*ends, *counts)]
+            answer[f"{block}[{unit}]"] = [None if x is None else float(x) for x in (*ends, *counts)]
     return answer
 
 
 def study(arguments: str) -> dict[str, Any]:
     """The columns of every table of a study's log."""
     with tempfile.TemporaryDirectory() as folder:
+        run = f"{folder}/run"
+        call = partial(subprocess.run, capture_output=True, text=True, check=False)
         command = [sys.executable, "-m", "hesscond"]
-        out = ["--out", f"{folder}/run"]
-        done = subprocess.run(
-            [*command, "study", *arguments.split(), *out], capture_output=True, text=True, check=False
-        )
+        done = call([*command, "study", *arguments.split(), "--out", run])
         if done.returncode:
             return {"refused": done.stderr[-400:]}
         answer: dict[str, Any] = {}
         for table in ("training", "evaluation", "probe"):
-            text = subprocess.run(
-                [*command, "export", f"{folder}/run", "--table", table], capture_output=True, text=True, check=True
-            ).stdout
-            rows = list(csv.DictReader(io.StringIO(text)))
+            rows = list(
+                csv.DictReader(io.StringIO(call([*command, "export", run, "--table", table], check=True).stdout))
+            )
             for column in rows[0] if rows else ():
                 if not any(part in column for part in TIMES):
                     answer[f"{table}.{column}"] = [row[column] for row in rows]
@@ -189,7 +137,7 @@ def main() -> int:
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    work = dict(probes()) | {f"study {name}": lambda a=a: study(a) for name, a in STUDIES.items()}
+    work = dict(probes()) | {f"study {name}": partial(study, arguments) for name, arguments in STUDIES.items()}
     answers = {name: json.loads(json.dumps(make())) for name, make in work.items() if chosen.only in name}
     if chosen.record:
         chosen.record.write_text(json.dumps(answers, indent=1))
