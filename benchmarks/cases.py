@@ -7,19 +7,25 @@ log-uniformly over 1e-2…1e2. Needs torch and the engine only.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+# a plain checkout: nothing need be installed
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import hesscond
 from hesscond import ConditionNumber
 from hesscond.capture import capture
 from hesscond.models import build
+from tests.cases import Net
 
 CPU = torch.device("cpu")
 #: Pairs of inputs and targets.
@@ -145,14 +151,6 @@ def convolutional_network(size: Size) -> Problem:
     return images(model, (3, image, image), samples, size.classes)
 
 
-class Applied(nn.Module):
-    """A function of tensors as a module."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.forward = function
-
-
 def transformer(size: Size) -> Problem:
     """Two encoder layers with 4 heads, GELU and layer normalization."""
     torch.manual_seed(0)
@@ -160,7 +158,7 @@ def transformer(size: Size) -> Problem:
     layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, activation="gelu", batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     ends = nn.Linear(features, width), nn.Linear(width, size.classes)
-    model = nn.Sequential(ends[0], encoder, Applied(lambda tokens: tokens.mean(1)), ends[1])
+    model = nn.Sequential(ends[0], encoder, Net(lambda _, tokens: tokens.mean(1)), ends[1])
     problem = images(model, (length, features), samples, size.classes)
     # no dropout, so that the modes agree; that of evaluation has a fused path without forward-mode derivatives
     problem.model.train()
@@ -173,7 +171,7 @@ def characters(samples: int, length: int, width: int, heads: int, vocabulary: in
     options = {"width": width, "depth": depth, "heads": heads}
     gpt = build("gpt", input_shape=(length,), outputs=vocabulary, generator=generator, **options)
     inputs, targets = torch.randint(0, vocabulary, (2, samples, length), generator=generator)
-    return Problem(nn.Sequential(gpt, Applied(lambda scores: scores.mT)), nn.CrossEntropyLoss(), (inputs, targets))
+    return Problem(nn.Sequential(gpt, Net(lambda _, scores: scores.mT)), nn.CrossEntropyLoss(), (inputs, targets))
 
 
 def residual_network(image: int, samples: int, classes: int = 10, name: str = "resnet18", **options: Any) -> Problem:
@@ -269,27 +267,22 @@ def sections(size: Size, device: torch.device) -> dict[str, tuple[str, Callable[
     """Titles of the tables of exact Hessians, and their rows, which are compared with an SGD step of their network."""
     mlp = f"MLP {size.inputs}-{size.hidden}-{size.hidden}-{size.classes}, batch {size.batch}"
     image = f"{size.channels} channels, {size.image}×{size.image}, batch {size.images}"
-
-    saturated = {
-        "all units, saturated, 1e-6": {"rtol": 1e-6},
-        "all layers, saturated, 1e-6": {"level": "layer", "rtol": 1e-6},
-    }
+    layers = {"all layers, saturated, 1e-6": {"level": "layer", "rtol": 1e-6}}
+    saturated = {"all units, saturated, 1e-6": {"rtol": 1e-6}} | layers
     indefinite = {"all units, tanh": {}, "units of layer 1, tanh": {"layers": [LAYERS[0]]}}
     channels = {
         f"{size.channels} channels, {label}": {"layers": ["0"], "memory": CONVOLUTION_MEMORY, **options}
         for label, options in PRECISIONS
     }
-    make, tanh = partial(dense, size, device=device), {"activation": nn.Tanh, "spread": 0.0}
+    make = partial(dense, size, device=device)
+    glorot, tanh = (
+        partial(make, torch.float64, init="glorot"),
+        partial(make, torch.float32, activation=nn.Tanh, spread=0.0),
+    )
     return {
         "float64": (f"{mlp}, float64", lambda: dense_rows(make(torch.float64))),
         "float32": (f"{mlp}, float32", lambda: dense_rows(make(torch.float32))),
-        "saturated": (
-            "Saturated softmax, float64",
-            lambda: probe_rows(make(torch.float64, init="glorot"), saturated),
-        ),
-        "indefinite": (
-            f"{mlp}, tanh on uniform inputs, float32",
-            lambda: probe_rows(make(torch.float32, **tanh), indefinite),
-        ),
+        "saturated": ("Saturated softmax, float64", lambda: probe_rows(glorot(), saturated)),
+        "indefinite": (f"{mlp}, tanh on uniform inputs, float32", lambda: probe_rows(tanh(), indefinite)),
         "convolution": (f"Convolution 3×3, {image}", lambda: probe_rows(convolutional(size).to(device), channels)),
     }

@@ -11,46 +11,22 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import cases
+import measuring
 import numpy as np
 import torch
-from cases import (
-    CPU,
-    FULL,
-    QUICK,
-    Problem,
-    Row,
-    characters,
-    conditions,
-    convolutional_network,
-    dense,
-    residual_network,
-    sections,
-    stream_rows,
-    training_set,
-    transformer,
-)
-from measuring import (
-    Outcome,
-    environment,
-    in_units,
-    interleaved,
-    milliseconds,
-    processor,
-    seconds_of,
-    table,
-    timing_table,
-    why_not,
-)
+from cases import CPU, FULL, QUICK, Problem, Row, characters, dense, residual_network
+from measuring import Outcome, milliseconds, processor, seconds_of, show
 from peers import BLOCKS, compare, compare_blocks
 from products import direction, jvp_of_gradient, product_rows
 from torch import nn
 
 import hesscond
+from hesscond.data import load
 from hesscond.hessians import GGNOperator, HessianOperator
 
 #: Seconds for the repetitions of a row, for a row in all, and for one question to another tool.
@@ -59,19 +35,19 @@ SECONDS, LIMIT, PATIENCE = 4.0, 120.0, 45.0
 
 def timed(rows: list[Row], quick: bool) -> list[Outcome]:
     """Rows in turns."""
-    return interleaved(rows, CPU, seconds=0.2 if quick else SECONDS, rounds=3 if quick else 60, limit=LIMIT)
+    return measuring.interleaved(rows, CPU, seconds=0.2 if quick else SECONDS, rounds=3 if quick else 60, limit=LIMIT)
 
 
 def exact(section: str, given: argparse.Namespace) -> None:
     """Table of exact Hessians."""
     size = QUICK if given.quick else FULL
     if section == "stream":
-        samples, source = training_set(size)
-        title, rows = f"Output layer over a stream: {source}", stream_rows(size, samples)
+        samples, source = cases.training_set(size)
+        title, rows = f"Output layer over a stream: {source}", cases.stream_rows(size, samples)
     else:
-        title, make = sections(size, CPU)[section]
+        title, make = cases.sections(size, CPU)[section]
         rows = make()
-    print(f"\n{title}\n\n{timing_table(timed(rows, given.quick))}", flush=True)
+    print(f"\n{title}\n\n{measuring.timing_table(timed(rows, given.quick))}", flush=True)
 
 
 def products(given: argparse.Namespace) -> None:
@@ -79,8 +55,8 @@ def products(given: argparse.Namespace) -> None:
     size = QUICK if given.quick else FULL
     for name, make in {
         "MLP": partial(dense, dtype=torch.float32, init="he", spread=0.0),
-        "CNN": convolutional_network,
-        "transformer": transformer,
+        "CNN": cases.convolutional_network,
+        "transformer": cases.transformer,
     }.items():
         columns = []
         for dtype in (torch.float32, torch.float64):
@@ -95,12 +71,11 @@ def products(given: argparse.Namespace) -> None:
             unit = outcomes[0]
             for outcome in outcomes:
                 unit = outcome if outcome.what == "gradient" else unit
-                ratio = in_units(outcome, unit)
-                ratios.append(why_not(outcome.error) if outcome.error or ratio is None else f"{ratio:.2f}")
+                ratio = measuring.in_units(outcome, unit)
+                ratios.append(measuring.why_not(outcome.error) if outcome.error or ratio is None else f"{ratio:.2f}")
             columns += [[outcome.what for outcome in outcomes], ratios]
         lines = list(zip(columns[0], columns[1], columns[3], strict=True))
-        print(f"\nProducts, in gradients: {name}, {problem}\n")
-        print(table(("product", "float32", "float64"), lines, left=(0,)), flush=True)
+        show(("product", "float32", "float64"), lines, title=f"Products, in gradients: {name}, {problem}")
 
 
 def tools(section: str, given: argparse.Namespace) -> None:
@@ -116,8 +91,8 @@ def tools(section: str, given: argparse.Namespace) -> None:
     for a in comparison.answers:
         wall = "–" if a.seconds is None else milliseconds(a.seconds)
         lines.append([a.block, a.tool, wall, "–" if a.processor is None else f"{a.processor / one:,.0f}", a.says])
-    print(f"\n{title} (float64; quick calls repeated); a gradient: {1e3 * one:.2f} ms of the processor\n")
-    print(table(("block", "tool", "ms", "gradients", "says"), lines, left=(0, 1, 4)))
+    title += f" (float64; quick calls repeated); a gradient: {1e3 * one:.2f} ms of the processor"
+    show(("block", "tool", "ms", "gradients", "says"), lines, (0, 1, 4), title)
     for label, truth in comparison.truths.items():
         print(f"{label}: {truth}", flush=True)
 
@@ -127,7 +102,7 @@ def gpt(given: argparse.Namespace) -> None:
     problem = characters(2, 4, 8, 2, 12) if given.quick else characters(8, 32, 64, 4, 80)
     probe = partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, "*")
     spent, (wall, found) = processor(partial(seconds_of, probe, CPU))
-    kappas = conditions(found)
+    kappas = cases.conditions(found)
     worst = max(layer.check.difference for layer in found.values())
     print(
         f"\nGPT: {len(kappas)} units, {sum(kappa.resolved for kappa in kappas)} resolved, {worst:.1e} from the "
@@ -182,8 +157,6 @@ def layer_factor(k: int, damping: float) -> np.ndarray:
 
     300 steps of 60 digits; tanh, so that no unit is dead.
     """
-    from hesscond.data import load
-
     torch.manual_seed(0)
     data, generator = load("digits"), torch.Generator().manual_seed(0)
     x, y = data.train_inputs.double().flatten(1), data.train_targets
@@ -213,13 +186,11 @@ def kronecker(given: argparse.Namespace) -> None:
         }.items():
             solve = partial(hesscond.optimal_kronecker_scaling, make(), (k, k), rtol=1.1**0.5 - 1)
             seconds, best = processor(solve)
-            kappas = f"{best.kappa_given**2:.4g}", f"{best.kappa**2:.4g}"
-            lines.append(
-                [f"{k} × {k}, {name}", *kappas, f"{best.gap**2 - 1:.1%}", str(best.evaluations), f"{seconds:.1f}"]
-            )
+            found = f"{best.kappa_given**2:.4g}", f"{best.kappa**2:.4g}", f"{best.gap**2 - 1:.1%}"
+            lines.append([f"{k} × {k}, {name}", *found, str(best.evaluations), f"{seconds:.1f}"])
             print(lines[-1], file=sys.stderr, flush=True)
     heading = ("layer", "κ(H)", "κ((L ⊗ R)ᵀH(L ⊗ R))", "certified gap − 1", "decompositions", "processor seconds")
-    print("\n" + table(heading, lines, left=(0,)), flush=True)
+    show(heading, lines)
 
 
 #: Sections by name; the last one only if it is named.
@@ -237,23 +208,15 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="tiny networks, seconds in all: whether everything runs")
-    parser.add_argument("--only", action="append", choices=SECTIONS, help="a section; may be repeated")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 32], help="kronecker: units and inputs of a layer")
-    parser.add_argument("--network", choices=NETWORKS, default="words-12M", help="large")
-    parser.add_argument("--products", type=int, default=60, help="large: of Lanczos")
-    parser.add_argument("--memory", type=float, default=10e9, help="large: bytes")
-    parser.add_argument("--double", action="store_true", help="large: products in float64")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    print(textwrap.fill(", ".join(f"{key} {value}" for key, value in environment(CPU).items()), 100))
-    for name in given.only or [name for name in SECTIONS if given.quick or name != "large"]:
-        SECTIONS[name](given)
+#: What the last sections are told.
+OPTIONS: dict[str, dict[str, object]] = {
+    "sizes": {"type": int, "nargs": "+", "default": [16, 32], "help": "kronecker: units and inputs of a layer"},
+    "network": {"choices": NETWORKS, "default": "words-12M", "help": "large"},
+    "products": {"type": int, "default": 60, "help": "large: of Lanczos"},
+    "memory": {"type": float, "default": 10e9, "help": "large: bytes"},
+    "double": {"action": "store_true", "help": "large: products in float64"},
+}
 
 
 if __name__ == "__main__":
-    main()
+    measuring.run_sections(__doc__, SECTIONS, {"large"}, **OPTIONS)

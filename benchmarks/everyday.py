@@ -8,7 +8,6 @@ to the last file. ``study`` and ``watch``: an iteration of a study, and of a loo
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import statistics
@@ -16,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -24,23 +24,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import cases
 import numpy as np
 import torch
-from cases import (
-    CPU,
-    FULL,
-    QUICK,
-    Problem,
-    Row,
-    Size,
-    characters,
-    convolutional,
-    dense,
-    probe_row,
-    residual_network,
-    training_set,
-)
-from measuring import environment, in_units, interleaved, seconds_of, table
+from cases import CPU, FULL, QUICK, Problem, Row, Size, dense, probe_row, residual_network
+from measuring import in_units, interleaved, run_sections, seconds_of, show
 from products import gradient_row
 from torch import nn
 
@@ -80,31 +68,24 @@ def tasks(size: Size) -> Iterator[Task]:
     yield probed("MLP: κ of all units", perceptron)
     yield probed("MLP: κ of the three whole layers", perceptron, level="layer")
     yield probed("MLP: both ends of the network, 30 products", perceptron, **NETWORK)
-    samples, _ = training_set(size)
+    samples, _ = cases.training_set(size)
     every = Problem(perceptron.model, perceptron.loss_fn, tuple(map(torch.cat, zip(*samples, strict=True))))
     stream = Problem(perceptron.model, perceptron.loss_fn, samples)
     yield every, probe_row(f"MLP: output units over {size.samples:,} samples", stream, layers=["4"])
-    yield probed("convolution 3×3, all channels", convolutional(size), layers=["0"])
+    yield probed("convolution 3×3, all channels", cases.convolutional(size), layers=["0"])
     residual = residual_network(8, 2, name="resnet20") if size is QUICK else residual_network(32, 16, name="resnet20")
     yield probed("ResNet-20, evaluation mode: a unit of every layer", residual, layers="*", units=[0])
-    text = characters(2, 8, 16, 4, 75) if size is QUICK else characters(4, 32, 64, 4, 75)
+    text = cases.characters(*((2, 8, 16) if size is QUICK else (4, 32, 64)), 4, 75)
     yield probed("GPT: 4 units of each fc1", text, layers="*.fc1", units=range(4))
 
 
-class PINN(nn.Module):
-    """Residual u_xx + u_yy + u of a network 2-40-40-40-40-1 with tanh."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        hidden = [nn.Sequential(nn.Linear(a, 40), nn.Tanh()) for a in (2, 40, 40, 40)]
-        self.net = nn.Sequential(*hidden, nn.Linear(40, 1))
-
-    def forward(self, points: torch.Tensor) -> torch.Tensor:
-        points = points.clone().requires_grad_()
-        u = self.net(points)
-        (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
-        second = [torch.autograd.grad(s.sum(), points, create_graph=True)[0][:, i] for i, s in enumerate(slope.T)]
-        return second[0] + second[1] + u[:, 0]
+def residual(m: nn.Module, points: torch.Tensor) -> torch.Tensor:
+    """u_xx + u_yy + u of a network."""
+    points = points.clone().requires_grad_()
+    u = m.net(points)
+    (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+    second = [torch.autograd.grad(s.sum(), points, create_graph=True)[0][:, i] for i, s in enumerate(slope.T)]
+    return second[0] + second[1] + u[:, 0]
 
 
 class Splines(nn.Module):
@@ -128,7 +109,9 @@ class Splines(nn.Module):
 def waits(quick: bool) -> Iterator[Task]:
     """Probes that take second derivatives, or are large: what people used to wait for."""
     torch.manual_seed(0)
-    pinn = Problem(PINN(), nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
+    hidden = [nn.Sequential(nn.Linear(a, 40), nn.Tanh()) for a in (2, 40, 40, 40)]
+    model = cases.Net(residual, net=nn.Sequential(*hidden, nn.Linear(40, 1)))
+    pinn = Problem(model, nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
     yield probed("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn)
     model = nn.Sequential(Splines(8, 16), Splines(16, 5))
     kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
@@ -163,10 +146,10 @@ def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, s
         took, gradients = timed(task, rounds, seconds)
         rows.append([task[1].what, f"{took:.3g}", f"{gradients:,.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
-    print(table(("task", "s", "gradients"), rows, left=(0,)) + "\n", flush=True)
+    show(("task", "s", "gradients"), rows)
 
 
-def everyday(quick: bool) -> None:
+def everyday(given: Namespace) -> None:
     """Commands, and the probes of `tasks`."""
     rows = []
     data = os.environ.get("HESSCOND_DATA_DIR", "")
@@ -176,16 +159,11 @@ def everyday(quick: bool) -> None:
         with tempfile.TemporaryDirectory() as folder:
             words = command.split()
             if words[0] == "study":
-                words += ["--out", f"{folder}/run", *(["--iterations", "5"] if quick else [])]
+                words += ["--out", f"{folder}/run", *(["--iterations", "5"] if given.quick else [])]
             call = [sys.executable, "-c", "from hesscond.cli import main; main()", *words]
             took, _ = seconds_of(partial(subprocess.run, call, check=True, capture_output=True), CPU)
         rows.append([f"`hesscond {command}`", f"{took:.1f}", ""])
-    print_tasks(tasks(QUICK if quick else FULL), rows, 1 if quick else ROUNDS, 60.0)
-
-
-def waited(quick: bool) -> None:
-    """The tasks of `waits`, once each, in gradients of before."""
-    print_tasks(waits(quick), [], 7, 0.1)
+    print_tasks(tasks(QUICK if given.quick else FULL), rows, 1 if given.quick else ROUNDS, 60.0)
 
 
 def grown(kind: str, value: int) -> Problem:
@@ -205,7 +183,7 @@ def grown(kind: str, value: int) -> Problem:
     return Problem(model, nn.CrossEntropyLoss(), (x, y))
 
 
-def growth(quick: bool) -> None:
+def growth(given: Namespace) -> None:
     """Exponents of what all units and all whole layers take, seconds ~ size^exponent: least squares of logarithms."""
     ranges = {
         "width": (64, 128, 256, 512),
@@ -216,24 +194,24 @@ def growth(quick: bool) -> None:
     }
     rows = []
     for kind, values in ranges.items():
-        chosen = values[:2] if quick else values
+        chosen = values[:2] if given.quick else values
         # positions are counted, not the length of a side
         sizes = np.log([value**2 if kind == "positions" else value for value in chosen])
         cells = [f"{kind} {chosen[0]} … {chosen[-1]}{' squared' if kind == 'positions' else ''}"]
         for options in ({}, {"level": "layer", "rtol": 1e-6}):
             problems = [grown(kind, value) for value in chosen]
-            found = [timed(probed("", one, **options), 1 if quick else ROUNDS) for one in problems]
+            found = [timed(probed("", one, **options), 1 if given.quick else ROUNDS) for one in problems]
             seconds = np.array([took for took, _ in found])
             gradients = seconds / [ratio for _, ratio in found]
             slope, theirs = (np.polyfit(sizes, np.log(part), 1)[0] for part in (seconds, gradients))
             cells += [f"{1e3 * seconds[0]:.3g} … {1e3 * seconds[-1]:.3g}", f"{slope:.1f} ({theirs:.1f})"]
         rows.append(cells)
-    titles = ("", "units, ms", "exponent (gradient's)", "layers, ms", "exponent (gradient's)")
-    print(table(titles, rows, left=(0,)) + "\n", flush=True)
+    show(("", "units, ms", "exponent (gradient's)", "layers, ms", "exponent (gradient's)"), rows)
 
 
-def second_check(quick: bool) -> None:
+def second_check(given: Namespace) -> None:
     """What the comparison with differences of gradients adds to a probe, in float64 gradients and per cent."""
+    quick = given.quick
     rows, size, generator = [], QUICK if quick else FULL, torch.Generator().manual_seed(0)
     features, width, samples = (20, 8, 16) if quick else (784, 256, 256)
     wide = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 10))
@@ -255,7 +233,7 @@ def second_check(quick: bool) -> None:
             found = interleaved(alternating, CPU, seconds=1.0 if quick else 20.0, rounds=1 if quick else 40)
             one, on, off = (took.median or 0.0 for took in found)
             rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / one:.1f}", f"{100 * (on - off) / on:.0f} %"])
-    print(table(("", "level", "ms", "second check, gradients", "of the call"), rows, left=(0, 1)) + "\n", flush=True)
+    show(("", "level", "ms", "second check, gradients", "of the call"), rows, (0, 1))
 
 
 #: Iterations in a block: a study makes the rows of 32 probes together.
@@ -314,18 +292,17 @@ def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.de
     return [statistics.median(part) for part in (hand, own, with_probe, *ratios)]
 
 
-def study(quick: bool) -> None:
+def study(given: Namespace) -> None:
     """An iteration of the study on CIFAR-10, on a GPU of that on digits: by hand, by the runner, and probed."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = load_study("fc-digits" if quick or device.type == "cuda" else "fc-cifar10")
+    config = load_study("fc-digits" if given.quick or device.type == "cuda" else "fc-cifar10")
     data = load(config.data.name).to(device)
     rows = []
     for method in ("vanilla", "bnp"):
-        taken = study_times(config, method, data, device, 1 if quick else 12)
+        taken = study_times(config, method, data, device, 1 if given.quick else 12)
         rows.append([method, *(f"{number:.2f}" for number in taken)])
-    print(f"{config.name}, batch {config.training.batch_size}; {device}; medians of blocks of {BLOCK} iterations, ms\n")
-    heading = ("method", "loop by hand", "runner", "probed", "runner / hand", "probed / runner")
-    print(table(heading, rows, left=(0,)) + "\n", flush=True)
+    title = f"{config.name}, batch {config.training.batch_size}; {device}; medians of blocks of {BLOCK} iterations, ms"
+    show(("method", "loop by hand", "runner", "probed", "runner / hand", "probed / runner"), rows, title=title)
 
 
 #: Steps between two probes.
@@ -376,46 +353,30 @@ def watched_times(loop: str, optimizer: str | None, rounds: int, steps: int) -> 
     return statistics.median(taken), probes
 
 
-def watched(quick: bool) -> None:
+def watched(given: Namespace) -> None:
     """The cost of a probe of a watched loop in steps, in processor time."""
     logging.getLogger("hesscond").setLevel(logging.ERROR)
     rows = []
-    for loop in list(LOOPS)[:1] if quick else list(LOOPS)[1:]:
+    for loop in list(LOOPS)[:1] if given.quick else list(LOOPS)[1:]:
         for optimizer in (None, *OPTIMIZERS):
-            step, probes = watched_times(loop, optimizer, 1 if quick else 3, 20)
+            step, probes = watched_times(loop, optimizer, 1 if given.quick else 3, 20)
             probe = statistics.median(probes)
             spread = f"{probe:.3g} ({min(probes):.2g} … {max(probes):.2g})"
             rows.append([loop, optimizer or "not given", f"{1e3 * step:.3g}", spread, f"{probe / step:.3g}"])
             rows[-1] += [f"{probe / (probe + EVERY * step):.1%}", f"{19 * probe / step:.3g} steps"]
             print(rows[-1], file=sys.stderr, flush=True)
     share = f"share of the time, every {EVERY}"
-    heading = ("loop", "optimizer", "a step, ms", "a probe, s", "in steps", share, "5 % every")
-    print(table(heading, rows, left=(0, 1)) + "\n", flush=True)
+    show(("loop", "optimizer", "a step, ms", "a probe, s", "in steps", share, "5 % every"), rows, (0, 1))
 
 
-SECTIONS: dict[str, Callable[[bool], None]] = {
+SECTIONS: dict[str, Callable[[Namespace], None]] = {
     "tasks": everyday,
-    "waits": waited,
+    "waits": lambda given: print_tasks(waits(given.quick), [], 7, 0.1),
     "growth": growth,
     "check": second_check,
     "study": study,
     "watch": watched,
 }
 
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=SECTIONS)
-    parser.add_argument("--quick", action="store_true", help="everything small, to see that it works")
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    print(", ".join(f"{key} {value}" for key, value in environment(CPU).items()) + "\n", flush=True)
-    for name in [arguments.only] if arguments.only else SECTIONS:
-        SECTIONS[name](arguments.quick)
-
-
 if __name__ == "__main__":
-    main()
+    run_sections(__doc__, SECTIONS)

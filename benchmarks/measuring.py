@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import os
 import platform
 import signal
 import statistics
+import textwrap
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-from cases import Row
+from cases import CPU, Row
 
 from hesscond import ConditionNumber
 
@@ -179,6 +181,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence
     return "\n".join([line(headings), f"|{'|'.join(rule)}|", *map(line, rows)])
 
 
+def show(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,), title: str = "") -> None:
+    """Print a table after an empty line, and a title above it."""
+    print("\n" + title + "\n\n" * bool(title) + table(headings, rows, left), flush=True)
+
+
 def in_units(outcome: Outcome, unit: Outcome) -> float | None:
     """Median over the turns of a row's time in that of ``unit`` at the same turn, so that slow moments count alike."""
     pairs = list(zip(outcome.times, unit.times, strict=False))
@@ -213,3 +220,20 @@ def timing_table(outcomes: Sequence[Outcome]) -> str:
         ratio = (f"{steps:.1f}" if steps < 100 else f"{steps:,.0f}") if step else ""
         lines.append([outcome.what, milliseconds(outcome.median), ratio, *outcome.found])
     return table(("", "ms", "SGD steps", "κ median", "widest", "solver"), lines)
+
+
+def run_sections(
+    text: str | None, sections: dict[str, Callable[[argparse.Namespace], None]], large: Container[str] = (), **more: Any
+) -> None:
+    """Parse the command line, with ``more`` options, and print the sections named, or all but the ``large`` ones."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="everything tiny, seconds in all: whether it runs")
+    parser.add_argument("--only", action="append", choices=sections, help="a section; may be repeated")
+    parser.add_argument("--threads", type=int, default=2)
+    for name, facts in more.items():
+        parser.add_argument(f"--{name}", **facts)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    print(textwrap.fill(", ".join(f"{key} {value}" for key, value in environment(CPU).items()), 100), flush=True)
+    for name in given.only or [name for name in sections if given.quick or name not in large]:
+        sections[name](given)

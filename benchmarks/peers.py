@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +20,6 @@ from cases import CPU, LAYERS, Problem, characters
 from measuring import attempt, processor, seconds_of, why_not
 from scipy.sparse.linalg import eigsh
 from torch.func import jacrev, vmap
-
-sys.path.append(str(Path(__file__).parents[1]))
 
 import hesscond
 from tests.truth import double_backward, forward_over_reverse, unit_truth
