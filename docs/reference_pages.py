@@ -46,7 +46,7 @@ BOUNDS = {
     "pattern": "`{}`",
 }
 KEYS = "| key | value | if absent |\n|---|---|---|"
-#: Limits of the number formats, which nobody needs to be told.
+#: Limits of the number formats, which go without saying.
 LARGE = 2**62
 
 
@@ -229,10 +229,10 @@ EVERYWHERE = {
     "kappa": "κ; inf if unresolved",
     "kappa_lower": "κ is at least this",
     "kappa_upper": "κ is at most this; inf if unresolved",
-    "rank": "eigenvalues told from zero",
+    "rank": "eigenvalues certainly nonzero",
     "nullity": "the others",
-    "negative": "negative ones among those told from zero",
-    "resolved": "1 if the smallest nonzero eigenvalue was told from zero, else 0",
+    "negative": "negative ones among those distinguished from zero",
+    "resolved": "1 if the smallest nonzero eigenvalue was distinguished from zero, else 0",
     "solver": "how the eigenvalues were computed",
 }
 COLUMNS = {
@@ -260,7 +260,7 @@ COLUMNS = {
         "negative": "negative eigenvalues of H",
         "resolved": "1 if κ(H) is resolved, else 0",
         "lambda_max": "largest |λ| of H",
-        "lambda_min": "smallest |λ| of H that was told from zero",
+        "lambda_min": "smallest |λ| of H that was distinguished from zero",
         "rank_preconditioned": "rank of PᵀHP",
         "resolved_preconditioned": "1 if κ(PᵀHP) is resolved, else 0",
         "rank_own": "rank of the Hessian in the method's own coordinates",

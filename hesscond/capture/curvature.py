@@ -104,9 +104,9 @@ class Differentiator:
             with self.noting(request):
                 plans[request.name] = twice.planned(request)
         about = twice.seconds * sum(plan.directions for plan in plans.values())
-        told, long = progress.callback is not None and about >= progress.least, about > progress.limit
+        announced, long = progress.callback is not None and about >= progress.least, about > progress.limit
         # few derivatives at first: those of a batch take less, but enough to be missed
-        for batched in (False,) * (told or long) + (True,) * long:
+        for batched in (False,) * (announced or long) + (True,) * long:
             if batched and progress.left <= progress.limit:
                 break
             for request in requests:
@@ -116,7 +116,7 @@ class Differentiator:
         if progress.left > progress.limit and not plans.keys() <= progress.sample.keys():
             progress.take_sample({request.name: request.units for request in requests if request.name in plans})
             return self.planned(self.sampled(requests))
-        if told:
+        if announced:
             progress.begin()
         return twice, plans
 

@@ -31,7 +31,7 @@ class SweepView:
         self.console, self.total = console, total
         self.left = {folder.name: folder for folder in folders}
         self.bad = 0
-        self.began_at = self.told = time.monotonic()
+        self.began_at = self.said_at = time.monotonic()
 
     def ended(self, outcome: Outcome) -> None:
         """Report that a run is over."""
@@ -49,8 +49,8 @@ class SweepView:
 
     def tick(self) -> None:
         """Report which runs are in training, if it is time."""
-        if time.monotonic() - self.told > REPEAT:
-            self.told = time.monotonic()
+        if time.monotonic() - self.said_at > REPEAT:
+            self.said_at = time.monotonic()
             running = []
             for folder in self.left.values():
                 # a log that is being made has no tables yet

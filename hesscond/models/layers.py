@@ -133,7 +133,7 @@ class Layers:
     def conv(
         self, before: int, after: int, kernel: int, *, stride: int = 1, padding: int | None = None, bias: bool = False
     ) -> nn.Conv2d:
-        """A convolution; padded by half the kernel unless told otherwise; with a bias if asked, or if norm is none."""
+        """A convolution; padded by half the kernel unless given otherwise; with a bias if asked, or if norm is none."""
         layer = nn.utils.skip_init(
             nn.Conv2d,
             before,

@@ -181,8 +181,8 @@ class DataParallel(SymmetricOperator):
         if not self._share or failure is not None:
             own = torch.zeros_like(vectors)
         if float(self._team.total(torch.tensor([float(failure is not None)], device="cpu"))):
-            told = self._team.gathered(None if failure is None else str(failure))
-            reasons = "; ".join(f"process {rank}: {reason}" for rank, reason in enumerate(told) if reason is not None)
+            every = self._team.gathered(None if failure is None else str(failure))
+            reasons = "; ".join(f"process {rank}: {reason}" for rank, reason in enumerate(every) if reason is not None)
             try:
                 raise CaptureError(f"a share of a product could not be formed ({reasons})") from failure
             finally:
@@ -218,14 +218,14 @@ def described(error: BaseException) -> Exception:
 
 def all_or_none(team: Team, own: Result | None, failure: HesscondError | None) -> list[Result]:
     """Results ``own`` of all processes, in the order of their ranks; raise on all of them if one has a ``failure``."""
-    told = team.gathered((own, None if failure is None else str(failure)))
+    gathered = team.gathered((own, None if failure is None else str(failure)))
     if failure is not None:
         try:
             raise failure
         finally:
             # an exception that its own frame holds would keep the processes' group alive
             del failure
-    reasons = [f"process {rank}: {reason}" for rank, (_, reason) in enumerate(told) if reason is not None]
+    reasons = [f"process {rank}: {reason}" for rank, (_, reason) in enumerate(gathered) if reason is not None]
     if reasons:
         raise CaptureError(f"the Hessian cannot be formed by all processes ({'; '.join(reasons)})")
-    return [made for made, _ in told]
+    return [made for made, _ in gathered]

@@ -168,9 +168,9 @@ class NetworkProbe:
         elif question.check:
             result.check, uncertainty, seen = check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
-            told = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
-            if None not in told:
-                result.rounding = {None: all(told)}
+            zeros = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
+            if None not in zeros:
+                result.rounding = {None: all(zeros)}
             precision = str(seen)
             refuse_failed(NETWORK, result.check)
         if question.products is not None and operator.order > question.products:

@@ -78,21 +78,21 @@ def largest(probe: pd.DataFrame) -> Ends:
 
 
 def smallest(probe: pd.DataFrame) -> Ends:
-    """Smallest nonzero |λ|; where it is not resolved, at most the smallest that was told from zero."""
+    """Smallest nonzero |λ|; where it is not resolved, at most the smallest that was distinguished from zero."""
     resolved, nonzero, _ = spectrum_of(probe)
     values = np.where(nonzero, finite(probe["lambda_min"]).to_numpy(dtype=float), np.nan)
     return np.where(resolved | np.isnan(values), values, 0.0), values
 
 
 def relative_rank(probe: pd.DataFrame) -> Ends:
-    """Share of nonzero eigenvalues; those told from zero are a lower bound."""
+    """Share of nonzero eigenvalues; those distinguished from zero are a lower bound."""
     resolved, _, order = spectrum_of(probe)
     values = probe["rank"].to_numpy(dtype=float, na_value=np.nan) / order
     return values, np.where(resolved | np.isnan(values), values, 1.0)
 
 
 def negative_share(probe: pd.DataFrame) -> Ends:
-    """Share of negative eigenvalues; of those not told from zero, none or all may be negative."""
+    """Share of negative eigenvalues; of those not distinguished from zero, none or all may be negative."""
     resolved, _, order = spectrum_of(probe)
     counted = probe["negative"].to_numpy(dtype=float, na_value=np.nan)
     rank = probe["rank"].to_numpy(dtype=float, na_value=np.nan)

@@ -92,10 +92,10 @@ def draw(ax: Axes, tally: Tally, edges: np.ndarray) -> None:
         ax.hist(clipped(tally), bins=edges.tolist(), color=color, lw=0)
     else:
         ax.text(0.5, 0.4, "no trial applied", transform=ax.transAxes, ha="center", color="0.4")
-    ax.set_title(told(tally), loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)
+    ax.set_title(title_of(tally), loc="left", fontsize=matplotlib.rcParams["legend.fontsize"], pad=2.0)
 
 
-def told(tally: Tally) -> str:
+def title_of(tally: Tally) -> str:
     """A claim, whether it is known to be false, and how often it held, in words."""
     decided = tally.holds + tally.violated
     if not decided:

@@ -36,9 +36,9 @@ class ConditionNumber:
         ``"numerical"`` rank, κ with the values of the size of round-off taken as zeros. ``upper`` is ``inf``
         if unresolved.
     lambda_max, lambda_min
-        Largest and smallest nonzero |λ| (unresolved: the smallest one that was told from zero, or an upper bound).
+        Largest and smallest nonzero |λ| (unresolved: the smallest that is certain, or an upper bound).
     rank, nullity
-        Number of eigenvalues told from zero, and of the others.
+        Number of eigenvalues that are certainly nonzero, and of the others.
     negative
         Number of negative eigenvalues among the nonzero ones; a lower bound if they were not all counted.
     cutoff
@@ -93,7 +93,7 @@ class ConditionNumber:
         if self.is_zero:
             return f"no κ: {self.reason} (rank 0 of {order})"
         if not self.resolved:
-            return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues told from zero{why})"
+            return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues certainly nonzero{why})"
         said = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
         return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
 
@@ -238,8 +238,8 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
     magnitudes, errors, floors, power, solver, negative, _ = values
     above = errors if values.above is None else values.above
     considered = min(limit, len(magnitudes))
-    told = magnitudes[:considered] > errors[:considered]
-    rank = considered if told.all() else int(np.argmin(told))
+    certain = magnitudes[:considered] > errors[:considered]
+    rank = considered if certain.all() else int(np.argmin(certain))
     if rank == 0:
         return replace(
             zero_matrix(order),

@@ -238,9 +238,9 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     drift = float(residuals.max()) > 2 * float(search.found.residuals[:count].max()) + 4 * noise
     reason = search.stopped
     if reason is None and search.dubious:
-        reason = f"{search.dubious} eigenvalues of the size of round-off can be told neither from zero nor from nonzero"
+        reason = f"{search.dubious} eigenvalues of the size of round-off may be zero or not"
     elif reason is None and null and least < GAP * max(noise, 0.0 if products.psd else max(excluded.residuals)):
-        reason = f"|λ| = {least / products.norm:.1e}‖A‖ is too small to be told from the {null} null directions found"
+        reason = f"|λ| = {least / products.norm:.1e}‖A‖ cannot be distinguished from the {null} null directions found"
     elif reason is None and drift:
         reason = "the residuals of fresh products are larger: the products are noisier than they claim"
     converged = reason is None
@@ -317,7 +317,7 @@ def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped
     vector = torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device)
     known = 0 if excluded.known is None else excluded.known.dimension
     null = products.order - known if products.norm == 0 else len(excluded.found)
-    message = "no eigenvalue can be told from zero" if stopped is None else f"not converged: {stopped}"
+    message = "no eigenvalue can be distinguished from zero" if stopped is None else f"not converged: {stopped}"
     ritz = none, vector, none, none, none
     return result(products, ritz, settled, stopped is None, null=null, vectors=vectors, message=message)
 
@@ -404,7 +404,7 @@ def smallest_dense(products: CountedProducts, k: int, excluded: Excluded, *, tol
             message += f"; only {len(wanted)} eigenvalues are nonzero"
     elif dubious or not apart:
         message = (
-            f"not converged: {null} eigenvalues are zero to round-off, and the next ones cannot be told from that; "
+            f"not converged: at least {null} eigenvalues are zero to round-off, others may be; "
             "give the exact null space, or products in a wider precision"
         )
     else:

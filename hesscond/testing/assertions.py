@@ -66,14 +66,14 @@ class Finding:
         Ratio to the limit: above 1 if it holds, below if not, 0 where nothing is known. For ranking only.
     place
         Place of the Hessian, as "layer fc3, unit 3".
-    told
+    measured
         What was measured, in a few words.
     """
 
     holds: bool | None
     margin: float
     place: str
-    told: str
+    measured: str
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Assertion:
         total, held, open_ones = len(self.findings), self.count(True), self.count(None)
         undecided = f", {open_ones} undecided" if open_ones else ""
         where = f"{self.worst.place}: " if self.worst.place else ""
-        return f"{held} of {total} {self.what} hold{undecided}; {where}{self.worst.told}"
+        return f"{held} of {total} {self.what} hold{undecided}; {where}{self.worst.measured}"
 
     def __str__(self) -> str:
         total, held, against = len(self.findings), self.count(True), self.count(False)
@@ -138,7 +138,7 @@ class Assertion:
         shown = ranked(self.findings)[:ROWS]
         more = total - len(shown)
         lines = [f"expected {self.claim}, and the bounds {said}: {counted}", ""]
-        lines += [f"  {one.place}: {one.told}" if one.place else f"  {one.told}" for one in shown]
+        lines += [f"  {one.place}: {one.measured}" if one.place else f"  {one.measured}" for one in shown]
         return "\n".join([*lines, f"… and {more} more"] if more else lines)
 
 
@@ -271,7 +271,7 @@ def assert_condition_number(
             for sign, limit in limits
         ]
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
-        findings.append(Finding(decided(truths, kappa.rank), margin, where(place), told(kappa)))
+        findings.append(Finding(decided(truths, kappa.rank), margin, where(place), with_accuracy(kappa)))
     claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, name_of(method))), policy)
 
@@ -347,7 +347,7 @@ def assert_preconditioner_improves(
         gain = shown(float(ratio.lower), float(ratio.upper))
         truth = less_equal(Interval.point(factor), ratio)
         holds = decided([truth], min(kappa.rank, other.rank))
-        said = f"by {gain}, {told(kappa)} → {told(other)}"
+        said = f"by {gain}, {with_accuracy(kappa)} → {with_accuracy(other)}"
         findings.append(Finding(holds, float(ratio.lower) / factor, where(place), said))
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
@@ -469,7 +469,7 @@ def interval(kappa: ConditionNumber) -> Interval:
     return Interval.between(kappa.lower, kappa.upper)
 
 
-def told(kappa: ConditionNumber) -> str:
+def with_accuracy(kappa: ConditionNumber) -> str:
     """κ, how it was decided, and how well it is known."""
     return f"{kappa}, known to {1 - kappa.lower / kappa.upper:.1e}" if kappa.resolved else str(kappa)
 

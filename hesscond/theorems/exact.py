@@ -90,7 +90,7 @@ def kappa_absolute(M: Rational) -> tuple[Fraction, Fraction]:
     for index in sorted(indices):
         low, high = eigenvalue(M, index, digits=6)
         if low <= 0 <= high:
-            raise ValueError("an eigenvalue was not told from zero")
+            raise ValueError("an eigenvalue was not distinguished from zero")
         lows.append(min(abs(low), abs(high)))
         highs.append(max(abs(low), abs(high)))
     return max(lows) / min(highs), max(highs) / min(lows)

@@ -138,7 +138,7 @@ NAMES = ["fc1", "fc2", "fc3"]
 
 
 def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved():
-    """Where functions are saturated no eigenvalue is told from zero either: λ_max is not known there."""
+    """Where functions are saturated no eigenvalue is distinguished from zero either: λ_max is not known there."""
     frame = made_up(("a",), units=6, zero=4, unresolved=0.0)
     frame.loc[frame["unit"] == 0, "lambda_max"] = math.nan
     (row,) = layer_frame(frame).to_dict("records")

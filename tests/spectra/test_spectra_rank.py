@@ -158,7 +158,7 @@ def test_tensors_are_as_exact_as_their_type(dtype):
     found = hesscond.rank(G @ G.T)
     assert found.cutoff == pytest.approx(20 * torch.finfo(dtype).eps * found.sigma_max)
     if dtype == torch.bfloat16:
-        # G itself, rounded, is of full rank, and nothing is told from that
+        # G itself, rounded, is of full rank, and nothing is distinguished from that
         assert not found.resolved
         assert found.lower <= 3 <= found.upper
     else:

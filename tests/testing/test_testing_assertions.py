@@ -43,7 +43,7 @@ def test_a_limit_beside_the_truth():
 def test_a_limit_inside_the_bounds_is_not_decided():
     *case, _ = least_squares([1.0, 30.0])
     (found,) = assert_condition_number(*case, below=1e9).findings
-    assert float(found.told.split()[2]) > 1
+    assert float(found.measured.split()[2]) > 1
     value = probe(*case)["model"].kappa[0]
     middle = (value.lower + value.upper) / 2
     assert value.lower < middle < value.upper

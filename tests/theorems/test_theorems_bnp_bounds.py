@@ -89,7 +89,7 @@ def test_kappa_of_indefinite_matrices_exactly():
         low, high = exact.kappa_absolute(A)
         assert float(low) * (1 - 1e-9) <= kappa(A) <= float(high) * (1 + 1e-9)
         assert high / low < 1 + 1e-4
-    with pytest.raises(ValueError, match="not told from zero"):
+    with pytest.raises(ValueError, match="not distinguished from zero"):
         exact.kappa_absolute([[1, 1], [1, 1]])
 
 

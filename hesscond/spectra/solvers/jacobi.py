@@ -167,7 +167,7 @@ def graded_errors(
     r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
 
     Below the smallest one the bound is that of ``least``, which holds whatever Jacobi did; where there is none, the
-    value is not told from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
+    value is not distinguished from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
 
     Write A = D₁CD₂ with D = diag(d) such that the largest entry of every row and column of C is about 1: row-pivoted
     QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and

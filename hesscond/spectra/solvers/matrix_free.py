@@ -185,8 +185,8 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     uncertain = max(1.0, low / most)
     # the eigenvalues that were distinguished from zero, if not all were
     nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
-    told = sum(nonzeros) if distinct else max(nonzeros)
-    rank = order - nullity if resolved else told
+    counted = sum(nonzeros) if distinct else max(nonzeros)
+    rank = order - nullity if resolved else counted
     return ConditionNumber(
         value=largest / smallest if resolved else math.inf,
         lower=uncertain,
