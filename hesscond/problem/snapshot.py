@@ -19,8 +19,8 @@ from hesscond.problem.devices import accelerators_of, check_float64
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
 
-# glibc keeps up to twice the largest block that was ever freed, at most 64 MB, and returns the rest: to touch fresh memory
-# takes longer than most operations of a check. This block is never touched, and freed at once.
+# glibc keeps up to twice the largest block that was ever freed, at most 64 MB, and returns the rest: to touch fresh
+# memory takes longer than most operations of a check. This block is never touched, and freed at once.
 torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")
 
 
