@@ -60,20 +60,14 @@ def decisions(kind: str, count: int, seed: int = 0) -> Counter[str]:
     return wrong
 
 
-def ranks(count: int) -> int:
-    """Print how often each rule is wrong; the number of ranks that `hesscond.rank` decides wrongly."""
-    print(f"| of {count:,} matrices | wrong: " + " | wrong: ".join(CUTOFFS) + " | wrong: hesscond.rank | unresolved |")
-    print("|---|" + "---:|" * (len(CUTOFFS) + 2))
-    failed = 0
-    for kind in KINDS:
-        wrong = decisions(kind, count)
-        failed += wrong["hesscond.rank"] + wrong["interval"]
-        shares = [f"{wrong[name] / count:.1%}" for name in (*CUTOFFS, "hesscond.rank", "unresolved")]
-        print(f"| {kind} | " + " | ".join(shares) + " |")
-    return failed
-
-
 if __name__ == "__main__":
+    from measuring import show
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
-    sys.exit(bool(ranks(parser.parse_args().count)))
+    count = parser.parse_args().count
+    found = {kind: decisions(kind, count) for kind in KINDS}
+    rules = (*CUTOFFS, "hesscond.rank", "unresolved")
+    rows = [[kind, *(f"{wrong[rule] / count:.1%}" for rule in rules)] for kind, wrong in found.items()]
+    show((f"of {count:,} matrices", *(f"wrong: {rule}" for rule in rules[:-1]), rules[-1]), rows)
+    sys.exit(any(wrong["hesscond.rank"] + wrong["interval"] for wrong in found.values()))

@@ -10,8 +10,6 @@ are in the report with their tracebacks, and make the exit code 1.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import sys
 import time
 import traceback
@@ -21,35 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cases
+import measuring
 import torch
+from cases import FULL, QUICK, Row, dense, probe_rows
+from measuring import NOT_INSTALLED, Outcome, milliseconds, why_not
+from products import product_rows, whole_network_rows
 
-ROOT = Path(__file__).resolve().parents[1]
-# a plain checkout: nothing is installed
-sys.path[:0] = [str(ROOT)]
-
-from cases import (  # noqa: E402
-    FULL,
-    QUICK,
-    Problem,
-    Row,
-    dense,
-    dense_rows,
-    probe_rows,
-    residual_network,
-    sections,
-    stream_rows,
-    training_set,
-)
-from measuring import (  # noqa: E402
-    Outcome,
-    attempt,
-    environment,
-    interleaved,
-    milliseconds,
-    table,
-    timing_table,
-)
-from products import product_rows, whole_network_rows  # noqa: E402
+from tests import agreement
 
 #: Seconds for comparisons and in all, on a GPU and without one.
 TIMES, TIMES_SMALL = (150.0, 440.0), (20.0, 50.0)
@@ -79,7 +56,7 @@ class Report:
 
     def attempt(self, where: str, action: Callable[[], Any]) -> Any:
         """The result of ``action``; a failure, or that a minute was over, is kept and None returned."""
-        result, error = attempt(action, 60)
+        result, error = measuring.attempt(action, 60)
         if error is not None:
             self.failures[where] = error
         return result
@@ -94,7 +71,7 @@ class Report:
             *self.notes,
         ]
         for title, outcomes in self.timings.items():
-            parts += [f"{level} {title}", timing_table(outcomes)]
+            parts += [f"{level} {title}", measuring.timing_table(outcomes)]
             peaks = [f"{o.what}: {o.peak_bytes / 1e9:.2f} GB" for o in outcomes if o.peak_bytes and any(o.found)]
             parts += ["Peak memory on the device: " + "; ".join(peaks)] if peaks else []
         lines = [
@@ -105,7 +82,7 @@ class Report:
         ]
         if lines:
             heading = ("", "device, ms", "CPU, ms", "CPU / device")
-            parts += [f"{level} Device and CPU", table(heading, lines, left=(0,))]
+            parts += [f"{level} Device and CPU", measuring.table(heading, lines, left=(0,))]
         parts += [f"{level} FAILED: {where}\n\n```\n{text.strip()}\n```" for where, text in self.failures.items()]
         return "\n\n".join(parts) + "\n"
 
@@ -118,17 +95,15 @@ class Report:
 
 def compare_cases(report: Report, seconds: float, stride: int) -> None:
     """Every case of the tests on the device, at both levels, against dense automatic differentiation."""
-    truth = report.attempt("import of tests/agreement.py", lambda: importlib.import_module("tests.agreement"))
     end, left_out = time.monotonic() + seconds, 0
-    for case in truth.CASES[::stride] if truth else []:
+    for case in agreement.CASES[::stride]:
         for level in ("unit", "layer"):
             if time.monotonic() > end:
                 left_out += 1
                 continue
             report.checks += 1
-            report.attempt(
-                f"case {case.name}, level {level}", partial(truth.every_block_agrees, case, 0, level, report.device)
-            )
+            agrees = partial(agreement.every_block_agrees, case, 0, level, report.device)
+            report.attempt(f"case {case.name}, level {level}", agrees)
     if left_out:
         report.notes.append(f"{left_out} comparisons left out: {seconds:.0f} s were over.")
 
@@ -138,22 +113,21 @@ def time_rows(report: Report, total: float, small: bool) -> None:
     size, device = QUICK if small else FULL, report.device
     tables: dict[str, Callable[[], list[Row]]] = {}
     resnet = (8, 4, size.classes) if small else (32, 128, size.classes)
-    network = report.attempt("ResNet-18", lambda: residual_network(*resnet).to(device))
+    network = report.attempt("ResNet-18", lambda: cases.residual_network(*resnet).to(device))
     if network is not None:
         tables[f"ResNet-18, products: {network}, float32"] = lambda: whole_network_rows(network)
-        tables["ResNet-18, one product of each tool"] = lambda: rows_of_tools(network)
-    exact = dict(sections(size, device).values())
+        tables["ResNet-18, one product of each tool"] = lambda: product_rows(network)
+    exact = dict(cases.sections(size, device).values())
     title = next(iter(exact))
-    tables |= {title: exact.pop(title), ON_CPU + title: lambda: dense_rows(dense(size, torch.float64)), **exact}
-    network_probe = {"whole network": {"level": "network"}}
-    whole = replace(size, inputs=64, hidden=40) if not small else size
+    tables |= {title: exact.pop(title), ON_CPU + title: lambda: cases.dense_rows(dense(size, torch.float64)), **exact}
+    probe = {"whole network": {"level": "network"}}
+    whole = size if small else replace(size, inputs=64, hidden=40)
     title = f"Network {whole.inputs}-{whole.hidden}-{whole.hidden}-{whole.classes}, level network, float64"
-    tables[title] = lambda: probe_rows(dense(whole, torch.float64, device), network_probe)
-    samples, source = report.attempt("data of the stream", lambda: training_set(size, device)) or ([], "")
-    tables[f"Output layer over a stream: {source}, batches of {size.stream_batch:,}"] = lambda: stream_rows(
-        size, samples
-    )
-    tables[ON_CPU + title] = lambda: probe_rows(dense(whole, torch.float64), network_probe)
+    tables[title] = lambda: probe_rows(dense(whole, torch.float64, device), probe)
+    samples, source = report.attempt("data of the stream", lambda: cases.training_set(size, device)) or ([], "")
+    stream = f"Output layer over a stream: {source}, batches of {size.stream_batch:,}"
+    tables[stream] = lambda: cases.stream_rows(size, samples)
+    tables[ON_CPU + title] = lambda: probe_rows(dense(whole, torch.float64), probe)
     for title, make in tables.items():
         left = total - report.elapsed
         if left < 5:
@@ -165,15 +139,10 @@ def time_rows(report: Report, total: float, small: bool) -> None:
         seconds, rounds = (0.1, 3) if small else (2.0, 30)
         # for what hangs: not for what a busy machine holds up
         limit = min(max(left / 3, 30), 60)
-        outcomes = interleaved(rows, device, seconds=min(seconds, left / 40), rounds=rounds, limit=limit)
+        outcomes = measuring.interleaved(rows, device, seconds=min(seconds, left / 40), rounds=rounds, limit=limit)
         report.timings[title] = outcomes
-        report.failures |= {f"{title}: {o.what}": o.error for o in outcomes if o.error is not None}
-
-
-def rows_of_tools(problem: Problem) -> list[Row]:
-    """Products of hesscond, torch.func and, where it is installed, curvlinops."""
-    has_peer = importlib.util.find_spec("curvlinops") is not None
-    return [row for row in product_rows(problem) if has_peer or not row.what.startswith("curvlinops")]
+        failed = {f"{title}: {o.what}": o.error for o in outcomes if o.error is not None}
+        report.failures |= {row: error for row, error in failed.items() if why_not(error) != NOT_INSTALLED}
 
 
 def main() -> int:
@@ -185,7 +154,7 @@ def main() -> int:
     arguments = parser.parse_args()
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     small = device.type != "cuda"
-    report = Report(device, environment(device))
+    report = Report(device, measuring.environment(device))
     if small:
         report.notes.append("No GPU on this machine: the same on the CPU, at a small size.")
         print(report.notes[0], flush=True)

@@ -194,11 +194,15 @@ def in_units(outcome: Outcome, unit: Outcome) -> float | None:
     return outcome.first / unit.median if outcome.first and unit.median else None
 
 
+#: What a table says of a tool that is not here.
+NOT_INSTALLED = "not installed"
+
+
 def why_not(error: str | None) -> str:
     """What a table says of a row without a time."""
     reason = (error or "not run").strip().splitlines()[-1]
     if reason.startswith(("ModuleNotFoundError", "ImportError")):
-        return "not installed"
+        return NOT_INSTALLED
     return reason if reason.startswith("no answer") else f"FAILED: {reason}"[:70]
 
 

@@ -170,10 +170,10 @@ class Comparison:
         self.ask("hesscond", label, ours, lambda found: inside([found], [truth]))
         self.tops(layer, label, truth.eigenvalues[0])
         # restarts are limited, since a product that is cut off in the middle leaves torch.func's levels behind
-        smallest = self.curvlinops(layer, k=1, which="SM", maxiter=30)
+        smallest = partial(self.curvlinops, layer, k=1, which="SM", maxiter=30)
         self.ask("curvlinops, eigsh SM", label, smallest, lambda e: f"smallest {e[0]:.1e}")
         if truth.rank < min(truth.order, MOST_TOLD):
-            told = self.curvlinops(layer, k=truth.rank, which="LM")
+            told = partial(self.curvlinops, layer, k=truth.rank, which="LM")
             tool = f"curvlinops, eigsh k={truth.rank}"
             self.ask(tool, label, told, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
 
@@ -182,7 +182,7 @@ class Comparison:
             return f"lowest {float(found.eigenvalues[0]):.1e} for {lowest:.1e}, converged={bool(found.converged[0])}"
 
         steps = min(50, truth.order)
-        lower = self.eigenthings(layer, max_iter=steps, which="SA")
+        lower = partial(self.eigenthings, layer, max_iter=steps, which="SA")
         self.ask("hessian-eigenthings, 50 steps, SA", label, lower, bottom_says)
 
     def tops(self, layer: str, label: str, top: float) -> None:
@@ -192,53 +192,41 @@ class Comparison:
             return f"top {off(float(answer.eigenvalues[0]), top)}, converged={bool(answer.converged[0])}"
 
         steps = min(50, sum(parameter.numel() for parameter in self.parameters(layer)))
-        largest = self.curvlinops(layer, k=1, which="LM")
+        largest = partial(self.curvlinops, layer, k=1, which="LM")
         self.ask("curvlinops, eigsh LM", label, largest, lambda e: f"top {off(e[-1], top)}")
         for tool, options in (("PyHessian", {}), ("PyHessian, tol 1e-10", {"maxIter": 1000, "tol": 1e-10})):
-            self.ask(tool, label, self.pyhessian(layer, **options), lambda value: f"top {off(value, top)}; no bottom")
-        self.ask("hessian-eigenthings", label, self.eigenthings(layer), found)
-        self.ask("hessian-eigenthings, 50 steps", label, self.eigenthings(layer, max_iter=steps), found)
+            ask = partial(self.pyhessian, layer, **options)
+            self.ask(tool, label, ask, lambda value: f"top {off(value, top)}; no bottom")
+        self.ask("hessian-eigenthings", label, partial(self.eigenthings, layer), found)
+        self.ask("hessian-eigenthings, 50 steps", label, partial(self.eigenthings, layer, max_iter=steps), found)
 
     def parameters(self, layer: str) -> Sequence[torch.nn.Parameter]:
         """Parameters of a module."""
         return list(self.problem.model.get_submodule(layer).parameters())
 
-    def curvlinops(self, layer: str, **options: Any) -> Callable[[], np.ndarray]:
+    def curvlinops(self, layer: str, **options: Any) -> np.ndarray:
         """Eigenvalues by scipy on the operator of curvlinops."""
+        from curvlinops import HessianLinearOperator
 
-        def run() -> np.ndarray:
-            from curvlinops import HessianLinearOperator
+        given = self.problem.model, self.problem.loss_fn, self.parameters(layer), [self.problem.batch]
+        # the check takes several products
+        operator = HessianLinearOperator(*given, check_deterministic=False)
+        return eigsh(operator.to_scipy(), return_eigenvectors=False, **options)
 
-            given = self.problem.model, self.problem.loss_fn, self.parameters(layer), [self.problem.batch]
-            # the check takes several products
-            operator = HessianLinearOperator(*given, check_deterministic=False)
-            return eigsh(operator.to_scipy(), return_eigenvectors=False, **options)
-
-        return run
-
-    def pyhessian(self, layer: str, **options: Any) -> Callable[[], float]:
+    def pyhessian(self, layer: str, **options: Any) -> float:
         """Eigenvalue by PyHessian, of a model in which all other layers are frozen: the whole is all it offers."""
+        from pyhessian import hessian as pyhessian_hessian
 
-        def run() -> float:
-            from pyhessian import hessian as pyhessian_hessian
+        data = {"data": self.problem.batch, "cuda": False}
+        with only_trained(self.problem.model, layer) as alone:
+            return pyhessian_hessian(alone, self.problem.loss_fn, **data).eigenvalues(**options)[0][0]
 
-            data = {"data": self.problem.batch, "cuda": False}
-            with only_trained(self.problem.model, layer) as alone:
-                return pyhessian_hessian(alone, self.problem.loss_fn, **data).eigenvalues(**options)[0][0]
-
-        return run
-
-    def eigenthings(self, layer: str, **options: Any) -> Callable[[], Any]:
+    def eigenthings(self, layer: str, **options: Any) -> Any:
         """Lanczos of hessian-eigenthings."""
+        from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
 
-        def run() -> Any:
-            from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
-
-            given = self.problem.model, [self.problem.batch], supervised_loss(self.problem.loss_fn)
-            operator = HessianOperator(*given, param_filter=match_names(f"{layer}.*"))
-            return lanczos(operator, k=1, seed=0, **options)
-
-        return run
+        given = self.problem.model, [self.problem.batch], supervised_loss(self.problem.loss_fn)
+        return lanczos(HessianOperator(*given, param_filter=match_names(f"{layer}.*")), k=1, seed=0, **options)
 
 
 def inside(found: Any, truths: list[Truth]) -> str:
