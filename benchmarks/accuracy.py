@@ -33,10 +33,11 @@ def planted(rng: np.random.Generator, kind: str) -> tuple[np.ndarray, int]:
     r = int(rng.integers(1, min(m, n) + 1))
     decades, dtype = KINDS[kind]
     # the singular values of G are the roots of those of GGᵀ
-    s = 10.0 ** -rng.uniform(0, rng.uniform(0, decades / (1 + kind.startswith("sums"))), r)
+    power = 1 + kind.startswith("sums")
+    s = 10.0 ** -rng.uniform(0, rng.uniform(0, decades / power), r)
     s[0] = 1.0
-    s *= 10.0 ** rng.uniform(-8, 8) if kind == "products UΣVᵀ" else 10.0 ** rng.uniform(-4, 4)
-    if kind == "products UΣVᵀ":
+    s *= 10.0 ** rng.uniform(-8 / power, 8 / power)
+    if power == 1:
         return (orthonormal(rng, m, r) * s) @ orthonormal(rng, n, r).T, r
     # a gradient of rank r: what an optimizer sums up is GGᵀ
     G = ((orthonormal(rng, n, r) * s) @ orthonormal(rng, 2 * n, r).T).astype(dtype)

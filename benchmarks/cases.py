@@ -189,7 +189,7 @@ def training_set(size: Size, device: torch.device = CPU) -> tuple[Data, str]:
     generator = torch.Generator().manual_seed(2)
     inputs = torch.rand(size.samples, size.inputs, generator=generator)
     targets = torch.randint(0, size.classes, (size.samples,), generator=generator)
-    source = "random data (not at full size)"
+    source = "random data"
     if size is FULL:
         try:
             from hesscond.data import load
@@ -202,18 +202,20 @@ def training_set(size: Size, device: torch.device = CPU) -> tuple[Data, str]:
     return list(zip(*parts, strict=True)), source
 
 
+def step(model: nn.Module, loss_fn: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any) -> Any:
+    """The loss of a batch, after a step of the optimizer."""
+    optimizer.zero_grad()
+    loss = loss_fn(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def step_row(problem: Problem) -> Row:
     """One SGD step of a copy of the network."""
     model = copy.deepcopy(problem.model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    inputs, targets = problem.batch
-
-    def step() -> None:
-        optimizer.zero_grad()
-        problem.loss_fn(model(inputs), targets).backward()
-        optimizer.step()
-
-    return Row("SGD step", step)
+    return Row("SGD step", partial(step, model, problem.loss_fn, optimizer, *problem.batch))
 
 
 def probe_row(what: str, problem: Problem, **options: object) -> Row:
@@ -246,9 +248,10 @@ def dense_rows(problem: Problem) -> list[Row]:
     return [step, Row("forward pass, all curvatures", lambda: capture(*given)), *rows]
 
 
-def stream_rows(size: Size, samples: Data) -> list[Row]:
+def stream_rows(size: Size, device: torch.device) -> list[Row]:
     """The output layer's units over a whole training set, and the forward passes alone."""
-    problem = replace(dense(size, torch.float32, samples[0][0].device), batch=samples)
+    samples, source = training_set(size, device)
+    problem = replace(dense(size, torch.float32, device), batch=samples)
     double = copy.deepcopy(problem.model).double()
 
     @torch.no_grad()
@@ -256,9 +259,8 @@ def stream_rows(size: Size, samples: Data) -> list[Row]:
         for inputs, _ in samples:
             double(inputs.double())
 
-    count = sum(len(inputs) for inputs, _ in samples)
     return [
-        Row(f"forward passes, {count:,} samples", forward),
+        Row(f"forward passes, {sum(len(inputs) for inputs, _ in samples):,} samples of {source}", forward),
         probe_row(f"{size.classes} output units, the same", problem, layers=[LAYERS[-1]]),
     ]
 
@@ -285,4 +287,5 @@ def sections(size: Size, device: torch.device) -> dict[str, tuple[str, Callable[
         "saturated": ("Saturated softmax, float64", lambda: probe_rows(glorot(), saturated)),
         "indefinite": (f"{mlp}, tanh on uniform inputs, float32", lambda: probe_rows(tanh(), indefinite)),
         "convolution": (f"Convolution 3×3, {image}", lambda: probe_rows(convolutional(size).to(device), channels)),
+        "stream": (f"Output layer over batches of {size.stream_batch:,}", lambda: stream_rows(size, device)),
     }

@@ -40,14 +40,8 @@ def timed(rows: list[Row], quick: bool) -> list[Outcome]:
 
 def exact(section: str, given: argparse.Namespace) -> None:
     """Table of exact Hessians."""
-    size = QUICK if given.quick else FULL
-    if section == "stream":
-        samples, source = cases.training_set(size)
-        title, rows = f"Output layer over a stream: {source}", cases.stream_rows(size, samples)
-    else:
-        title, make = cases.sections(size, CPU)[section]
-        rows = make()
-    print(f"\n{title}\n\n{measuring.timing_table(timed(rows, given.quick))}", flush=True)
+    title, make = cases.sections(QUICK if given.quick else FULL, CPU)[section]
+    print(f"\n{title}\n\n{measuring.timing_table(timed(make(), given.quick))}", flush=True)
 
 
 def products(given: argparse.Namespace) -> None:
@@ -165,9 +159,7 @@ def layer_factor(k: int, damping: float) -> np.ndarray:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(300):
         part = torch.randint(0, len(y), (60,), generator=generator)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[part]), y[part]).backward()
-        optimizer.step()
+        cases.step(model, nn.CrossEntropyLoss(), optimizer, x[part], y[part])
     G = GGNOperator(model, nn.CrossEntropyLoss(), (x, y), layers=["2"]).to_dense()
     values, vectors = torch.linalg.eigh(G + damping * G.trace() / len(G) * torch.eye(len(G)).to(G))
     return (vectors * values.clamp(min=0).sqrt()).T.numpy()
@@ -195,10 +187,7 @@ def kronecker(given: argparse.Namespace) -> None:
 
 #: Sections by name; the last one only if it is named.
 SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
-    **{
-        name: partial(exact, name)
-        for name in ("float64", "float32", "saturated", "indefinite", "convolution", "stream")
-    },
+    **{name: partial(exact, name) for name in cases.sections(QUICK, CPU)},
     "peers": partial(tools, "peers"),
     "products": products,
     "blocks": partial(tools, "blocks"),

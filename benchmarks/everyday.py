@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -28,7 +27,7 @@ import cases
 import numpy as np
 import torch
 from cases import CPU, FULL, QUICK, Problem, Row, Size, dense, probe_row, residual_network
-from measuring import in_units, interleaved, run_sections, seconds_of, show
+from measuring import in_units, interleaved, processor, run_sections, seconds_of, show
 from products import gradient_row
 from torch import nn
 
@@ -192,17 +191,16 @@ def growth(given: Namespace) -> None:
         "classes": (5, 10, 20, 40),
         "positions": (8, 12, 16, 24, 32),
     }
-    rows = []
+    rows, rounds = [], 1 if given.quick else ROUNDS
     for kind, values in ranges.items():
         chosen = values[:2] if given.quick else values
         # positions are counted, not the length of a side
         sizes = np.log([value**2 if kind == "positions" else value for value in chosen])
         cells = [f"{kind} {chosen[0]} … {chosen[-1]}{' squared' if kind == 'positions' else ''}"]
         for options in ({}, {"level": "layer", "rtol": 1e-6}):
-            problems = [grown(kind, value) for value in chosen]
-            found = [timed(probed("", one, **options), 1 if given.quick else ROUNDS) for one in problems]
-            seconds = np.array([took for took, _ in found])
-            gradients = seconds / [ratio for _, ratio in found]
+            found = [timed(probed("", grown(kind, value), **options), rounds) for value in chosen]
+            seconds, ratios = np.array(found).T
+            gradients = seconds / ratios
             slope, theirs = (np.polyfit(sizes, np.log(part), 1)[0] for part in (seconds, gradients))
             cells += [f"{1e3 * seconds[0]:.3g} … {1e3 * seconds[-1]:.3g}", f"{slope:.1f} ({theirs:.1f})"]
         rows.append(cells)
@@ -211,9 +209,9 @@ def growth(given: Namespace) -> None:
 
 def second_check(given: Namespace) -> None:
     """What the comparison with differences of gradients adds to a probe, in float64 gradients and per cent."""
-    quick = given.quick
-    rows, size, generator = [], QUICK if quick else FULL, torch.Generator().manual_seed(0)
-    features, width, samples = (20, 8, 16) if quick else (784, 256, 256)
+    rows, generator = [], torch.Generator().manual_seed(0)
+    size, features, width, samples = (QUICK, 20, 8, 16) if given.quick else (FULL, 784, 256, 256)
+    timing: dict[str, Any] = {"seconds": 1.0, "rounds": 1} if given.quick else {"seconds": 20.0, "rounds": 40}
     wide = nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, 10))
     batch = torch.rand(samples, features, generator=generator), torch.randint(10, (samples,), generator=generator)
     for name, problem in (
@@ -230,7 +228,7 @@ def second_check(given: Namespace) -> None:
                     run()
 
             alternating = [double, checked, Row(level, without)]
-            found = interleaved(alternating, CPU, seconds=1.0 if quick else 20.0, rounds=1 if quick else 40)
+            found = interleaved(alternating, CPU, **timing)
             one, on, off = (took.median or 0.0 for took in found)
             rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / one:.1f}", f"{100 * (on - off) / on:.0f} %"])
     show(("", "level", "ms", "second check, gradients", "of the call"), rows, (0, 1))
@@ -247,11 +245,7 @@ def by_hand(plan: RunPlan, data: Dataset, inputs: torch.Tensor) -> Callable[...,
 
     def block(_: int, batches: list[torch.Tensor]) -> None:
         for batch in batches:
-            optimizer.zero_grad()
-            loss = loss_fn(model(inputs[batch]), data.train_targets[batch])
-            loss.backward()
-            optimizer.step()
-            loss.item()
+            cases.step(model, loss_fn, optimizer, inputs[batch], data.train_targets[batch]).item()
 
     return block
 
@@ -278,13 +272,10 @@ def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.de
         order = torch.Generator().manual_seed(0)
         # the first block warms up; the first iteration of an epoch is compared with the model, and left out
         for block in range(blocks + 1):
-            batches = [
-                torch.randint(len(data.train_targets), (size,), generator=order).to(device) for _ in range(BLOCK)
-            ]
+            batches = list(torch.randint(len(data.train_targets), (BLOCK, size), generator=order).to(device))
             for k in range(len(every)) if block % 2 else reversed(range(len(every))):
-                start = time.perf_counter()
-                every[k](1 + block * BLOCK, batches)
-                times[k].append(1e3 * (time.perf_counter() - start) / BLOCK)
+                seconds, _ = seconds_of(partial(every[k], 1 + block * BLOCK, batches), device)
+                times[k].append(1e3 * seconds / BLOCK)
         for run in runs:
             run.log.close("finished")
     hand, own, with_probe = (part[1:] for part in times)
@@ -328,28 +319,19 @@ def watched_times(loop: str, optimizer: str | None, rounds: int, steps: int) -> 
     study = load_study(name, scale)
     data = load_data(study.data)
     shape = study.model.options if study.model.name == network else {}
-    generator = torch.Generator().manual_seed(0)
-    form = data.form
+    generator, form = torch.Generator().manual_seed(0), data.form
     model = build(network, input_shape=form.input_shape, outputs=form.outputs, generator=generator, **shape)
     loss_fn, batch = make_loss(study), study.training.batch_size or 128
     inputs, targets = data.train_inputs, data.train_targets
     own = OPTIMIZERS[optimizer or "SGD"](model.parameters())
     probed: Any = (inputs[:samples], targets[:samples])
-    watched = None if optimizer is None else own
-    watch = hesscond.watch(model, loss_fn, probed, watched, every=1, strict=True, **options)
+    watch = hesscond.watch(model, loss_fn, probed, own if optimizer else None, every=1, strict=True, **options)
     taken, probes = [], []
     for _ in range(rounds):
-        for _ in range(steps):
-            chosen = torch.randint(len(targets), (batch,), generator=generator)
-            x, y = inputs[chosen], targets[chosen]
-            start = time.process_time()
-            own.zero_grad()
-            loss_fn(model(x), y).backward()
-            own.step()
-            taken.append(time.process_time() - start)
-        start = time.process_time()
-        watch.step()
-        probes.append(time.process_time() - start)
+        for chosen in torch.randint(len(targets), (steps, batch), generator=generator):
+            step = partial(cases.step, model, loss_fn, own, inputs[chosen], targets[chosen])
+            taken.append(processor(step)[0])
+        probes.append(processor(watch.step)[0])
     return statistics.median(taken), probes
 
 

@@ -93,18 +93,14 @@ def double_backward(gradient, tensors, directions):
 @torch.no_grad()
 def differences(gradient, tensors, directions):
     """H v, by central differences of the gradient along v, extrapolated."""
-    largest = max(1.0, max(float(v.abs().max()) for v in directions))
-    before, found = [p.clone() for p in tensors], {}
-    for step in (-2e-3, -1e-3, 1e-3, 2e-3, 0.0):
+    h = 1e-3 / max(1.0, *(float(v.abs().max()) for v in directions))
+    before, found = [p.clone() for p in tensors], []
+    for factor in (-2, -1, 1, 2, 0):
         for p, at, v in zip(tensors, before, directions, strict=True):
-            p.copy_(at + step / largest * v)
+            p.copy_(at + factor * h * v)
         with torch.enable_grad():
-            found[step] = gradient(tensors)
-    coarse, fine = (
-        [(up - down) * largest / (2 * step) for up, down in zip(found[step], found[-step], strict=True)]
-        for step in (2e-3, 1e-3)
-    )
-    return [(4 * f - c) / 3 for f, c in zip(fine, coarse, strict=True)]
+            found.append(gradient(tensors))
+    return [(8 * (c - b) - (d - a)) / (12 * h) for a, b, c, d, _ in zip(*found, strict=True)]
 
 
 def difference(block, unit, parameters, product, gradient):
@@ -278,6 +274,11 @@ TOKENS = {"vocab_size": 7, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id":
 own_loss, ids = libraries.own_loss, libraries.sentences
 
 
+def trained(model, **batch):
+    """Model in training mode with a loss of its own."""
+    return model.train(), own_loss, batch
+
+
 @case("transformers", "BERT classifier in training mode, the batch with labels, loss None")
 def bert_none():
     model, _, (inputs, labels) = libraries.bert()
@@ -287,8 +288,7 @@ def bert_none():
 
 @case("transformers", "GPT-2 in training mode (dropout), own loss")
 def gpt2():
-    model, tokens = libraries.tiny_gpt2(), ids()
-    return model.train(), own_loss, {"input_ids": tokens, "labels": tokens}
+    return trained(libraries.tiny_gpt2(), input_ids=(tokens := ids()), labels=tokens)
 
 
 @case("transformers", "T5 in training mode, own loss")
@@ -296,8 +296,7 @@ def t5():
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(vocab_size=7, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    batch = {"input_ids": ids(), "labels": ids(4, 3)}
-    return T5ForConditionalGeneration(config).train(), own_loss, batch
+    return trained(T5ForConditionalGeneration(config), input_ids=ids(), labels=ids(4, 3))
 
 
 @case("transformers", "CLIP, contrastive loss of its own")
@@ -307,8 +306,7 @@ def clip():
     text = CLIPTextConfig(**TINY, **TOKENS, max_position_embeddings=4, projection_dim=3)
     vision = CLIPVisionConfig(**TINY, image_size=4, patch_size=2, projection_dim=3)
     model = CLIPModel(CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=3))
-    batch = {"input_ids": ids(), "pixel_values": torch.randn(4, 3, 4, 4), "return_loss": True}
-    return model.train(), own_loss, batch
+    return trained(model, input_ids=ids(), pixel_values=torch.randn(4, 3, 4, 4), return_loss=True)
 
 
 @case("transformers", "Wav2Vec2 in evaluation mode", training=False)
@@ -321,8 +319,8 @@ def wav2vec2(training):
         num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, classifier_proj_size=4, num_labels=2,
         mask_time_prob=0.3, mask_time_length=2,
     )  # fmt: skip
-    batch = {"input_values": torch.randn(3, 160), "labels": torch.tensor([0, 1, 1])}
-    return Wav2Vec2ForSequenceClassification(config).train(training), own_loss, batch
+    model, x = Wav2Vec2ForSequenceClassification(config).train(training), torch.randn(3, 160)
+    return model, own_loss, {"input_values": x, "labels": torch.tensor([0, 1, 1])}
 
 
 @case("transformers", "Mamba, own loss")
@@ -330,8 +328,7 @@ def mamba():
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(vocab_size=7, hidden_size=4, state_size=2, num_hidden_layers=1, expand=1, time_step_rank=2)
-    batch = {"input_ids": (tokens := ids()), "labels": tokens}
-    return MambaForCausalLM(config).train(), own_loss, batch
+    return trained(MambaForCausalLM(config), input_ids=(tokens := ids()), labels=tokens)
 
 
 def sample_loss(out, target):
@@ -361,19 +358,6 @@ def vae_kl():
 
 
 # dictionaries of tensors
-
-
-@case("tensordict", "TensorDictSequential, a TensorDict as the batch")
-def tensordict_sequential():
-    from tensordict import TensorDict
-    from tensordict.nn import TensorDictModule, TensorDictSequential
-
-    model = TensorDictSequential(
-        TensorDictModule(nn.Linear(3, 4), ["x"], ["h"]), TensorDictModule(nn.Linear(4, 2), ["h"], ["logits"])
-    )
-    batch = TensorDict({"x": torch.randn(8, 3), "y": torch.arange(8) % 2}, batch_size=[8])
-    loss = lambda out, y: CE(out["logits"], y)  # noqa: E731
-    return model, loss, (batch, batch["y"]), lambda m: loss(m(batch.double()), batch["y"])
 
 
 @case("tensordict", "ProbabilisticTensorDictModule's log-probability")
@@ -531,8 +515,8 @@ def chebyshev():
 
 
 #: Kinds of the support table, whose models are those of the tests.
-NAMES = """geometric geometric_loader pinn gradient_penalty all_against_all siamese mixture_of_experts vae detection
-    list_of_records embedding_bag loose packed bert vit llama"""
+NAMES = """geometric geometric_loader tensor_dict pinn gradient_penalty all_against_all siamese mixture_of_experts vae
+    detection list_of_records embedding_bag loose packed bert vit llama"""
 KINDS = [one for one in (*kinds.KINDS, *batches.KINDS, *libraries.KINDS) if one.name in NAMES.split()]
 SHARED = {(one.library or "torch", one.title): one for one in KINDS}
 CASES |= {key: one.make for key, one in SHARED.items()}

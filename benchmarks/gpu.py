@@ -23,7 +23,7 @@ import cases
 import measuring
 import torch
 from cases import FULL, QUICK, Row, dense, probe_rows
-from measuring import NOT_INSTALLED, Outcome, milliseconds, why_not
+from measuring import Outcome, milliseconds, why_not
 from products import product_rows, whole_network_rows
 
 from tests import agreement
@@ -75,10 +75,10 @@ class Report:
             peaks = [f"{o.what}: {o.peak_bytes / 1e9:.2f} GB" for o in outcomes if o.peak_bytes and any(o.found)]
             parts += ["Peak memory on the device: " + "; ".join(peaks)] if peaks else []
         lines = [
-            [here.what, milliseconds(there.median), milliseconds(here.median), f"{here.median / there.median:.2g}"]
+            [cpu.what, milliseconds(own.median), milliseconds(cpu.median), f"{cpu.median / own.median:.2g}"]
             for title in self.timings
-            for there, here in zip(self.timings[title], self.timings.get(ON_CPU + title, ()), strict=False)
-            if there.median and here.median
+            for own, cpu in zip(self.timings[title], self.timings.get(ON_CPU + title, ()), strict=False)
+            if own.median and cpu.median
         ]
         if lines:
             heading = ("", "device, ms", "CPU, ms", "CPU / device")
@@ -124,25 +124,19 @@ def time_rows(report: Report, total: float, small: bool) -> None:
     whole = size if small else replace(size, inputs=64, hidden=40)
     title = f"Network {whole.inputs}-{whole.hidden}-{whole.hidden}-{whole.classes}, level network, float64"
     tables[title] = lambda: probe_rows(dense(whole, torch.float64, device), probe)
-    samples, source = report.attempt("data of the stream", lambda: cases.training_set(size, device)) or ([], "")
-    stream = f"Output layer over a stream: {source}, batches of {size.stream_batch:,}"
-    tables[stream] = lambda: cases.stream_rows(size, samples)
     tables[ON_CPU + title] = lambda: probe_rows(dense(whole, torch.float64), probe)
     for title, make in tables.items():
         left = total - report.elapsed
         if left < 5:
             report.notes.append(f"{title}: left out, the time was over.")
             continue
-        rows = report.attempt(title, make)
-        if rows is None:
-            continue
         seconds, rounds = (0.1, 3) if small else (2.0, 30)
         # for what hangs: not for what a busy machine holds up
-        limit = min(max(left / 3, 30), 60)
-        outcomes = measuring.interleaved(rows, device, seconds=min(seconds, left / 40), rounds=rounds, limit=limit)
-        report.timings[title] = outcomes
+        limits = {"seconds": min(seconds, left / 40), "limit": min(max(left / 3, 30), 60)}
+        outcomes = measuring.interleaved(report.attempt(title, make) or [], device, rounds=rounds, **limits)
+        report.timings |= {title: outcomes} if outcomes else {}
         failed = {f"{title}: {o.what}": o.error for o in outcomes if o.error is not None}
-        report.failures |= {row: error for row, error in failed.items() if why_not(error) != NOT_INSTALLED}
+        report.failures |= {row: error for row, error in failed.items() if why_not(error) != "not installed"}
 
 
 def main() -> int:

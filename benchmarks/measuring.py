@@ -65,10 +65,11 @@ def attempt(run: Callable[[], Any], limit: float) -> tuple[Any, str | None]:
 
 def seconds_of(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
     """Wall time of a call, the device's work included, and what it returned."""
-    finish(device)
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
     result = run()
-    finish(device)
+    wait()
     return time.perf_counter() - start, result
 
 
@@ -77,12 +78,6 @@ def processor(run: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.process_time()
     found = run()
     return time.process_time() - begin, found
-
-
-def finish(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @dataclass
@@ -194,15 +189,11 @@ def in_units(outcome: Outcome, unit: Outcome) -> float | None:
     return outcome.first / unit.median if outcome.first and unit.median else None
 
 
-#: What a table says of a tool that is not here.
-NOT_INSTALLED = "not installed"
-
-
 def why_not(error: str | None) -> str:
     """What a table says of a row without a time."""
     reason = (error or "not run").strip().splitlines()[-1]
     if reason.startswith(("ModuleNotFoundError", "ImportError")):
-        return NOT_INSTALLED
+        return "not installed"
     return reason if reason.startswith("no answer") else f"FAILED: {reason}"[:70]
 
 

@@ -5,18 +5,17 @@ The truth comes from no Hessian code: the singular values of the factor C^½ J �
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from cases import CPU, LAYERS, Problem, characters
+from cases import CPU, LAYERS, Problem, characters, conditions
 from measuring import attempt, processor, seconds_of, why_not
 from scipy.sparse.linalg import eigsh
 from torch.func import jacrev, vmap
@@ -94,18 +93,6 @@ def dense_truth(problem: Problem, layer: str) -> Truth:
     return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
 
 
-def true_layer(problem: Problem, layer: str) -> Truth:
-    """The truth of a whole layer."""
-    H_hat, B = features_and_factors(problem, layer)
-    return eigenvalues_of(torch.einsum("jur,jn->jrun", B, H_hat).flatten(0, 1).flatten(1))
-
-
-def true_units(problem: Problem, layer: str, units: int) -> list[Truth]:
-    """The truth of the first ``units`` units of a layer."""
-    H_hat, B = features_and_factors(problem, layer)
-    return [eigenvalues_of(B[:, unit].norm(dim=1)[:, None] * H_hat) for unit in range(units)]
-
-
 def off(found: float, true: float) -> str:
     """A relative error."""
     return f"{abs(found - true) / abs(true):.0e} off"
@@ -135,14 +122,11 @@ class Comparison:
 
     def every_unit(self, layer: str, units: int, label: str) -> None:
         """κ of the first units of a layer: the engine, and dense automatic differentiation."""
-        truths = true_units(self.problem, layer, units)
+        H_hat, B = features_and_factors(self.problem, layer)
+        truths = [eigenvalues_of(B[:, unit].norm(dim=1)[:, None] * H_hat) for unit in range(units)]
         self.truths[f"{label}, the first" if units > 1 else label] = str(truths[0])
         model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
-
-        def ours() -> Any:
-            return hesscond.probe(model, loss_fn, batch, layers=[layer], units=range(units), rtol=1e-6)[layer].kappa
-
-        self.ask("hesscond", label, ours, lambda found: inside(found, truths))
+        self.ask("hesscond", label, partial(self.ours, layer, units=range(units)), lambda found: inside(found, truths))
 
         def dense() -> list[torch.Tensor]:
             return [
@@ -162,12 +146,7 @@ class Comparison:
         self.truths[label] = str(truth)
         bottom = truth.eigenvalues[-1]
         lowest = min(*truth.eigenvalues, 0.0) if truth.rank < truth.order else min(truth.eigenvalues)
-        model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
-
-        def ours() -> Any:
-            return hesscond.probe(model, loss_fn, batch, layers=[layer], level="layer", rtol=1e-6)[layer].kappa
-
-        self.ask("hesscond", label, ours, lambda found: inside([found], [truth]))
+        self.ask("hesscond", label, partial(self.ours, layer, level="layer"), lambda found: inside(found, [truth]))
         self.tops(layer, label, truth.eigenvalues[0])
         # restarts are limited, since a product that is cut off in the middle leaves torch.func's levels behind
         smallest = partial(self.curvlinops, layer, k=1, which="SM", maxiter=30)
@@ -204,6 +183,11 @@ class Comparison:
         """Parameters of a module."""
         return list(self.problem.model.get_submodule(layer).parameters())
 
+    def ours(self, layer: str, **options: Any) -> list[hesscond.ConditionNumber]:
+        """κ by hesscond."""
+        p = self.problem
+        return conditions(hesscond.probe(p.model, p.loss_fn, p.batch, [layer], rtol=1e-6, **options))
+
     def curvlinops(self, layer: str, **options: Any) -> np.ndarray:
         """Eigenvalues by scipy on the operator of curvlinops."""
         from curvlinops import HessianLinearOperator
@@ -217,9 +201,17 @@ class Comparison:
         """Eigenvalue by PyHessian, of a model in which all other layers are frozen: the whole is all it offers."""
         from pyhessian import hessian as pyhessian_hessian
 
-        data = {"data": self.problem.batch, "cuda": False}
-        with only_trained(self.problem.model, layer) as alone:
-            return pyhessian_hessian(alone, self.problem.loss_fn, **data).eigenvalues(**options)[0][0]
+        alone, before = copy.deepcopy(self.problem.model).requires_grad_(False), torch.get_default_dtype()
+        alone.get_submodule(layer).requires_grad_(True)
+        # its vectors are drawn in torch's default precision
+        torch.set_default_dtype(torch.float64)
+        try:
+            asked = pyhessian_hessian(alone, self.problem.loss_fn, data=self.problem.batch, cuda=False)
+            return asked.eigenvalues(**options)[0][0]
+        finally:
+            torch.set_default_dtype(before)
+            # its gradients hold a graph
+            alone.zero_grad()
 
     def eigenthings(self, layer: str, **options: Any) -> Any:
         """Lanczos of hessian-eigenthings."""
@@ -240,23 +232,6 @@ def inside(found: Any, truths: list[Truth]) -> str:
     return f"κ {worst:.0e} off; {right}"
 
 
-@contextlib.contextmanager
-def only_trained(model: torch.nn.Module, layer: str) -> Iterator[torch.nn.Module]:
-    """A copy with all frozen but one layer, its gradients released in the end (they hold a graph), float64 the default.
-
-    PyHessian draws its vectors in torch's default precision.
-    """
-    alone = copy.deepcopy(model).requires_grad_(False)
-    alone.get_submodule(layer).requires_grad_(True)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield alone
-    finally:
-        torch.set_default_dtype(before)
-        alone.zero_grad()
-
-
 def compare(problem: Problem, seconds: float) -> Comparison:
     """All tools on output units, units of the layers before, and the whole middle layer."""
     comparison = Comparison(problem, seconds)
@@ -264,7 +239,9 @@ def compare(problem: Problem, seconds: float) -> Comparison:
     comparison.every_unit(LAYERS[2], classes, f"{classes} output units")
     comparison.every_unit(LAYERS[1], hidden, f"{hidden} units of layer 2")
     comparison.every_unit(LAYERS[0], 1, "1 unit of layer 1")
-    comparison.ends(LAYERS[1], "whole layer 2", true_layer(problem, LAYERS[1]))
+    H_hat, B = features_and_factors(problem, LAYERS[1])
+    whole = eigenvalues_of(torch.einsum("jur,jn->jrun", B, H_hat).flatten(0, 1).flatten(1))
+    comparison.ends(LAYERS[1], "whole layer 2", whole)
     return comparison
 
 

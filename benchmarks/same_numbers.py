@@ -10,7 +10,6 @@ missing, or decided otherwise. One thread, so that sums are in one order. Exit c
 
 import argparse
 import csv
-import io
 import json
 import math
 import os
@@ -99,9 +98,8 @@ def study(arguments: str) -> dict[str, Any]:
             return {"refused": done.stderr[-400:]}
         answer: dict[str, Any] = {}
         for table in ("training", "evaluation", "probe"):
-            rows = list(
-                csv.DictReader(io.StringIO(call([*command, "export", run, "--table", table], check=True).stdout))
-            )
+            text = call([*command, "export", run, "--table", table], check=True).stdout
+            rows = list(csv.DictReader(text.splitlines()))
             for column in rows[0] if rows else ():
                 if not any(part in column for part in TIMES):
                     answer[f"{table}.{column}"] = [row[column] for row in rows]
@@ -150,11 +148,10 @@ def main() -> int:
     for name, relative in apart.items():
         if relative:
             print(f"{name}: {'decided otherwise' if relative == math.inf else f'{relative:.1e}'}")
-            if relative == math.inf:
-                for key in before.get(name, {}).keys() | answers.get(name, {}).keys():
-                    a, b = before.get(name, {}).get(key), answers.get(name, {}).get(key)
-                    if difference(a, b) > SAME:
-                        print(f"    {key}: {str(a)[:110]} → {str(b)[:110]}")
+        own, other = before.get(name, {}), answers.get(name, {})
+        for key in own.keys() | other.keys() if relative == math.inf else ():
+            if difference(own.get(key), other.get(key)) > SAME:
+                print(f"    {key}: {str(own.get(key))[:110]} → {str(other.get(key))[:110]}")
     same = sum(relative == 0 for relative in apart.values())
     print(f"{same} of {len(apart)} the same to the last bit; largest difference {max(apart.values()):.1e}")
     return int(max(apart.values()) > SAME)
