@@ -146,6 +146,24 @@ table("figure-8", figure_8_claims)
 table("figure-8-gains", figure_8_gains)
 
 
+def block_norms() -> list[str]:
+    """λ_max of the layers' blocks, and their largest over their smallest by seed: plain, with P, and with P/q."""
+    rows = []
+    for (inputs, method), own in read("bnp-block-norms").groupby(["inputs", "method"], sort=False):
+        row, apart = [inputs, method], {}
+        for name in ("H", "P", "Pq"):
+            logs = np.log(own.pivot(index=["seed", "iteration"], columns="layer", values=name))
+            row.append(", ".join(f"{value:.3g}" for value in np.exp(logs.mean())))
+            by_run = np.exp((logs.max(axis=1) - logs.min(axis=1)).groupby("seed").mean())
+            apart[name] = Seeds(name, by_run.to_dict())
+        rows.append([*row, *map(number, apart.values()), judged(Comparison.of("Pq in [1, 10]"), apart, 1.0)])
+    titles = ["λ_max of fc1, fc2, fc3: H", "with P", "with P/q", "largest over smallest: H", "with P", "with P/q"]
+    return markdown(["inputs", "trained by", *titles, "verdict"], rows)
+
+
+table("block-norms", block_norms)
+
+
 # Tables of CWO and WC at a small size
 
 
