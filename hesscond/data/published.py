@@ -19,15 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hesscond.data import files
 from hesscond.data.dataset import Dataset, Form, images_from_bytes
-from hesscond.data.files import (
-    Download,
-    DownloadError,
-    download_files,
-    exists,
-    read_verified,
-    read_verified_members,
-)
 from hesscond.data.sources import ENVIRONMENT, Source, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
@@ -51,7 +44,7 @@ class PublishedSource(Source):
 
     @property
     @abstractmethod
-    def downloads(self) -> tuple[Download, ...]:
+    def downloads(self) -> tuple[files.Download, ...]:
         """Files to download for a full copy."""
 
     @abstractmethod
@@ -90,8 +83,8 @@ class PublishedSource(Source):
             raise self.not_found(directories, "downloading was not allowed")
         target = directories[-1]
         try:
-            download_files(self.downloads, target)
-        except DownloadError as error:
+            files.download_files(self.downloads, target)
+        except files.DownloadError as error:
             raise self.not_found(directories, str(error)) from None
         place = self.find(target)
         assert place is not None, "a completed download is a full copy"
@@ -122,7 +115,7 @@ class CifarSource(PublishedSource):
     name: str
     classes: int
     folder: str  # of the batches below a data directory, and inside the archive
-    archive: Download
+    archive: files.Download
     train: Mapping[str, str]  # published md5 by file name, in order
     test: Mapping[str, str]
     label_key: bytes  # key of the class numbers in a batch
@@ -131,7 +124,7 @@ class CifarSource(PublishedSource):
         return Form(CIFAR_SHAPE, self.classes, self.classes)
 
     @property
-    def downloads(self) -> tuple[Download, ...]:
+    def downloads(self) -> tuple[files.Download, ...]:
         return (self.archive,)
 
     def find(self, directory: Path) -> Path | None:
@@ -139,16 +132,19 @@ class CifarSource(PublishedSource):
         folder, archive = directory / self.folder, directory / self.archive.path
         if folder.is_dir() and not self.lacking(directory):
             return folder
-        return archive if exists(archive) else None
+        return archive if files.exists(archive) else None
 
     def lacking(self, directory: Path) -> list[str]:
-        return [batch for batch in self._batches if not exists(directory / self.folder / batch)]
+        return [batch for batch in self._batches if not files.exists(directory / self.folder / batch)]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
         if place.is_dir():
-            return {batch: read_verified(place / batch, md5, dataset=self.name) for batch, md5 in self._batches.items()}
+            return {
+                batch: files.read_verified(place / batch, md5, dataset=self.name)
+                for batch, md5 in self._batches.items()
+            }
         members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
-        contents = read_verified_members(place, self.archive.md5, members, dataset=self.name)
+        contents = files.read_verified_members(place, self.archive.md5, members, dataset=self.name)
         return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
 
     def read(self, place: Path) -> Dataset:
@@ -183,9 +179,9 @@ class IdxSource(PublishedSource):
         return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
 
     @property
-    def downloads(self) -> tuple[Download, ...]:
+    def downloads(self) -> tuple[files.Download, ...]:
         return tuple(
-            Download(f"{self.url}{file}.gz", md5, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
+            files.Download(f"{self.url}{file}.gz", md5, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
         )
 
     def find(self, directory: Path) -> Path | None:
@@ -193,11 +189,11 @@ class IdxSource(PublishedSource):
 
     def lacking(self, directory: Path) -> list[str]:
         folder = directory / self.folder
-        return [f"{file}.gz" for file in self.md5 if not exists(folder / f"{file}.gz")]
+        return [f"{file}.gz" for file in self.md5 if not files.exists(folder / f"{file}.gz")]
 
     def verified_files(self, place: Path) -> dict[str, bytes]:
         return {
-            file: gzip.decompress(read_verified(place / f"{file}.gz", md5, dataset=self.name))
+            file: gzip.decompress(files.read_verified(place / f"{file}.gz", md5, dataset=self.name))
             for file, md5 in self.md5.items()
         }
 
@@ -251,7 +247,7 @@ register(
         name="cifar10",
         classes=10,
         folder="cifar-10-batches-py",
-        archive=Download(
+        archive=files.Download(
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
             "c58f30108f718f92721af3b95e74349a",
             "cifar-10-python.tar.gz",
@@ -272,7 +268,7 @@ register(
         name="cifar100",
         classes=100,
         folder="cifar-100-python",
-        archive=Download(
+        archive=files.Download(
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
             "eb9058c3a382ffc7106e4002c42a8d85",
             "cifar-100-python.tar.gz",

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
+from hesscond.expectations import parser
 from hesscond.expectations.intervals import COMPARISONS, Interval, Truth, shown
-from hesscond.expectations.parser import (
-    COLUMNS,
-    Condition,
-    Node,
-    columns_of,
-    methods_of,
-    parse_expectation,
-)
 from hesscond.runs import OVER, TABLES, StoredRun
 
 if TYPE_CHECKING:
@@ -61,18 +54,18 @@ class Log:
             self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
         return self._tables[name]
 
-    def column(self, name: str, conditions: Sequence[Condition]) -> RowValues[Interval]:
+    def column(self, name: str, conditions: Sequence[parser.Condition]) -> RowValues[Interval]:
         """The values of a column in the rows that fulfil the conditions, with their bounds."""
-        table = self.table(COLUMNS[name])
+        table = self.table(parser.COLUMNS[name])
         if table.empty:
-            raise ConfigError(f"{self.run.folder} has no rows in the table {COLUMNS[name]}, where {name} is")
+            raise ConfigError(f"{self.run.folder} has no rows in the table {parser.COLUMNS[name]}, where {name} is")
         for number, condition in enumerate(conditions):
             there = table
             table = table[fulfilled(table, condition)]
             if table.empty:
                 before = ", ".join(map(str, conditions[:number]))
                 raise ConfigError(
-                    f"no row of the table {COLUMNS[name]} of {self.run.folder} fulfils {condition}"
+                    f"no row of the table {parser.COLUMNS[name]} of {self.run.folder} fulfils {condition}"
                     f"{f' where {before}' if before else ''}: {available(there, condition)}"
                 )
         rows = table[[k for k in KEYS if k in table]].reset_index(drop=True)
@@ -81,12 +74,12 @@ class Log:
 
 def bounded(table: pd.DataFrame, name: str) -> Interval:
     """Values of a column: its intervals where the log has them, else the numbers as they are."""
-    if f"{name}_lower" in TABLES[COLUMNS[name]]:
+    if f"{name}_lower" in TABLES[parser.COLUMNS[name]]:
         return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
     return Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
 
 
-def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
+def fulfilled(table: pd.DataFrame, condition: parser.Condition) -> pd.Series:
     """Boolean mask of the rows that fulfil a condition; a missing value fulfils none."""
     column = table[condition.column]
     if isinstance(condition.value, str):
@@ -97,7 +90,7 @@ def fulfilled(table: pd.DataFrame, condition: Condition) -> pd.Series:
     return getattr(numbers, compare)(condition.value).fillna(False).astype(bool)
 
 
-def available(table: pd.DataFrame, condition: Condition) -> str:
+def available(table: pd.DataFrame, condition: parser.Condition) -> str:
     """Values that the column has, as a hint in an error message."""
     known = table[condition.column].dropna().unique()
     if isinstance(condition.value, str):
@@ -174,9 +167,9 @@ class Evaluation:
     text: str
     logs: Mapping[str | None, Log]
     named: dict[str, RowValues] = field(default_factory=dict)
-    _conditions: tuple[Condition, ...] = ()
+    _conditions: tuple[parser.Condition, ...] = ()
 
-    def truth(self, node: Node) -> RowValues[Truth]:
+    def truth(self, node: parser.Node) -> RowValues[Truth]:
         """Truth of a comparison, in each row."""
         if node.kind == "filter":
             return self._filtered(node).truth(node.parts[0])
@@ -195,7 +188,7 @@ class Evaluation:
         x, y = matched(self.number(node.parts[0]), self.number(node.parts[1]), node.kind)
         return x.replaced(COMPARISONS[node.kind](x.values, y.values))
 
-    def number(self, node: Node) -> RowValues[Interval]:
+    def number(self, node: parser.Node) -> RowValues[Interval]:
         """Values of an expression, in each row."""
         if node.kind == "filter":
             return self._filtered(node).number(node.parts[0])
@@ -209,12 +202,12 @@ class Evaluation:
             found = self.number(node.parts[0])
             return found.replaced(-found.values)
         a, b = map(self.number, node.parts)
-        if node.kind == "/" and not columns_of(node.parts[1]) and float(b.values.lower) == 0:
+        if node.kind == "/" and not parser.columns_of(node.parts[1]) and float(b.values.lower) == 0:
             raise ConfigError(f"{self._source(node)!r} divides by zero")
         x, y = matched(a, b, node.kind)
         return x.replaced(ARITHMETIC[node.kind](x.values, y.values))
 
-    def _called(self, node: Node) -> RowValues[Interval]:
+    def _called(self, node: parser.Node) -> RowValues[Interval]:
         name, (part,) = node.kind, node.parts
         if name == "share":
             truths = self._inside().truth(part)
@@ -230,16 +223,16 @@ class Evaluation:
                 values = {"mean": values.mean, "min": values.minimum, "max": values.maximum}[name]()
         return self._remember(node, RowValues(values, None, inner.unmatched))
 
-    def _source(self, node: Node) -> str:
+    def _source(self, node: parser.Node) -> str:
         return " ".join(self.text[node.start : node.end].split())
 
     def _inside(self) -> Evaluation:
         return replace(self, named={})
 
-    def _filtered(self, node: Node) -> Evaluation:
+    def _filtered(self, node: parser.Node) -> Evaluation:
         return replace(self, _conditions=(*self._conditions, *node.conditions))
 
-    def _remember(self, node: Node, found: RowValues) -> RowValues:
+    def _remember(self, node: parser.Node, found: RowValues) -> RowValues:
         text = self._source(node)
         where = ", ".join(map(str, self._conditions))
         self.named[f"{text}[{where}]" if where else text] = found
@@ -262,18 +255,18 @@ class Expectation:
     """
 
     text: str
-    node: Node
+    node: parser.Node
 
     @classmethod
     def of(cls, text: str) -> Expectation:
         """Read an expression; a ConfigError if it cannot be read."""
         text = text.strip()
-        return cls(text, parse_expectation(text))
+        return cls(text, parser.parse_expectation(text))
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Methods that it compares; empty if it is about one run at a time."""
-        return methods_of(self.node)
+        return parser.methods_of(self.node)
 
     def check_methods(self, known: Sequence[str]) -> None:
         """Refuse a method that is not in ``known``, those of the runs."""
@@ -387,7 +380,7 @@ def decision(expectation: Expectation, label: str, group: dict[str | None, Log])
     return min(parts, key=lambda part: ("failed", "unresolved", "met").index(part.status))
 
 
-def conjuncts(node: Node) -> Iterator[Node]:
+def conjuncts(node: parser.Node) -> Iterator[parser.Node]:
     """Parts of an expectation that must all hold, in all rows."""
     if node.kind in ("and", "all"):
         for part in node.parts:
@@ -396,7 +389,7 @@ def conjuncts(node: Node) -> Iterator[Node]:
         yield node
 
 
-def of_part(text: str, node: Node, label: str, group: dict[str | None, Log]) -> Decision:
+def of_part(text: str, node: parser.Node, label: str, group: dict[str | None, Log]) -> Decision:
     """Decision on one part of an expectation."""
     evaluation = Evaluation(text, group)
     truth = evaluation.truth(node)

@@ -11,20 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from hesscond.report import plotting
+from hesscond.report import plotting, verdict
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.registry import PROBED, UNIT, FigureKind
 from hesscond.report.selection import looks_of, select
 from hesscond.report.series import loss_of, quantile, window_of
-from hesscond.report.verdict import (
-    QUARTILES,
-    Probes,
-    compared_groups,
-    intervals_per_decade,
-    verdict_frame,
-    verdict_sentences,
-)
 
 if TYPE_CHECKING:
     from hesscond.runs import StoredRun
@@ -48,7 +40,7 @@ def equal_loss_figure(
     verdict is printed below.
     """
     selection = select(runs, layer, unit)
-    groups, _ = compared_groups(runs)
+    groups, _ = verdict.compared_groups(runs)
     looks = looks_of([group for group, _ in groups])
     with page.styled():
         figure = page.figure(2.6 if page.wide else 4.6)
@@ -61,9 +53,9 @@ def equal_loss_figure(
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
         plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
-        probes = {group.label: Probes.of(selection, members) for group, members in groups}
+        probes = {group.label: verdict.Probes.of(selection, members) for group, members in groups}
         losses = np.concatenate([one.loss[one.loss > 0] for one in probes.values()] or [np.zeros(0)])
-        width = 1 / intervals_per_decade(losses.min(), losses.max()) if len(losses) else 1.0
+        width = 1 / verdict.intervals_per_decade(losses.min(), losses.max()) if len(losses) else 1.0
         drawn = [
             quantity
             for label, own in probes.items()
@@ -82,7 +74,7 @@ def equal_loss_figure(
             handles += [Line2D([], [], color=plotting.NEUTRAL, lw=1.1, ls=ls, label=label) for label, ls in styles]
         plotting.add_heading(figure, page, selection.title, handles)
         said = (
-            verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
+            verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
             if len(groups) <= TOGETHER
             else ()
         )
@@ -90,7 +82,9 @@ def equal_loss_figure(
     return figure
 
 
-def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook, name: str, width: float) -> bool:
+def draw_against_loss(
+    ax: Axes, probes: verdict.Probes, quantity: str, look: MethodLook, name: str, width: float
+) -> bool:
     """Draw quartiles of a κ in intervals of loss, ``width`` decades each; False if there are none, or κ(H) is κ own."""
     mask = probes.measured(quantity)
     if quantity == "kappa" and np.array_equal(probes.lower["kappa"], probes.lower["kappa_own"], equal_nan=True):
@@ -101,7 +95,8 @@ def draw_against_loss(ax: Axes, probes: Probes, quantity: str, look: MethodLook,
         return False
     inside = [mask & (bins == place) for place in places]
     ends = [
-        [quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in QUARTILES] for own in inside
+        [quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in verdict.QUARTILES]
+        for own in inside
     ]
     loss = 10 ** ((places + 0.5) * width)
     low, median, high = np.array([[end[0] for end in one] for one in ends]).T
@@ -136,6 +131,6 @@ EQUAL_LOSS_FIGURE = FigureKind(
     "training loss, and κ of each method against the training loss at which it was measured",
     PROBED,
     equal_loss_figure,
-    verdict_frame,
+    verdict.verdict_frame,
     UNIT,
 )

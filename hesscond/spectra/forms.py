@@ -23,17 +23,9 @@ from hesscond.operators import (
     SymmetricOperator,
     as_operator,
 )
+from hesscond.spectra import reductions
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, dense
-from hesscond.spectra.reductions import (
-    factor_condition,
-    factor_eigenpairs,
-    factor_eigenvalues,
-    rounded_condition,
-    signed_condition,
-    signed_eigenpairs,
-    symmetric_condition,
-)
 from hesscond.spectra.solvers.base import Form, RankBound
 from hesscond.spectra.threads import few_threads
 
@@ -61,13 +53,13 @@ class FactorForm(Form):
 
     def measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
-            return factor_condition(self.factor, rank_bound=self.rank_bound, rtol=rtol, error=self.error)
+            return reductions.factor_condition(self.factor, rank_bound=self.rank_bound, rtol=rtol, error=self.error)
         signs = as_array(self.signs)
         if self.spread is None and ((signs < 0).all() or (signs > 0).all()):
             # ±H ≥ 0 is known as accurately as F
             found = replace(self, signs=None, least_rank=None).condition(rtol=rtol)
             return replace(found, negative=found.rank if (signs < 0).all() else 0)
-        return signed_condition(
+        return reductions.signed_condition(
             self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
         )
 
@@ -76,14 +68,14 @@ class FactorForm(Form):
         if self.signs is not None:
             return self.eigenpairs(condition)[0]
         with few_threads(self.factor):
-            return factor_eigenvalues(self.factor, condition)
+            return reductions.factor_eigenvalues(self.factor, condition)
 
     def eigenpairs(self, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
         """Nonzero eigenvalues (r,), descending, and orthonormal eigenvectors (n, r)."""
         with few_threads(self.factor):
             if self.signs is None:
-                return factor_eigenpairs(self.factor, condition)
-            return signed_eigenpairs(self.factor, self.signs, condition)
+                return reductions.factor_eigenpairs(self.factor, condition)
+            return reductions.signed_eigenpairs(self.factor, self.signs, condition)
 
 
 class FactorStack(Sequence[FactorForm]):
@@ -161,7 +153,7 @@ class SummedForm(Form):
     graded: bool = True  # whether there is memory for Jacobi's method
 
     def measured(self, rtol: float) -> ConditionNumber:
-        return rounded_condition(
+        return reductions.rounded_condition(
             as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol, graded=self.graded
         )
 
@@ -300,12 +292,12 @@ def condition_number(
         if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")
     if matrix is None:
-        return factor_condition(dense(factor), rtol=rtol, error=error, exact=error == 0)
+        return reductions.factor_condition(dense(factor), rtol=rtol, error=error, exact=error == 0)
     if is_operator(matrix):
         return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
-    measure = symmetric_condition if symmetric else partial(factor_condition, power=1)
+    measure = reductions.symmetric_condition if symmetric else partial(reductions.factor_condition, power=1)
     return measure(array, rtol=rtol, error=error, exact=error == 0)
 
 

@@ -8,19 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from hesscond.theorems.base import (
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    decided,
-    discrepancy,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base
 from hesscond.theorems.bnp_condition_numbers import normalized
 from hesscond.theorems.matrices import CLEAR, random_matrix, random_size
 
@@ -31,7 +19,7 @@ DRAWS, ERRORS = 6, 5.0
 
 #: Relative, of a norm.
 ROUND_OFF = 1e-12
-SMALL = not_applicable("min(n, N) ≤ C²: it holds for any matrix")
+SMALL = base.not_applicable("min(n, N) ≤ C²: it holds for any matrix")
 #: Laws of the features of N samples whose fourth moments, over their variances squared, are at most about six.
 BOUNDED: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
@@ -46,8 +34,8 @@ def with_outliers(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarra
     return rng.standard_normal(shape) * np.abs(rng.standard_cauchy((shape[0], 1))) ** 3
 
 
-@register
-class BNPProposition5(LayerStatement):
+@base.register
+class BNPProposition5(base.LayerStatement):
     """The normalized inputs, divided by q, are no larger than √N."""
 
     id = "bnp-proposition-5"
@@ -67,8 +55,8 @@ class BNPProposition5(LayerStatement):
     )
     hypotheses = ("features are independent with bounded fourth moments", "min(n, N) > C², or it holds for any matrix")
     claims = (
-        Claim("bounded fourth moments", "E‖Ĝ/q‖ ≤ 3 √N", True),
-        Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law of the features, as printed", False),
+        base.Claim("bounded fourth moments", "E‖Ĝ/q‖ ≤ 3 √N", True),
+        base.Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law of the features, as printed", False),
     )
     trials = 150
 
@@ -76,7 +64,7 @@ class BNPProposition5(LayerStatement):
         """√max(n/N, 1)."""
         return max(n / N, 1.0) ** 0.5
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Several batches of one size."""
         n, N = random_size(rng), random_size(rng)
         law = BOUNDED[rng.integers(len(BOUNDED))]
@@ -84,20 +72,20 @@ class BNPProposition5(LayerStatement):
             return [SMALL] * 2
         return [self.mean_ratio(rng, drawn, n, N) for drawn in (law, with_outliers)]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The inputs of a layer, whose law is not known."""
         n, N = len(seen.sigma), seen.samples
-        unknown = not_applicable("the law of a layer's inputs is not known")
+        unknown = base.not_applicable("the law of a layer's inputs is not known")
         if min(n, N) <= BOUND**2:
             return [unknown, SMALL]
         ratio = self.ratio(seen.normalized, n, N)
-        return [unknown, decided(ratio * (1 - ROUND_OFF), ratio * (1 + ROUND_OFF), BOUND)]
+        return [unknown, base.decided(ratio * (1 - ROUND_OFF), ratio * (1 + ROUND_OFF), BOUND)]
 
     def ratio(self, G_hat: np.ndarray, n: int, N: int) -> float:
         """‖Ĝ/q‖/√N."""
         return float(np.linalg.norm(G_hat, 2)) / (self.q(n, N) * N**0.5)
 
-    def mean_ratio(self, rng: np.random.Generator, law: Callable[..., np.ndarray], n: int, N: int) -> Outcome:
+    def mean_ratio(self, rng: np.random.Generator, law: Callable[..., np.ndarray], n: int, N: int) -> base.Outcome:
         """The mean of ‖Ĝ/q‖/√N over some draws, give or take some standard errors."""
         ratios = []
         for _ in range(DRAWS):
@@ -106,9 +94,9 @@ class BNPProposition5(LayerStatement):
             ratios.append(self.ratio(G_hat, n, N))
         mean = float(np.mean(ratios))
         error = ERRORS * float(np.std(ratios, ddof=1)) / DRAWS**0.5 + ROUND_OFF * mean
-        return decided(mean - error, mean + error, BOUND)
+        return base.decided(mean - error, mean + error, BOUND)
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Independent entries ±1/√p with probability p = 1/(nN), else 0: mean 0, variance 1, fourth moment nN.
 
         ‖G‖ ≥ 1/√p unless all are zero, so E‖G‖ ≥ (1 − (1 − p)^(nN)) √(nN), which no C √N bounds for all n = N.
@@ -119,7 +107,7 @@ class BNPProposition5(LayerStatement):
         ratio = Fraction(63, 100) * root
         law = f"independent entries ±{size} with probability 1/{size**2}, else 0 (mean 0, variance 1)"
         text = f"E‖Ĝ/q‖ ≥ {float(ratio)} √N > 3 √N for {law}: [n, N]"
-        yield Counterexample(self.claims[1].name, [[size, size]], text, float(ratio / Fraction(BOUND)))
+        yield base.Counterexample(self.claims[1].name, [[size, size]], text, float(ratio / Fraction(BOUND)))
 
 
 def entry_means(h: np.ndarray, kernel: int) -> np.ndarray:
@@ -132,8 +120,8 @@ def entry_means(h: np.ndarray, kernel: int) -> np.ndarray:
     )
 
 
-@register
-class BNPProposition10(Statement):
+@base.register
+class BNPProposition10(base.Statement):
     """The mean of a channel stands for the means of all entries of the kernel that see it."""
 
     id = "bnp-proposition-10"
@@ -148,32 +136,32 @@ class BNPProposition10(Statement):
     )
     hypotheses = ("(k − 1)/2 ≤ min(r, s)", "the border is padded with 0, stride 1")
     claims = (
-        Claim("bound", "|μ_uv − μ| ≤ (p/r + p/s − p²/(rs)) max|h|", True),
-        Claim("attained", "= for h constant at a corner of the kernel", True),
+        base.Claim("bound", "|μ_uv − μ| ≤ (p/r + p/s − p²/(rs)) max|h|", True),
+        base.Claim("attained", "= for h constant at a corner of the kernel", True),
     )
 
     def bound(self, p: int, r: int, s: int) -> Fraction:
         """The share of pixels that a corner of the kernel misses."""
         return Fraction(p, r) + Fraction(p, s) - Fraction(p**2, r * s)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """One channel of random images."""
         N, r, s = (random_size(rng, most) for most in (20, 40, 40))
         p = int(rng.integers(1, min(r, s) + 1))
         h = random_matrix(rng, N, r * s).reshape(N, r, s) + 10.0 ** rng.uniform(-2, 2) * rng.standard_normal()
         return [self.within(h, p), self.attained(np.full((N, r, s), rng.standard_normal()), p)]
 
-    def within(self, h: np.ndarray, p: int) -> Outcome:
+    def within(self, h: np.ndarray, p: int) -> base.Outcome:
         """The bound for images (N, r, s), give or take round-off."""
         size = np.abs(h).max()
         error = float(np.abs(entry_means(h, 2 * p + 1) - h.mean()).max() / size)
         slack = h.size * float(np.finfo(float).eps)
-        return decided(error - slack, error + slack, float(self.bound(p, *h.shape[1:])))
+        return base.decided(error - slack, error + slack, float(self.bound(p, *h.shape[1:])))
 
-    def attained(self, h: np.ndarray, p: int) -> Outcome:
+    def attained(self, h: np.ndarray, p: int) -> base.Outcome:
         """Equality for constant images."""
         error = np.abs(entry_means(h, 2 * p + 1) - h.mean())[0, 0]
-        return equal(error, np.asarray(float(self.bound(p, *h.shape[1:])) * np.abs(h).max()))
+        return base.equal(error, np.asarray(float(self.bound(p, *h.shape[1:])) * np.abs(h).max()))
 
 
 #: Relative to the terms that are summed.
@@ -195,16 +183,16 @@ def expected_step(
     return np.column_stack([G_b, G_w]) @ U * D2 @ U.T
 
 
-class WrittenOut(Statement):
+class WrittenOut(base.Statement):
     """Steps 4 and 5 of an algorithm of BNP against −α P Pᵀ ∇."""
 
     #: Number of dimensions of G_w.
     dimensions: ClassVar[int] = 2
     hypotheses = ("q² ≥ 1 and σ̃ > 0", "μ ≠ 0 (second claim)", "q² > 1 (third claim)")
     claims = (
-        Claim("with the updated G_w", "step 5 with the G_w of step 4, 1/q² on G_b alone = P Pᵀ ∇", True),
-        Claim("with the raw G_w", "step 5 with the G_w before step 4 = P Pᵀ ∇", False, published=False),
-        Claim("1/q² on all of step 5", "step 5 divided by q² as a whole = P Pᵀ ∇", False, published=False),
+        base.Claim("with the updated G_w", "step 5 with the G_w of step 4, 1/q² on G_b alone = P Pᵀ ∇", True),
+        base.Claim("with the raw G_w", "step 5 with the G_w before step 4 = P Pᵀ ∇", False, published=False),
+        base.Claim("1/q² on all of step 5", "step 5 divided by q² as a whole = P Pᵀ ∇", False, published=False),
     )
 
     def step_4(
@@ -229,20 +217,21 @@ class WrittenOut(Statement):
 
     def compare(
         self, G_w: np.ndarray, G_b: np.ndarray, mu: np.ndarray, variance: np.ndarray, q2: float
-    ) -> Sequence[Outcome]:
+    ) -> Sequence[base.Outcome]:
         """All claims for gradients G_w (m, n, …), G_b (m,); what follows n are the offsets of a kernel."""
         m, width = len(G_b), G_w[0].size // len(mu)
         case = G_w.reshape(m, -1), G_b, np.repeat(mu, width), np.repeat(variance, width), q2
         expected = expected_step(*case)
         scale = expected_step(np.abs(case[0]), np.abs(G_b), -np.abs(case[2]), case[3], q2)
         found = [
-            equal(reading, expected, scale, allowed=ALLOWED) for reading in self.readings(G_w, G_b, mu, variance, q2)
+            base.equal(reading, expected, scale, allowed=ALLOWED)
+            for reading in self.readings(G_w, G_b, mu, variance, q2)
         ]
         if q2 == 1:
-            found[2] = not_applicable("q = 1")
+            found[2] = base.not_applicable("q = 1")
         return found
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """One unit with one input, all integers."""
         rng, wanted = np.random.default_rng(seed), [claim.name for claim in self.claims if not claim.true]
         while wanted:
@@ -251,12 +240,12 @@ class WrittenOut(Statement):
             right = expected_step(G_w[None], G_b, mu, variance, q2[0])[0]
             readings = self.readings(G_w.reshape([1] * self.dimensions), G_b, mu, variance, q2[0])
             for claim, found in zip(self.claims, readings, strict=True):
-                far = discrepancy(list(found[0]), list(right))
+                far = base.discrepancy(list(found[0]), list(right))
                 # step 4 may leave G_w as it is, or make it zero
                 if claim.name in wanted and far > 1:
                     wanted.remove(claim.name)
                     text = f"[G_b, G_w] becomes {as_text(found[0])}, P Pᵀ ∇ is {as_text(right)}: [G_w, G_b, μ, σ̃², q²]"
-                    yield Counterexample(claim.name, [drawn], text, float(far))
+                    yield base.Counterexample(claim.name, [drawn], text, float(far))
 
 
 def as_text(values: np.ndarray) -> str:
@@ -271,7 +260,7 @@ def random_statistics(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.
     return mu, scale**2 * rng.uniform(0.5, 2.0, n), max(1.0, rng.uniform(-3.0, 6.0))
 
 
-@register
+@base.register
 class BNPAlgorithm2(WrittenOut):
     """The step for dense layers."""
 
@@ -284,12 +273,12 @@ class BNPAlgorithm2(WrittenOut):
         "multiplies G_b alone."
     )
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         m, n = random_size(rng), random_size(rng)
         return self.compare(random_matrix(rng, m, n), rng.standard_normal(m), *random_statistics(rng, n))
 
 
-@register
+@base.register
 class BNPAlgorithm3(WrittenOut):
     """The step for convolutions, with statistics of channels."""
 
@@ -314,7 +303,7 @@ class BNPAlgorithm3(WrittenOut):
         """G_b ← G_b / q² − Σ_c μ_c Σ_uv G_w."""
         return G_b / q2 - new.sum((2, 3)) @ mu
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         m, channels, k = random_size(rng, 20), random_size(rng, 30), int(rng.choice([1, 3, 5]))
         G_w = random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
         return self.compare(G_w, rng.standard_normal(m), *random_statistics(rng, channels))
@@ -432,8 +421,8 @@ def bn_shared(a: Arrays) -> dict[str, np.ndarray]:
     return {"output": output, "H": in_h, "gamma": in_gamma, "beta": in_beta}
 
 
-@register
-class BNPProposition6(Statement):
+@base.register
+class BNPProposition6(base.Statement):
     """Operation counts of BNP and of batch normalization in a dense layer."""
 
     id = "bnp-proposition-6"
@@ -449,10 +438,10 @@ class BNPProposition6(Statement):
     )
     hypotheses = ("m ≥ 2 (first claim)", "N ≥ 3 (second claim)", "n ≥ 3, 28N ≥ 6m (comparisons)")
     claims = (
-        Claim("BNP", "Algorithm 2 takes at most 4nN + 6nm + 2m + 8n operations", True),
-        Claim("BN", "batch normalization, derivatives as first written, takes at most 32nN + 4n", True),
-        Claim("comparison", "batch normalization takes fewer only if 28N < 6m", True),
-        Claim(
+        base.Claim("BNP", "Algorithm 2 takes at most 4nN + 6nm + 2m + 8n operations", True),
+        base.Claim("BN", "batch normalization, derivatives as first written, takes at most 32nN + 4n", True),
+        base.Claim("comparison", "batch normalization takes fewer only if 28N < 6m", True),
+        base.Claim(
             "comparison, sums shared",
             "the same, with sums shared and the derivative in closed form",
             False,
@@ -465,17 +454,17 @@ class BNPProposition6(Statement):
         """Printed operation counts of BNP and of batch normalization."""
         return 4 * n * N + 6 * n * m + 2 * m + 8 * n, 32 * n * N + 4 * n
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         n, N, m = 1 + random_size(rng, 15), 1 + random_size(rng, 15), random_size(rng, 40)
         arrays = random_layer(rng, n, N, m)
         bnp, written, shared = (flops(way, arrays) for way in (bnp_step, bn_as_written, bn_shared))
         for_bnp, for_bn = self.printed(n, N, m)
-        found = [decided(bnp, bnp, for_bnp), decided(written, written, for_bn)]
+        found = [base.decided(bnp, bnp, for_bnp), base.decided(written, written, for_bn)]
         if 6 * m > 28 * N:
-            return [*found, *[not_applicable("28N < 6m")] * 2]
-        return [*found, *(decided(bnp / other, bnp / other) for other in (written, shared))]
+            return [*found, *[base.not_applicable("28N < 6m")] * 2]
+        return [*found, *(base.decided(bnp / other, bnp / other) for other in (written, shared))]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A layer in which batch normalization takes fewer operations although 28N ≥ 6m."""
         rng = np.random.default_rng(seed)
         while True:
@@ -485,5 +474,5 @@ class BNPProposition6(Statement):
             bnp, shared = flops(bnp_step, arrays), flops(bn_shared, arrays)
             if bnp > CLEAR * shared:
                 text = f"{shared} operations of batch normalization, {bnp} of BNP, 28N ≥ 6m: [n, N, m]"
-                yield Counterexample(self.claims[3].name, [[n, N, m]], text, bnp / shared)
+                yield base.Counterexample(self.claims[3].name, [[n, N, m]], text, bnp / shared)
                 return

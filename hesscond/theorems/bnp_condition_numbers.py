@@ -11,25 +11,12 @@ import numpy as np
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems import exact
-from hesscond.theorems.base import (
-    UNRESOLVED,
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    decided,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base, exact
 from hesscond.theorems.matrices import CLEAR, Kappa, equilibrated, integer_matrices, kappa, random_matrix, random_size
 
 
-@register
-class VanDerSluis(LayerStatement):
+@base.register
+class VanDerSluis(base.LayerStatement):
     """Row and column equilibration is within the square root of their number of the best diagonal scaling."""
 
     id = "van-der-sluis"
@@ -43,32 +30,32 @@ class VanDerSluis(LayerStatement):
     )
     hypotheses = ("no row (column) of zeros, or these are left out",)
     claims = (
-        Claim("rows", "κ⁺(EA) ≤ √m · min_D κ⁺(DA)", True),
-        Claim("columns", "κ⁺(AE) ≤ √n · min_D κ⁺(AD)", True),
+        base.Claim("rows", "κ⁺(EA) ≤ √m · min_D κ⁺(DA)", True),
+        base.Claim("columns", "κ⁺(AE) ≤ √n · min_D κ⁺(AD)", True),
     )
     trials = 60
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         A = random_matrix(rng, random_size(rng), random_size(rng))
         return [self.side(A), self.side(A.T)]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The centred inputs of a layer, samples × features; their columns are what BNP equilibrates."""
         if len(seen.centred) < seen.samples:
-            rows = not_applicable("a triangular factor of the inputs has other rows")
+            rows = base.not_applicable("a triangular factor of the inputs has other rows")
         else:
             rows = self.side(seen.centred)
         return [rows, self.side(seen.centred.T)]
 
-    def side(self, A: np.ndarray) -> Outcome:
+    def side(self, A: np.ndarray) -> base.Outcome:
         """The claim for the rows of A."""
         return nearly_optimal(kappa(equilibrated(A)), A)
 
 
-def nearly_optimal(found: Kappa, A: np.ndarray) -> Outcome:
+def nearly_optimal(found: Kappa, A: np.ndarray) -> base.Outcome:
     """κ⁺ ≤ √m · min_D κ⁺(DA), against certified bounds of the minimum on both sides."""
     optimum = optimal_diagonal_scaling(A, side="row")
-    return decided(found.lower / optimum.kappa, found.upper / optimum.lower, len(A) ** 0.5)
+    return base.decided(found.lower / optimum.kappa, found.upper / optimum.lower, len(A) ** 0.5)
 
 
 #: Relative, of the share by which κ must fall.
@@ -113,16 +100,16 @@ def random_inputs(rng: np.random.Generator, most: int = 60) -> np.ndarray:
     return features(rng, samples, width)
 
 
-def centring(before: Kappa, after: Kappa, columns: int) -> tuple[Outcome, Outcome]:
+def centring(before: Kappa, after: Kappa, columns: int) -> tuple[base.Outcome, base.Outcome]:
     """κ⁺(ĤU) over κ⁺(Ĥ): the outcome for full column rank, and that for a smaller rank."""
-    ratio = decided(*(after / before))
+    ratio = base.decided(*(after / before))
     if before.rank < columns:
-        return not_applicable("Ĥ has no full column rank"), ratio
-    return ratio, not_applicable("Ĥ has full column rank")
+        return base.not_applicable("Ĥ has no full column rank"), ratio
+    return ratio, base.not_applicable("Ĥ has full column rank")
 
 
-@register
-class BNPTheorem4(LayerStatement):
+@base.register
+class BNPTheorem4(base.LayerStatement):
     """Centring improves κ, and normalization is nearly optimal among diagonal scalings after it."""
 
     id = "bnp-theorem-4"
@@ -141,28 +128,32 @@ class BNPTheorem4(LayerStatement):
         "μ is not orthogonal to the top eigenvector of the sample covariance (strictness)",
     )
     claims = (
-        Claim("centring", "κ(ĤU) ≤ κ(Ĥ), full column rank", True),
-        Claim("scaling", "κ(Ĝ) ≤ √(n+1) min_D κ(ĤUD)", True),
-        Claim("both together", "κ(Ĝ) ≤ κ(Ĥ) (not claimed)", False, published=False),
-        Claim("strict", "κ(ĤU) √(1 + s²/max(1, λ₁)) ≤ κ(Ĥ), s = v₁ᵀμ ≠ 0: κ(ĤU) < κ(Ĥ)", True),
+        base.Claim("centring", "κ(ĤU) ≤ κ(Ĥ), full column rank", True),
+        base.Claim("scaling", "κ(Ĝ) ≤ √(n+1) min_D κ(ĤUD)", True),
+        base.Claim("both together", "κ(Ĝ) ≤ κ(Ĥ) (not claimed)", False, published=False),
+        base.Claim("strict", "κ(ĤU) √(1 + s²/max(1, λ₁)) ≤ κ(Ĥ), s = v₁ᵀμ ≠ 0: κ(ĤU) < κ(Ĥ)", True),
     )
     trials = 60
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         H = random_inputs(rng)
         return self.check(extended(H), centred(H), normalized(H), H.mean(0))
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
 
-    def check(self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray) -> Sequence[Outcome]:
+    def check(
+        self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray
+    ) -> Sequence[base.Outcome]:
         """All claims for Ĥ, ĤU and ĤUD, or their triangular factors, and the means."""
         plain, centred_only, both = kappa(before), kappa(moved), kappa(scaled)
         full, _ = centring(plain, centred_only, before.shape[1])
         strict = self.strictness(full, centred_only / plain, moved, mu)
-        return [full, nearly_optimal(both, moved.T), decided(*(both / plain)), strict]
+        return [full, nearly_optimal(both, moved.T), base.decided(*(both / plain)), strict]
 
-    def strictness(self, full: Outcome, ratio: tuple[float, float], moved: np.ndarray, mu: np.ndarray) -> Outcome:
+    def strictness(
+        self, full: base.Outcome, ratio: tuple[float, float], moved: np.ndarray, mu: np.ndarray
+    ) -> base.Outcome:
         """By what centring must lower κ, with the part of μ along v₁; ``ratio`` is κ(ĤU)/κ(Ĥ)."""
         if full.status == "not-applicable":
             return full
@@ -170,11 +161,11 @@ class BNPTheorem4(LayerStatement):
         _, sigma, Vt = np.linalg.svd(moved[:, 1:] / np.linalg.norm(moved[:, 0]), full_matrices=False)
         gain = float(Vt[0] @ mu) ** 2 / max(1.0, float(sigma[0]) ** 2)
         if gain <= ROUND_OFF:
-            return not_applicable("μ is zero or orthogonal to the top eigenvector, to round-off")
+            return base.not_applicable("μ is zero or orthogonal to the top eigenvector, to round-off")
         factor = (1 + gain) ** 0.5
-        return decided(ratio[0] * factor * (1 - ROUND_OFF), ratio[1] * factor * (1 + ROUND_OFF))
+        return base.decided(ratio[0] * factor * (1 - ROUND_OFF), ratio[1] * factor * (1 + ROUND_OFF))
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Inputs of mean zero in small integers, so that Ĥ = ĤU; three features: of two, Ĝ is the best scaling."""
         for half in integer_matrices(seed, 3, 3):
             H = np.vstack([half, -half])
@@ -186,12 +177,12 @@ class BNPTheorem4(LayerStatement):
             high = exact.kappa_squared(exact.gram(plain))[1]
             if low > high:
                 text = f"κ(Ĝ) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(Ĥ) = κ(ĤU)"
-                yield Counterexample("both together", H.tolist(), text, float(low / high) ** 0.5)
+                yield base.Counterexample("both together", H.tolist(), text, float(low / high) ** 0.5)
                 return
 
 
-@register
-class PRECTheorem4(LayerStatement):
+@base.register
+class PRECTheorem4(base.LayerStatement):
     """The first part of BNP's Theorem 4 as PREC has it, and what becomes of it without the assumption on the rank."""
 
     id = "prec-theorem-4"
@@ -205,20 +196,20 @@ class PRECTheorem4(LayerStatement):
     )
     hypotheses = ("[eᵀ; X] has full row rank, so N > n (first claim)", "any rank (second claim)")
     claims = (
-        Claim("N > n, full rank", "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X])", True),
-        Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False, published=False),
+        base.Claim("N > n, full rank", "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X])", True),
+        base.Claim("smaller rank, as N ≤ n", "κ⁺([eᵀ; X − μeᵀ]) ≤ κ⁺([eᵀ; X])", False, published=False),
     )
     trials = 60
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         H = random_inputs(rng)
         before = extended(H)
         return centring(kappa(before), kappa(centred(H)), before.shape[1])
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Three samples of three features; κ⁺² is that of the Gram matrix of the rows."""
         for H in integer_matrices(seed, 3, 3):
             if not kappa(centred(H)).exceeds(kappa(extended(H))):
@@ -227,12 +218,12 @@ class PRECTheorem4(LayerStatement):
             low, high = exact.kappa_squared(rows[0])[0], exact.kappa_squared(rows[1])[1]
             if low > high:
                 text = f"κ⁺(ĤU) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ⁺(Ĥ)"
-                yield Counterexample(self.claims[1].name, H.tolist(), text, float(low / high) ** 0.5)
+                yield base.Counterexample(self.claims[1].name, H.tolist(), text, float(low / high) ** 0.5)
                 return
 
 
-@register
-class PRECInputScaling(Statement):
+@base.register
+class PRECInputScaling(base.Statement):
     """Effect of standardization and min-max scaling on the extended inputs."""
 
     id = "prec-input-scaling"
@@ -246,9 +237,9 @@ class PRECInputScaling(Statement):
     )
     hypotheses = ("no feature is constant", "[eᵀ; X] has full row rank (κ)")
     claims = (
-        Claim("standardization", "X_e X_eᵀ has zeros beside N in its first row, and N on its diagonal", True),
-        Claim("min-max", "‖x_i‖ ≤ √N for every row of X_e", True),
-        Claim("min-max improves κ", "κ([eᵀ; X']) ≤ κ([eᵀ; X]) for X' = (X − min)/(max − min)", False),
+        base.Claim("standardization", "X_e X_eᵀ has zeros beside N in its first row, and N on its diagonal", True),
+        base.Claim("min-max", "‖x_i‖ ≤ √N for every row of X_e", True),
+        base.Claim("min-max improves κ", "κ([eᵀ; X']) ≤ κ([eᵀ; X]) for X' = (X − min)/(max − min)", False),
     )
     trials = 100
 
@@ -260,7 +251,7 @@ class PRECInputScaling(Statement):
         """Inputs (N, n) as min-max scaling leaves them."""
         return (H - H.min(0)) / (H.max(0) - H.min(0))
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Any inputs with more samples than features."""
         width = random_size(rng, 40)
         H = features(rng, width + 1 + random_size(rng, 60), width)
@@ -275,12 +266,12 @@ class PRECInputScaling(Statement):
         norm = float(np.linalg.norm(scaled, axis=0).max()) / N**0.5
         before = kappa(extended(H))
         if before.rank <= width:
-            improves = not_applicable("[eᵀ; X] has no full row rank")
+            improves = base.not_applicable("[eᵀ; X] has no full row rank")
         else:
-            improves = decided(*(kappa(scaled) / before))
-        return [equal(products, expected, scale), decided(norm, norm, 1 + ROUND_OFF), improves]
+            improves = base.decided(*(kappa(scaled) / before))
+        return [base.equal(products, expected, scale), base.decided(norm, norm, 1 + ROUND_OFF), improves]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Six samples of two features in small integers, scaled in rational numbers."""
         for H in integer_matrices(seed, 6, 2):
             spans = H.max(0) - H.min(0)
@@ -295,12 +286,12 @@ class PRECInputScaling(Statement):
             high = exact.kappa_squared(exact.gram(rational(H, 0)))[1]
             if low > high:
                 text = f"κ([eᵀ; X']) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ([eᵀ; X]): Xᵀ"
-                yield Counterexample(self.claims[2].name, H.tolist(), text, float(low / high) ** 0.5)
+                yield base.Counterexample(self.claims[2].name, H.tolist(), text, float(low / high) ** 0.5)
                 return
 
 
-@register
-class BNPPropertyA(LayerStatement):
+@base.register
+class BNPPropertyA(base.LayerStatement):
     """Normalization is the best diagonal scaling after centring, if the features are of two kinds."""
 
     id = "bnp-property-a"
@@ -313,14 +304,14 @@ class BNPPropertyA(LayerStatement):
         "of a network hardly ever."
     )
     hypotheses = ("UᵀĤᵀĤU has Property A", "Ĥ = [e, H] has full column rank", "no feature is constant")
-    claims = (Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
+    claims = (base.Claim("D optimal", "κ(Ĝ) = min_D κ(ĤUD)", True),)
     trials = 100
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         scaled = normalized(with_property_a(rng))
         return [optimal_scaling(scaled, kappa(scaled))]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
 
 
@@ -358,7 +349,7 @@ def two_kinds(centred: np.ndarray) -> np.ndarray | None:
     return None if (linked & np.equal.outer(signs, signs)).any() else signs
 
 
-def optimal_scaling(scaled: np.ndarray, found: Kappa) -> Outcome:
+def optimal_scaling(scaled: np.ndarray, found: Kappa) -> base.Outcome:
     """κ(Ĝ) = min_D κ(ĤUD) if Ĝ = ``scaled`` has Property A.
 
     For any y and z with |y| = |z|, entry by entry, κ(ĜD) ≥ ‖Ĝy‖/‖Ĝz‖ for every diagonal D: take D⁻¹y and D⁻¹z, which
@@ -366,12 +357,12 @@ def optimal_scaling(scaled: np.ndarray, found: Kappa) -> Outcome:
     """
     signs = two_kinds(scaled[:, 1:])
     if signs is None:
-        return not_applicable("no Property A")
+        return base.not_applicable("no Property A")
     if found.rank < scaled.shape[1]:
-        return not_applicable("Ĥ has no full column rank")
+        return base.not_applicable("Ĥ has no full column rank")
     y = np.linalg.svd(scaled[:, 1:], full_matrices=False)[2][0]
     least = float(np.linalg.norm(scaled[:, 1:] @ y) / np.linalg.norm(scaled[:, 1:] @ (signs * y)))
-    return decided(found.lower / least, found.upper / least, 1 + ATTAINED)
+    return base.decided(found.lower / least, found.upper / least, 1 + ATTAINED)
 
 
 def rational(H: np.ndarray, centre: int) -> list[list[Fraction]]:
@@ -392,8 +383,8 @@ def spread(values: np.ndarray) -> float:
     return float(values.max() / values.min())
 
 
-@register
-class BNPProposition11(LayerStatement):
+@base.register
+class BNPProposition11(base.LayerStatement):
     """κ of a Hessian is at most that of its inputs, squared, times that of its curvature."""
 
     id = "bnp-proposition-11"
@@ -407,39 +398,39 @@ class BNPProposition11(LayerStatement):
     )
     hypotheses = ("S is positive definite", "or Ĥ and S are restricted to the rows with S_jj > 0")
     claims = (
-        Claim("S > 0", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", True),
-        Claim("S ≥ 0, active rows", "κ(ĤᵀSĤ) ≤ κ(Ĥ₊)² κ(S₊), + the rows with S_jj > 0", True),
+        base.Claim("S > 0", "κ(ĤᵀSĤ) ≤ κ(Ĥ)² κ(S)", True),
+        base.Claim("S ≥ 0, active rows", "κ(ĤᵀSĤ) ≤ κ(Ĥ₊)² κ(S₊), + the rows with S_jj > 0", True),
     )
     trials = 120
     by_unit = True
     inputs = False
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """One unit, on a mini-batch, where its S is known sample by sample."""
         block = seen.hessian
         if not isinstance(block, FactoredHessian) or block.root is None:
-            return [not_applicable("S is not kept apart from Ĥ")] * 2
+            return [base.not_applicable("S is not kept apart from Ĥ")] * 2
         if block.sign is not None:
-            return [not_applicable("S is indefinite")] * 2
+            return [base.not_applicable("S is indefinite")] * 2
         H, root = block.rows.cpu().numpy(), block.root.cpu().numpy()
         active = root > 0
         if not active.any():
-            return [not_applicable("the unit is dead: S = 0")] * 2
+            return [base.not_applicable("the unit is dead: S = 0")] * 2
         outcome = self.bounded(seen.kappa, H[active], root[active])
-        return [outcome if active.all() else not_applicable("S is singular"), outcome]
+        return [outcome if active.all() else base.not_applicable("S is singular"), outcome]
 
-    def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> Outcome:
+    def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> base.Outcome:
         """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
         if not found.resolved:
-            return UNRESOLVED
+            return base.UNRESOLVED
         inputs = kappa(H)
-        return decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
+        return base.decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
 
     def factor(self, B: np.ndarray, H: np.ndarray) -> np.ndarray:
         """BᵀĤ for S = BBᵀ."""
         return B.T @ H
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Inputs of any shape, of low rank now and then; S diagonal or full."""
         N, n = 1 + random_size(rng, 60), random_size(rng, 40)
         H = extended(features(rng, N, n))
@@ -457,17 +448,17 @@ class BNPProposition11(LayerStatement):
             self.product(singular, H[active], np.diag(diagonal[active])),
         ]
 
-    def product(self, found: np.ndarray, H: np.ndarray, B: np.ndarray) -> Outcome:
+    def product(self, found: np.ndarray, H: np.ndarray, B: np.ndarray) -> base.Outcome:
         """√κ(ĤᵀSĤ) = κ(BᵀĤ) over κ(Ĥ) κ(B)."""
         lower, upper = kappa(found) / kappa(H)
         root = kappa(B)
         # the product is rounded before it is measured
         off = len(B) * EPSILON * kappa(H).upper * root.upper
-        return decided(lower * (1 - off), upper * (1 + off), root.upper)
+        return base.decided(lower * (1 - off), upper * (1 + off), root.upper)
 
 
-@register
-class BNPGain(LayerStatement):
+@base.register
+class BNPGain(base.LayerStatement):
     """Gain of normalization in κ, against the spread of the standard deviations."""
 
     id = "bnp-gain"
@@ -482,15 +473,15 @@ class BNPGain(LayerStatement):
     )
     hypotheses = ("S > 0, no feature is constant (first claim)", "S^½Ĥ has full column rank (second claim)")
     claims = (
-        Claim("κ afterwards", "κ(ĜᵀSĜ) ≤ (n+1) min_D κ(ĤUD)² κ(S)", True),
-        Claim("gain of scaling", "κ(UᵀĤᵀSĤU)/κ(ĜᵀSĜ) ≤ κ(D)²", True),
-        Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False, published=False),
+        base.Claim("κ afterwards", "κ(ĜᵀSĜ) ≤ (n+1) min_D κ(ĤUD)² κ(S)", True),
+        base.Claim("gain of scaling", "κ(UᵀĤᵀSĤU)/κ(ĜᵀSĜ) ≤ κ(D)²", True),
+        base.Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False, published=False),
     )
     trials = 60
     by_unit = True
     inputs = False
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         H = random_inputs(rng, 40)
         N, n = H.shape
         root = 10.0 ** rng.uniform(-1, 1, N)
@@ -499,29 +490,29 @@ class BNPGain(LayerStatement):
         allowed = (n + 1) ** 0.5 * spread(root)
         sigma = np.concatenate([np.ones(1), H.std(0)])
         if before.rank < n + 1:
-            scaling = not_applicable("S^½Ĥ has no full column rank")
+            scaling = base.not_applicable("S^½Ĥ has no full column rank")
         else:
-            scaling = decided(*(before / after), spread(sigma))
+            scaling = base.decided(*(before / after), spread(sigma))
         return [
-            decided(after.lower / optimum.upper, after.upper / optimum.lower, allowed),
+            base.decided(after.lower / optimum.upper, after.upper / optimum.lower, allowed),
             scaling,
             self.about(kappa(root[:, None] * extended(H)) / after, spread(sigma)),
         ]
 
-    def about(self, root: tuple[float, float], kappa_D: float) -> Outcome:
+    def about(self, root: tuple[float, float], kappa_D: float) -> base.Outcome:
         """κ(D)²/40 over the gain, from bounds of its root."""
-        return decided(kappa_D**2 / root[1] ** 2, kappa_D**2 / root[0] ** 2, ABOUT)
+        return base.decided(kappa_D**2 / root[1] ** 2, kappa_D**2 / root[0] ** 2, ABOUT)
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The gain of one unit; its curvature is not among what is seen."""
-        nothing = not_applicable("S is not among what is seen of a layer")
+        nothing = base.not_applicable("S is not among what is seen of a layer")
         if not (seen.kappa.resolved and seen.kappa_preconditioned.resolved):
-            return [nothing, nothing, UNRESOLVED]
+            return [nothing, nothing, base.UNRESOLVED]
         before, after = seen.kappa, seen.kappa_preconditioned
         root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
         return [nothing, nothing, self.about(root, seen.kappa_D)]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""
         for A in integer_matrices(seed, 6, 3):
             H = np.column_stack([LARGE * A[:, 0], LARGE * A[:, 0] + A[:, 1], A[:, 2]])
@@ -535,5 +526,5 @@ class BNPGain(LayerStatement):
             if factor > CLEAR:
                 D = float(max(squares) / min(squares))
                 text = f"gain ≤ {float(before / after):.6f} < κ(D)²/40 = {D / ABOUT:.6f}, S = I"
-                yield Counterexample(self.claims[2].name, H.tolist(), text, float(factor))
+                yield base.Counterexample(self.claims[2].name, H.tolist(), text, float(factor))
                 return

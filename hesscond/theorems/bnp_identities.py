@@ -11,20 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hesscond.theorems import networks
-from hesscond.theorems.base import (
-    GAP,
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    discrepancy,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base, networks
 from hesscond.theorems.matrices import random_size
 
 #: Negative entries of S of up to this, of its largest, are round-off; above `GAP` times that they are none.
@@ -46,8 +33,8 @@ def product(H_hat: Tensor, S: Tensor) -> Tensor:
     return H_hat.T @ (S[:, None] * H_hat)
 
 
-@register
-class BNPProposition2(LayerStatement):
+@base.register
+class BNPProposition2(base.LayerStatement):
     """The Hessian of a unit is a product of its inputs and a diagonal curvature."""
 
     id = "bnp-proposition-2"
@@ -64,10 +51,12 @@ class BNPProposition2(LayerStatement):
     )
     hypotheses = ("the loss is twice differentiable at the point", "the unit is not dead (S ≠ 0)")
     claims = (
-        Claim("Hessian", "∇²_ŵ L = ĤᵀSĤ", True),
-        Claim("S ≥ 0, piecewise linear", "S ≥ 0 if all after the unit is piecewise linear and the loss convex", True),
-        Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
-        Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
+        base.Claim("Hessian", "∇²_ŵ L = ĤᵀSĤ", True),
+        base.Claim(
+            "S ≥ 0, piecewise linear", "S ≥ 0 if all after the unit is piecewise linear and the loss convex", True
+        ),
+        base.Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
+        base.Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
     )
     trials = 100
     by_unit = True
@@ -78,15 +67,15 @@ class BNPProposition2(LayerStatement):
         "logistic": lambda y: y * (1 - y),
     }
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
         others = len(self.claims) - 1
-        return [same_unit(seen), *[not_applicable("what follows the unit is not looked at")] * others]
+        return [same_unit(seen), *[base.not_applicable("what follows the unit is not looked at")] * others]
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
-        same = equal(
+        same = base.equal(
             product(H_hat, S).numpy(),
             network.unit_hessian(layer, unit).numpy(),
             product(H_hat.abs(), S.abs()).max().item(),
@@ -94,34 +83,34 @@ class BNPProposition2(LayerStatement):
         sign = nonnegative(S.numpy())
         regressions = [self.regression(rng, criterion) for criterion in self.regressions]
         if layer < len(network.weights) - 1 and network.activation not in networks.PIECEWISE_LINEAR:
-            sign = not_applicable(f"{network.activation} after the unit")
+            sign = base.not_applicable(f"{network.activation} after the unit")
         return [same, sign, *regressions]
 
-    def regression(self, rng: np.random.Generator, criterion: str) -> Outcome:
+    def regression(self, rng: np.random.Generator, criterion: str) -> base.Outcome:
         """One unit without an activation, on random inputs."""
         network = networks.random_network(rng, [random_size(rng), 1], random_size(rng, 40), criterion=criterion)
         H_hat, fitted = network.features(0), networks.LINKS[criterion](network.output())[:, 0]
         S = self.regressions[criterion](fitted) / len(fitted)
         scale = product(H_hat.abs(), S.abs()).max().item()
-        return equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
+        return base.equal(product(H_hat, S).numpy(), network.unit_hessian(0, 0).numpy(), scale)
 
 
-def nonnegative(S: np.ndarray) -> Outcome:
+def nonnegative(S: np.ndarray) -> base.Outcome:
     """S ≥ 0, with the share that is not as the reason."""
     size = np.abs(S).max()
     if size == 0:
-        return not_applicable("the unit is dead: S = 0")
+        return base.not_applicable("the unit is dead: S = 0")
     least = S.min() / size
     if least >= 0:
-        return Outcome("holds")
-    if least > -GAP * ROUND_OFF:
-        return Outcome("unresolved", reason="the negative entries of S may be round-off")
+        return base.Outcome("holds")
+    if least > -base.GAP * ROUND_OFF:
+        return base.Outcome("unresolved", reason="the negative entries of S may be round-off")
     decile = min(9, int(10 * np.mean(S / size < -ROUND_OFF)))
-    return Outcome("violated", reason=f"{10 * decile} to {10 * decile + 10} % of S negative")
+    return base.Outcome("violated", reason=f"{10 * decile} to {10 * decile + 10} % of S negative")
 
 
-@register
-class BNPTheorem3(Statement):
+@base.register
+class BNPTheorem3(base.Statement):
     """The Hessian in BNP's coordinates has the normalized inputs in place of the inputs."""
 
     id = "bnp-theorem-3"
@@ -139,9 +128,9 @@ class BNPTheorem3(Statement):
         "B₀,₁ with constant statistics (third claim)",
     )
     claims = (
-        Claim("normalized inputs", "∇²_z L = ĜᵀSĜ", True),
-        Claim("congruence", "∇²_z L = Pᵀ ∇²_ŵ L P", True),
-        Claim("constant statistics", "∇² = ĜᵀSĜ for a unit behind B₀,₁, μ and σ constants", True),
+        base.Claim("normalized inputs", "∇²_z L = ĜᵀSĜ", True),
+        base.Claim("congruence", "∇²_z L = Pᵀ ∇²_ŵ L P", True),
+        base.Claim("constant statistics", "∇² = ĜᵀSĜ for a unit behind B₀,₁, μ and σ constants", True),
     )
     trials = 100
 
@@ -149,26 +138,26 @@ class BNPTheorem3(Statement):
         """Ĝ = [e, (H − eμᵀ)/σ] (N, n + 1)."""
         return torch.cat([torch.ones_like(H[:, :1]), (H - H.mean(0)) / H.std(0, correction=0)], 1)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
         own = order_one(rng, network)
         behind = self.behind_statistics(own, layer, unit)
         if (H.min(0).values == H.max(0).values).any():
-            return [*[not_applicable("a feature is constant")] * 2, behind]
+            return [*[base.not_applicable("a feature is constant")] * 2, behind]
         P = transformation(H.mean(0), H.std(0, correction=0))
         z = torch.linalg.solve_triangular(P, network.weights[layer][unit][:, None], upper=True)[:, 0]
         loss = network.unit_loss(layer, unit)
         in_z = torch.func.hessian(lambda z: loss(P @ z))(z).numpy()
         scale = product(H_hat.abs() @ P.abs(), S.abs()).max().item()
         return [
-            equal(product(self.normalized(H), S).numpy(), in_z, scale),
-            equal((P.T @ network.unit_hessian(layer, unit) @ P).numpy(), in_z, scale),
+            base.equal(product(self.normalized(H), S).numpy(), in_z, scale),
+            base.equal((P.T @ network.unit_hessian(layer, unit) @ P).numpy(), in_z, scale),
             behind,
         ]
 
-    def behind_statistics(self, network: networks.Network, layer: int, unit: int) -> Outcome:
+    def behind_statistics(self, network: networks.Network, layer: int, unit: int) -> base.Outcome:
         """The Hessian of a unit of the same network with B₀,₁ before each layer, μ and σ constants, against ĜᵀSĜ."""
 
         def loss(own: Tensor) -> Tensor:
@@ -176,17 +165,17 @@ class BNPTheorem3(Statement):
 
         _, statistics = normalized_loss(network, network.weights, through=False)
         if nearly_constant(statistics):
-            return not_applicable("a feature is nearly constant")
+            return base.not_applicable("a feature is nearly constant")
         # what is merged has the same pre-activations, and so the same S
         same = [merged(weight, *known) for weight, known in zip(network.weights, statistics, strict=True)]
         plain = replace(network, weights=tuple(same))
         H, S = plain.features(layer)[:, 1:], plain.curvature(layer, unit)
         if not S.any():
-            return not_applicable("the unit is dead: S = 0")
+            return base.not_applicable("the unit is dead: S = 0")
         found = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
         # what is centred is as exact as it was before
         size = max(float(((H.abs() + mu.abs()) / sigma).max()) for mu, sigma in statistics[layer:][:1])
-        return equal(product(self.normalized(H), S).numpy(), found, size**2 * float(S.abs().sum()))
+        return base.equal(product(self.normalized(H), S).numpy(), found, size**2 * float(S.abs().sum()))
 
 
 def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
@@ -196,8 +185,8 @@ def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
     return P
 
 
-@register
-class BNPProposition9(LayerStatement):
+@base.register
+class BNPProposition9(base.LayerStatement):
     """The Hessian of a channel of a convolution, with a curvature that couples the positions of a sample."""
 
     id = "bnp-proposition-9"
@@ -211,19 +200,19 @@ class BNPProposition9(LayerStatement):
     )
     hypotheses = ("the loss is twice differentiable at the point", "S has entries off the diagonal (second claim)")
     claims = (
-        Claim("block diagonal S", "∇²_ŵ L = ĤᵀSĤ with rs × rs blocks", True),
-        Claim("diagonal S", "∇²_ŵ L = Ĥᵀ diag(S) Ĥ", False, published=False),
+        base.Claim("block diagonal S", "∇²_ŵ L = ĤᵀSĤ with rs × rs blocks", True),
+        base.Claim("diagonal S", "∇²_ŵ L = Ĥᵀ diag(S) Ĥ", False, published=False),
     )
     trials = 100
     layers = ("Conv1d", "Conv2d", "Conv3d")
     by_unit = True
     inputs = False
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network."""
-        return [same_unit(seen), not_applicable("the diagonal of S is not kept apart")]
+        return [same_unit(seen), base.not_applicable("the diagonal of S is not kept apart")]
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         layer = networks.random_convolution(rng)
         layer = replace(layer, inputs=networks.bordered(layer.inputs, layer.kernel))
         channel = int(rng.integers(len(layer.weight)))
@@ -232,12 +221,12 @@ class BNPProposition9(LayerStatement):
         scale = blockwise(H_hat.abs(), S.abs()).max().item()
         diagonal = torch.diag_embed(S.diagonal(dim1=1, dim2=2))
         if torch.equal(S, diagonal):
-            wrong = not_applicable("S is diagonal")
+            wrong = base.not_applicable("S is diagonal")
         else:
-            wrong = equal(blockwise(H_hat, diagonal).numpy(), found, scale)
-        return [equal(blockwise(H_hat, S).numpy(), found, scale), wrong]
+            wrong = base.equal(blockwise(H_hat, diagonal).numpy(), found, scale)
+        return [base.equal(blockwise(H_hat, S).numpy(), found, scale), wrong]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """One image of two pixels, a 1×1 kernel, and ½ (vᵀa)², all integers: S = vvᵀ."""
         h, v = np.random.default_rng(seed).integers(1, 6, (2, 2)).tolist()
         rows = [[1, h[0]], [1, h[1]]]
@@ -245,14 +234,14 @@ class BNPProposition9(LayerStatement):
         right = [a * b for a in summed for b in summed]
         wrong = [sum(v[k] ** 2 * rows[k][i] * rows[k][j] for k in range(2)) for i in range(2) for j in range(2)]
         text = f"∇² = {right}, Ĥᵀ diag(S) Ĥ = {wrong} (row by row) for pixels h and the loss ½ (vᵀa)²: [h, v]"
-        yield Counterexample(self.claims[1].name, [h, v], text, float(discrepancy(wrong, right)))
+        yield base.Counterexample(self.claims[1].name, [h, v], text, float(base.discrepancy(wrong, right)))
 
 
 #: Number of products that compare two Hessians; errors of double backward: relative, and in units of round-off.
 VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
 
 
-def same_unit(seen: Observation) -> Outcome:
+def same_unit(seen: base.Observation) -> base.Outcome:
     """Whether the Hessian of a unit in training is what double backward gives, with features on one scale."""
     network, block = seen.network, seen.hessian
     assert network is not None
@@ -266,7 +255,7 @@ def same_unit(seen: Observation) -> Outcome:
     found = block.product(v / scales) / scales
     expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
     allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))
-    return equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
+    return base.equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
 
 
 def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:
@@ -339,8 +328,8 @@ def leaves(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach().clone().requires_grad_() for weight in weights]
 
 
-@register
-class BNPProposition7(Statement):
+@base.register
+class BNPProposition7(base.Statement):
     """A gradient step under batch normalization is a BNP step of the network with the normalization merged in."""
 
     id = "bnp-proposition-7"
@@ -358,10 +347,12 @@ class BNPProposition7(Statement):
         "for a convolution: the border is padded with μ",
     )
     claims = (
-        Claim("dense", "P (z − α ∇_z) = ŵ − α P Pᵀ ∇_ŵ in every layer", True),
-        Claim("gradient through μ, σ", "the same, with the gradient of batch normalization", False, published=False),
-        Claim("convolution, border of μ", "P (z − α ∇_z) = ŵ − α P Pᵀ ∇_ŵ", True),
-        Claim("convolution, border of 0", "the same, both networks padded with 0", False, published=False),
+        base.Claim("dense", "P (z − α ∇_z) = ŵ − α P Pᵀ ∇_ŵ in every layer", True),
+        base.Claim(
+            "gradient through μ, σ", "the same, with the gradient of batch normalization", False, published=False
+        ),
+        base.Claim("convolution, border of μ", "P (z − α ∇_z) = ŵ − α P Pᵀ ∇_ŵ", True),
+        base.Claim("convolution, border of 0", "the same, both networks padded with 0", False, published=False),
     )
     trials = 100
 
@@ -371,33 +362,33 @@ class BNPProposition7(Statement):
         new = (G_w - G_b * mu) / sigma**2
         return torch.cat([G_b - (new @ mu)[:, None], new], 1)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         hidden = rng.integers(2, 8, rng.integers(1, 4)).tolist()
         sizes = [random_size(rng), *hidden, int(rng.integers(2, 5))]
         network = networks.random_network(rng, sizes, int(rng.integers(10, 60)))
         dense = [self.dense(network, through=through) for through in (False, True)]
         return [*dense, *self.convolution(networks.random_convolution(rng))]
 
-    def dense(self, network: networks.Network, *, through: bool) -> Outcome:
+    def dense(self, network: networks.Network, *, through: bool) -> base.Outcome:
         """All layers of a network."""
         z = leaves(network.weights)
         loss, statistics = normalized_loss(network, z, through=through)
         if any((sigma == 0).any() for _, sigma in statistics):
-            return not_applicable("a feature is constant on the batch")
+            return base.not_applicable("a feature is constant on the batch")
         plain = leaves([merged(own.detach(), *known) for own, known in zip(z, statistics, strict=True)])
         changes = zip(gradients(loss, z), gradients(network.loss(plain), plain), statistics, strict=True)
         return worst([self.compare(*change) for change in changes])
 
-    def compare(self, in_z: Tensor, in_plain: Tensor, known: tuple[Tensor, Tensor]) -> Outcome:
+    def compare(self, in_z: Tensor, in_plain: Tensor, known: tuple[Tensor, Tensor]) -> base.Outcome:
         """P ∇_z against P Pᵀ ∇_ŵ: the changes of the merged weights, which are the same before the step."""
-        return equal(merged(in_z, *known).numpy(), self.step(in_plain, *known).numpy())
+        return base.equal(merged(in_z, *known).numpy(), self.step(in_plain, *known).numpy())
 
-    def convolution(self, layer: networks.ConvolutionLayer) -> list[Outcome]:
+    def convolution(self, layer: networks.ConvolutionLayer) -> list[base.Outcome]:
         """One convolution, whose images come without a border, with either border of the merged network."""
         images, kernel = layer.inputs, layer.kernel
         mu, sigma = images.mean((0, 2, 3)), images.std((0, 2, 3), correction=0)
         if (sigma == 0).any():
-            return [not_applicable("a channel is constant on the batch")] * 2
+            return [base.not_applicable("a channel is constant on the batch")] * 2
         by_channel = (slice(None), None, None)
         normalized = networks.bordered((images - mu[by_channel]) / sigma[by_channel], kernel)
         (z,) = leaves([layer.weight])
@@ -411,22 +402,22 @@ class BNPProposition7(Statement):
             )
             found.append(self.compare(in_z, in_plain, known))
         if kernel == 1:
-            found[1] = not_applicable("a 1×1 kernel has no border")
+            found[1] = base.not_applicable("a 1×1 kernel has no border")
         return found
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two samples −1 and 1 with ½ (v B(wx) − y)²; an image of two pixels and a 1×3 kernel."""
         rng = np.random.default_rng(seed)
         w, v, y = (int(i) for i in rng.integers(1, 6, 3))
         # B(wx) = x does not depend on w > 0, so its gradient is 0; with σ = w held fixed it is v Σ (v x − y) x / (2 w)
         held = Fraction(sum(v * (v * x - y) * x for x in (-1, 1)), 2 * w)
         text = f"∇_w = 0 through μ and σ, {held} without, for x = ∓1 and the loss ½ (v B(wx) − y)²: [w, v, y]"
-        yield Counterexample(self.claims[1].name, [[w, v, y]], text, float(1 + abs(held)))
+        yield base.Counterexample(self.claims[1].name, [[w, v, y]], text, float(1 + abs(held)))
         h = int(rng.integers(1, 6))
         # pixels h ∓ 1: μ = h, σ = 1. Left of the first pixel BN has 0, and a border of 0 is −h once it is centred
         right, wrong = [0, -1, 1], [-h, -1, 1]
         text = f"w moves by {right} with BN, by {wrong} in the merged network, for pixels h ∓ 1 and the loss a_1: [h]"
-        yield Counterexample(self.claims[3].name, [[h]], text, float(discrepancy(wrong, right)))
+        yield base.Counterexample(self.claims[3].name, [[h]], text, float(base.discrepancy(wrong, right)))
 
 
 def affine_merged(weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
@@ -435,8 +426,8 @@ def affine_merged(weight: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
     return torch.cat([weight[:, :1] + (W @ beta)[:, None], W * gamma], 1)
 
 
-@register
-class BNPMerging(Statement):
+@base.register
+class BNPMerging(base.Statement):
     """Scale and shift of batch normalization merge into the layer that follows."""
 
     id = "bnp-merging"
@@ -450,12 +441,12 @@ class BNPMerging(Statement):
     )
     hypotheses = ("no feature is constant on the batch",)
     claims = (
-        Claim("function", "B_β,γ before W, b = B₀,₁ before Ŵ, b̂, in every layer", True),
-        Claim("gradients", "those in W, b, γ, β are those in Ŵ, b̂ by the chain rule", True),
+        base.Claim("function", "B_β,γ before W, b = B₀,₁ before Ŵ, b̂, in every layer", True),
+        base.Claim("gradients", "those in W, b, γ, β are those in Ŵ, b̂ by the chain rule", True),
     )
     trials = 100
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A random network with γ and β before every layer."""
         sizes = [random_size(rng, 20), *rng.integers(2, 8, rng.integers(1, 3)).tolist(), int(rng.integers(2, 5))]
         network = order_one(rng, networks.random_network(rng, sizes, int(rng.integers(10, 60))))
@@ -468,7 +459,7 @@ class BNPMerging(Statement):
         merged_weights = leaves([affine_merged(*layer) for layer in zip(weights, gamma, beta, strict=True)])
         output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
         if nearly_constant(statistics):
-            return [not_applicable("a feature is nearly constant")] * 2
+            return [base.not_applicable("a feature is nearly constant")] * 2
         plain = normalized_output(network, merged_weights, through=True)[0]
         criterion = networks.CRITERIA[network.criterion]
         found, hat = (
@@ -481,9 +472,9 @@ class BNPMerging(Statement):
         ]
         by_layer = [part for kind in zip(*right, strict=True) for part in kind]
         return [
-            equal(output.detach().numpy(), plain.detach().numpy()),
+            base.equal(output.detach().numpy(), plain.detach().numpy()),
             # to the largest of all: where B comes next some gradients are sums that cancel
-            equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (found, by_layer))),
+            base.equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (found, by_layer))),
         ]
 
     def chain_rule(self, weight: Tensor, gamma: Tensor, beta: Tensor, G_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -492,7 +483,7 @@ class BNPMerging(Statement):
         return torch.cat([in_b, in_W * gamma + in_b * beta], 1), (W * in_W).sum(0), (W * in_b).sum(0)
 
 
-def worst(found: Sequence[Outcome]) -> Outcome:
+def worst(found: Sequence[base.Outcome]) -> base.Outcome:
     """The outcome that counts for several equalities claimed together."""
     order = ("violated", "unresolved", "holds", "not-applicable")
     return min(found, key=lambda outcome: (order.index(outcome.status), -outcome.used))

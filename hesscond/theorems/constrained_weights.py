@@ -17,19 +17,7 @@ from torch.func import functional_call, grad, jacrev
 from hesscond.hessians import HessianOperator, SphereTangentOperator
 from hesscond.methods.sphere import Constraint, Sphere, projected
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems import rates
-from hesscond.theorems.base import (
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    discrepancy,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base, rates
 from hesscond.theorems.matrices import random_matrix, random_size
 from hesscond.theorems.networks import hessian_kappa, random_network
 
@@ -51,8 +39,8 @@ def decayed(w: np.ndarray, gradient: np.ndarray, alpha: float, radius: float) ->
     return (1 - beta) * w - share * alpha * centred
 
 
-@register
-class ProjectedStep(Statement):
+@base.register
+class ProjectedStep(base.Statement):
     """The projected gradient step is the feasible point next to the plain one."""
 
     id = "cwo-projection"
@@ -68,14 +56,14 @@ class ProjectedStep(Statement):
     )
     hypotheses = ("1ᵀw = 0 at the start", "w − α Pg ≠ 0", "c ≠ 1 (second claim)")
     claims = (
-        Claim("nearest", "w⁺ solves (9)", True),
-        Claim("decay", "w⁺ = (1 − β) w − α' Pg, β = 1 − √c/‖w̃‖, α' = √c α/‖w̃‖", True),
-        Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False),
-        Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9), as printed", False),
+        base.Claim("nearest", "w⁺ solves (9)", True),
+        base.Claim("decay", "w⁺ = (1 − β) w − α' Pg, β = 1 − √c/‖w̃‖, α' = √c α/‖w̃‖", True),
+        base.Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False),
+        base.Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9), as printed", False),
     )
     elsewhere = "speaks of a step from any weights, whatever the network"
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A random feasible point and gradient."""
         n, c, alpha = 1 + random_size(rng), float(10.0 ** rng.uniform(-1, 1)), float(10.0 ** rng.uniform(-2, 1))
         anywhere = rng.standard_normal(n)
@@ -84,18 +72,18 @@ class ProjectedStep(Statement):
         found = projected_step(w, gradient, alpha, c)
         return [
             nearest(rng, found, w - alpha * gradient, c),
-            *(equal(decayed(w, gradient, alpha, radius), found) for radius in (c**0.5, 1.0)),
+            *(base.equal(decayed(w, gradient, alpha, radius), found) for radius in (c**0.5, 1.0)),
             nearest(rng, found / c**0.5, w - alpha * gradient, c),
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two weights, all integers: the feasible set is two points."""
         size, alpha = (int(i) for i in np.random.default_rng(seed).integers(2, 7, 2))
         # c = 2 size², and the gradient leads outwards: w⁺ = w
         w, gradient = [size, -size], [-1, 1]
         text = f"‖w⁺‖² = 1, not c = {2 * size**2}, for α = {alpha}: [w, g]"
         for name in ("decay without √c", "without √c"):
-            yield Counterexample(name, [w, gradient], text, float(discrepancy([1], [2 * size**2])))
+            yield base.Counterexample(name, [w, gradient], text, float(base.discrepancy([1], [2 * size**2])))
 
 
 def feasible(w: np.ndarray, c: float) -> np.ndarray:
@@ -104,24 +92,24 @@ def feasible(w: np.ndarray, c: float) -> np.ndarray:
     return c**0.5 * w / np.linalg.norm(w)
 
 
-def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: float) -> Outcome:
+def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: float) -> base.Outcome:
     """Whether ``found`` is the nearest feasible point: ‖w‖² = c, 1ᵀw = 0, target = μ1 + ν w with ν ≥ 0.
 
     These suffice: for feasible w, ‖target − w‖² = ‖target‖² + c − 2 targetᵀw, and targetᵀw = ν foundᵀw ≤ ν c.
     """
     centred = target - target.mean()
     if np.linalg.norm(centred) <= 1e-8 * np.abs(target).max():
-        return not_applicable("the step goes to zero, from where all feasible points are as near")
+        return base.not_applicable("the step goes to zero, from where all feasible points are as near")
     nu = centred @ found / c
     left = np.array([found @ found / c, found.sum() / c**0.5, *(nu * found / np.linalg.norm(centred))])
     right = np.array([1.0, 0.0, *(centred / np.linalg.norm(centred))])
-    outcome = equal(left, right, float(np.abs(target).max() / np.linalg.norm(centred)) * len(target) ** 0.5 + 1.0)
+    outcome = base.equal(left, right, float(np.abs(target).max() / np.linalg.norm(centred)) * len(target) ** 0.5 + 1.0)
     if outcome.status != "holds":
         return outcome
     rivals = [feasible(rng.standard_normal(len(found)), c) for _ in range(RIVALS)]
     nearer = min(float(np.linalg.norm(target - rival)) for rival in rivals) < np.linalg.norm(target - found)
     if nu < 0 or nearer:
-        return Outcome("violated", 2.0, "another feasible point is nearer")
+        return base.Outcome("violated", 2.0, "another feasible point is nearer")
     return outcome
 
 
@@ -170,8 +158,8 @@ def permuted(w: np.ndarray, *, signs: bool) -> Law:
     return Law(values, np.full(len(values), 1 / len(values)))
 
 
-@register
-class KeptVariance(Statement):
+@base.register
+class KeptVariance(base.Statement):
     """Weights of squared norm 2 keep the variance of the pre-activations from layer to layer."""
 
     id = "cwo-variance"
@@ -192,11 +180,11 @@ class KeptVariance(Statement):
         "biases are zero, the activation is ReLU",
     )
     claims = (
-        Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),
-        Claim("several layers", "Var(y_3) = Var(y_2) = Var(y_1) for Var(w) = 2/n, the law of w symmetric", True),
-        Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
-        Claim("centred, on the sphere", "the same with 1ᵀw = 0", False, published=False),
-        Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
+        base.Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),
+        base.Claim("several layers", "Var(y_3) = Var(y_2) = Var(y_1) for Var(w) = 2/n, the law of w symmetric", True),
+        base.Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
+        base.Claim("centred, on the sphere", "the same with 1ᵀw = 0", False, published=False),
+        base.Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
     )
     trials = 60
     elsewhere = "speaks of random weights, of which a network in training is one draw"
@@ -205,12 +193,12 @@ class KeptVariance(Statement):
         """(n/2) Var(w) Var(y_{l−1})."""
         return n / 2 * variance * before.variance()
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Laws of two to four inputs, and three layers two units wide."""
         n, weight = int(rng.integers(2, 4)), symmetric_law(rng, 2)
         y = symmetric_law(rng, 2).independent(n)
         found = y.rectified().through(weight.independent(n), 1).variance()
-        one = equal(np.array(found), np.array(self.kept(y, n, weight.variance())))
+        one = base.equal(np.array(found), np.array(self.kept(y, n, weight.variance())))
         n = int(rng.integers(3, 5))
         y, w = symmetric_law(rng, 1).independent(n), rng.standard_normal(n)
         free, centred = permuted(2**0.5 * w / np.linalg.norm(w), signs=True), permuted(feasible(w, 2.0), signs=False)
@@ -219,31 +207,31 @@ class KeptVariance(Statement):
         return [
             one,
             self.layers(rng, symmetric_law(rng, 1)),
-            equal(np.array(on_sphere), allowed),
-            equal(np.array(on_both), allowed),
-            equal(np.array(on_both), np.array(2 * y.rectified().variance())),
+            base.equal(np.array(on_sphere), allowed),
+            base.equal(np.array(on_both), allowed),
+            base.equal(np.array(on_both), np.array(2 * y.rectified().variance())),
         ]
 
-    def layers(self, rng: np.random.Generator, law: Law) -> Outcome:
+    def layers(self, rng: np.random.Generator, law: Law) -> base.Outcome:
         """The second and third layer of a network of two units against the layer before."""
         x, weights = rng.standard_normal((1, 2)), law.independent(4)
         first = Law(x, np.ones(1)).through(weights, 2)
         second = first.rectified().through(weights, 2)
         third = second.rectified().through(weights, 2)
         allowed = [self.kept(before, 2, law.variance()) for before in (first, second)]
-        return equal(np.array([second.variance(), third.variance()]), np.array(allowed))
+        return base.equal(np.array([second.variance(), third.variance()]), np.array(allowed))
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """For w = ±(1, −1) and y = (±a, ±a), all signs."""
         a = min(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 8), 2, replace=False))
         pairs = [(s * a, t * a) for s in (1, -1) for t in (1, -1)]
         after = Fraction(sum((max(s, 0) - max(t, 0)) ** 2 for s, t in pairs), len(pairs))
         text = f"Var(y_l) = {after}, Var(y_(l−1)) = {a * a} for w = ±(1, −1): values of y_(l−1)"
-        yield Counterexample("centred, on the sphere", [list(pair) for pair in pairs], text, float(a * a / after))
+        yield base.Counterexample("centred, on the sphere", [list(pair) for pair in pairs], text, float(a * a / after))
 
 
-@register
-class IgnoredMean(LayerStatement):
+@base.register
+class IgnoredMean(base.LayerStatement):
     """A unit whose weights sum to zero does not see the mean of its inputs."""
 
     id = "cwo-mean"
@@ -255,7 +243,7 @@ class IgnoredMean(LayerStatement):
         "input over the batch: wᵀ(x − μ) = wᵀx needs wᵀμ = 0, as where all inputs have one mean."
     )
     hypotheses = ("1ᵀw = 0",)
-    claims = (Claim("inputs of a sample", "wᵀ(x − x̄1) = wᵀx, x̄ the mean of x", True),)
+    claims = (base.Claim("inputs of a sample", "wᵀ(x − x̄1) = wᵀx, x̄ the mean of x", True),)
     trials = 100
     inputs = False
 
@@ -263,25 +251,25 @@ class IgnoredMean(LayerStatement):
         """Rows of weights that sum to zero."""
         return w - w.mean(1, keepdims=True)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A layer of centred units, and a batch of inputs with means."""
         n = 1 + random_size(rng)
         x = random_matrix(rng, random_size(rng), n) + 10.0 ** rng.uniform(-1, 1) * rng.standard_normal(n)
         return [self.check(self.centre(random_matrix(rng, random_size(rng, 20), n)), x)]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The weights of a layer, and the mean of its inputs for x."""
         W = seen.weight
         assert seen.means is not None
         if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
-            return [not_applicable("1ᵀw ≠ 0: the layer is not constrained")]
+            return [base.not_applicable("1ᵀw ≠ 0: the layer is not constrained")]
         # what training has rounded is no part of the claim
         return [self.check(self.centre(W), seen.means[None])]
 
-    def check(self, W: np.ndarray, x: np.ndarray) -> Outcome:
+    def check(self, W: np.ndarray, x: np.ndarray) -> base.Outcome:
         """The claim for units W (m, n) and inputs x (N, n)."""
         mean = x.mean(1, keepdims=True)
-        return equal(W @ (x - mean).T, W @ x.T, float((np.abs(W) @ (np.abs(x) + np.abs(mean)).T).max()))
+        return base.equal(W @ (x - mean).T, W @ x.T, float((np.abs(W) @ (np.abs(x) + np.abs(mean)).T).max()))
 
 
 #: Sums of weights of up to this share of the sum of their sizes are round-off of single precision.
@@ -294,8 +282,8 @@ def standardized(w: Tensor) -> Tensor:
     return centred / centred.square().mean(1, keepdim=True).sqrt()
 
 
-@register
-class StandardizedGradient(Statement):
+@base.register
+class StandardizedGradient(base.Statement):
     """The gradient through standardized weights is that of what is standardized, over their standard deviation."""
 
     id = "cwo-standardized-gradient"
@@ -308,9 +296,9 @@ class StandardizedGradient(Statement):
     )
     hypotheses = ("σ_w > 0, and nothing is added to it", "L is differentiable at ŵ")
     claims = (
-        Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
-        Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
-        Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False),
+        base.Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
+        base.Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
+        base.Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False),
     )
     trials = 100
     elsewhere = "speaks of any weights and gradients, whatever the network"
@@ -320,7 +308,7 @@ class StandardizedGradient(Statement):
         inner = g - (along * g).sum(1, keepdim=True) * along / w.shape[1]
         return (inner - inner.mean(1, keepdim=True)) / w.std(1, correction=0, keepdim=True)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """The first layer of a small network of random weights."""
         sizes = [int(rng.integers(3, 40)), int(rng.integers(2, 6)), int(rng.integers(2, 5))]
         network = random_network(rng, sizes, int(rng.integers(5, 40)), activation=str(rng.choice(("tanh", "sigmoid"))))
@@ -336,12 +324,12 @@ class StandardizedGradient(Statement):
         w_hat, found = standardized(w), grad(through)(w)
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
-            return [not_applicable("the gradient is zero")] * len(self.claims)
+            return [base.not_applicable("the gradient is zero")] * len(self.claims)
         terms = (self.terms(w, g) / w.std(1, correction=0)).max().item()
         return [
-            equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
-            equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
-            equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
+            base.equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
+            base.equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
+            base.equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
         ]
 
     def terms(self, w: Tensor, g: Tensor) -> Tensor:
@@ -349,7 +337,7 @@ class StandardizedGradient(Statement):
         lost = w.abs().amax(1) / w.std(1, correction=0)
         return g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + lost)
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """L = gᵀŵ for w = (s, −s, s, −s): ŵ = (1, −1, 1, −1) and σ_w = s, all integers."""
         rng = np.random.default_rng(seed)
         s, g = int(rng.integers(2, 6)), [int(i) for i in rng.integers(1, 9, 4)]
@@ -358,7 +346,7 @@ class StandardizedGradient(Statement):
         right, wrong = (pulled_back([factor * sign for sign in signs], g, s) for factor in (1, s))
         text = f"∇_w = ({', '.join(map(str, right))}), with the hats exchanged ({', '.join(map(str, wrong))}): [w, g]"
         w = [s * sign for sign in signs]
-        yield Counterexample("hats exchanged", [w, g], text, float(discrepancy(wrong, right)))
+        yield base.Counterexample("hats exchanged", [w, g], text, float(base.discrepancy(wrong, right)))
 
 
 def pulled_back(along: list[int], g: list[int], sigma: int) -> list[Fraction]:
@@ -490,8 +478,8 @@ class Linearization:
         return float(brentq(excess, 0.0, longest, xtol=1e-14 * longest, rtol=1e-14)) if excess(longest) > 0 else None
 
 
-@register
-class ProjectedRate(Statement):
+@base.register
+class ProjectedRate(base.Statement):
     """Projected gradient descent converges at the rate of the Riemannian Hessian on the tangent spaces."""
 
     id = "cwo-rate"
@@ -512,12 +500,12 @@ class ProjectedRate(Statement):
         "one unit, all parameters constrained (claim: one unit), or otherwise (claim: several units)",
     )
     claims = (
-        Claim("Jacobian", "it is I − α (1 − αλ_i)⁻¹ Hess_R", True),
-        Claim("bound", "rate ≤ (κ − 1)/(κ + 1), κ of (1 − αλ_i)⁻¹ Hess_R", True),
-        Claim("attained", "rate = (κ − 1)/(κ + 1) from the bottom eigenvector", True),
-        Claim("one unit", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", True),
-        Claim("several units", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", False, published=False),
-        Claim("ambient", "rate = (κ − 1)/(κ + 1), κ = κ(∇²L)", False, published=False),
+        base.Claim("Jacobian", "it is I − α (1 − αλ_i)⁻¹ Hess_R", True),
+        base.Claim("bound", "rate ≤ (κ − 1)/(κ + 1), κ of (1 − αλ_i)⁻¹ Hess_R", True),
+        base.Claim("attained", "rate = (κ − 1)/(κ + 1) from the bottom eigenvector", True),
+        base.Claim("one unit", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", True),
+        base.Claim("several units", "rate = (κ − 1)/(κ + 1), κ = κ(Hess_R)", False, published=False),
+        base.Claim("ambient", "rate = (κ − 1)/(κ + 1), κ = κ(∇²L)", False, published=False),
     )
     trials = 30
     elsewhere = "speaks of a minimum, and of the steps to it"
@@ -526,12 +514,12 @@ class ProjectedRate(Statement):
         """Hess_R (d, d), zero on the normals."""
         return found.to_dense()
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A small network at a minimum on spheres."""
         problem = random_problem(rng)
         minimum = problem.minimum()
         if minimum is None:
-            return [not_applicable("no minimum was found")] * len(self.claims)
+            return [base.not_applicable("no minimum was found")] * len(self.claims)
         at = problem.tangent(minimum.point)
         ambient, Hess = at.operator.to_dense(), self.riemannian(at)
         Hess = (Hess + Hess.T) / 2
@@ -541,11 +529,11 @@ class ProjectedRate(Statement):
         linear = Linearization(basis, Hess, at.curvature[:, 0])
         alpha = linear.best_step()
         if alpha is None:
-            return [not_applicable("no step size is the best one")] * len(self.claims)
+            return [base.not_applicable("no step size is the best one")] * len(self.claims)
         values, vectors = torch.linalg.eigh(linear.symmetric(alpha))
         kappa = hessian_kappa(linear.symmetric(alpha))
         if kappa.nullity or kappa.negative:
-            return [not_applicable("the Riemannian Hessian is not positive definite")] * len(self.claims)
+            return [base.not_applicable("the Riemannian Hessian is not positive definite")] * len(self.claims)
 
         def step(point: Tensor) -> Tensor:
             return problem.retract(point - alpha * rates.gradient(problem.value, point))
@@ -563,20 +551,20 @@ class ProjectedRate(Statement):
             self.jacobian(problem, point, alpha, linear, tangent),
             rates.bounded(rates.measured(iteration, random, radius), kappa),
             rates.attained(slow, kappa),
-            alone if one else not_applicable("λ_i differ"),
-            alone if not one else not_applicable("all λ_i are equal"),
+            alone if one else base.not_applicable("λ_i differ"),
+            alone if not one else base.not_applicable("all λ_i are equal"),
             with_inertia(rates.attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
         ]
 
     def jacobian(
         self, problem: ConstrainedLoss, point: Tensor, alpha: float, linear: Linearization, tangent: Tensor
-    ) -> Outcome:
+    ) -> base.Outcome:
         """Compare the Jacobian of a step, by automatic differentiation, with the formula, on the tangent space."""
         found = jacrev(lambda x: problem.retract(x - alpha * grad(problem.value)(x)))(point)
         expected = tangent - alpha * linear.root(alpha)[:, None] ** 2 * linear.Hess
-        return equal((found @ tangent).detach().numpy(), expected.numpy(), allowed=JACOBIAN)
+        return base.equal((found @ tangent).detach().numpy(), expected.numpy(), allowed=JACOBIAN)
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """½ wᵀAw + βᵀw with diagonal A on unit spheres, at coordinate vectors: J_ii = (1 − αa_i)/(1 − αλ)."""
         rng = np.random.default_rng(seed)
         first, last, along, depth = (int(i) for i in rng.integers(1, 7, 4))
@@ -594,15 +582,17 @@ class ProjectedRate(Statement):
         text = "w = e_2 of two unit circles: tangential diagonal of A, β = (0, ·) of each"
         yield self.exact("several units", [a, multipliers], rate, curvatures, text)
 
-    def exact(self, name: str, matrix: list[list[int]], rate: Fraction, values: list[int], text: str) -> Counterexample:
+    def exact(
+        self, name: str, matrix: list[list[int]], rate: Fraction, values: list[int], text: str
+    ) -> base.Counterexample:
         """Counterexample from the rate at the best step and the eigenvalues whose κ does not give that rate."""
         sizes = sorted(abs(value) for value in values)
         right, wrong = (1 + rate) / (1 - rate), Fraction(sizes[-1], sizes[0])
         text = f"the rate is {rate} = (κ − 1)/(κ + 1) with κ = {right}, not {wrong}; {text}"
-        return Counterexample(name, matrix, text, float(max(right / wrong, wrong / right)))
+        return base.Counterexample(name, matrix, text, float(max(right / wrong, wrong / right)))
 
 
-def with_inertia(outcome: Outcome, kappa: ConditionNumber) -> Outcome:
+def with_inertia(outcome: base.Outcome, kappa: ConditionNumber) -> base.Outcome:
     """Copy of an outcome whose reason also gives the signs of a Hessian's eigenvalues."""
     signs = "indefinite" if 0 < kappa.negative < kappa.rank else "semidefinite"
     return replace(outcome, reason=f"{outcome.reason or outcome.status}: ∇²L {signs}")

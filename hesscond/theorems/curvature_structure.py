@@ -11,19 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import hessian
 
-from hesscond.theorems.base import (
-    ALLOWED,
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    decided,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base
 from hesscond.theorems.matrices import kappa, random_orthogonal, random_size
 from hesscond.theorems.networks import ROUND_OFF, cross_entropy
 from hesscond.theorems.weight_conditioning import sees_common_change, too_large
@@ -34,8 +22,8 @@ DRAWS, ERRORS = 2000, 7.0
 SLACK = 1 + 1e-9
 
 
-@register
-class AdamDiagonal(Statement):
+@base.register
+class AdamDiagonal(base.Statement):
     """Adam's preconditioner on a quadratic function: min(d, κ) if its Hessian is diagonal, no help if it is dense."""
 
     id = "adam-diagonal"
@@ -53,9 +41,9 @@ class AdamDiagonal(Statement):
     )
     hypotheses = ("H is diagonal (first two claims)", "x is Gaussian and isotropic (second claim)")
     claims = (
-        Claim("start", "κ(M^½HM^½) = max|x_i|/min|x_i|, M = diag(1/|g_i|)", True, published=False),
-        Claim("min(d, κ)", "min over ε of κ(M^½HM^½) ≤ min(b, κ(H)) with probability 1 − δ", True),
-        Claim("dense", "κ(M^½HM^½) ≥ κ(H) for all diagonal M if |y_i| = |z_i|", True),
+        base.Claim("start", "κ(M^½HM^½) = max|x_i|/min|x_i|, M = diag(1/|g_i|)", True, published=False),
+        base.Claim("min(d, κ)", "min over ε of κ(M^½HM^½) ≤ min(b, κ(H)) with probability 1 − δ", True),
+        base.Claim("dense", "κ(M^½HM^½) ≥ κ(H) for all diagonal M if |y_i| = |z_i|", True),
     )
     trials = 100
     elsewhere = "speaks of quadratic functions"
@@ -64,15 +52,15 @@ class AdamDiagonal(Statement):
         """The diagonal of M."""
         return 1 / np.abs(g)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A diagonal Hessian of up to eight decades, and a dense one."""
         d, decades = random_size(rng, 60), rng.choice([0.2, 4.0])
         h, x = 10.0 ** rng.uniform(-decades, decades, d), rng.standard_normal(d)
         values = h * self.preconditioner(h * x)
-        found = equal(values.max() / values.min(), np.abs(x).max() / np.abs(x).min())
+        found = base.equal(values.max() / values.min(), np.abs(x).max() / np.abs(x).min())
         return [found, self.from_gaussian(rng, h), self.dense(rng)]
 
-    def from_gaussian(self, rng: np.random.Generator, h: np.ndarray) -> Outcome:
+    def from_gaussian(self, rng: np.random.Generator, h: np.ndarray) -> base.Outcome:
         """The share of starts for which the better of ε = 0 and ε → ∞ is above the bound, over δ."""
         d, delta = len(h), float(rng.uniform(0.02, 0.5))
         bound = 2 * d / delta * (2 / np.pi) ** 0.5 * (2 * np.log(2 * d / delta)) ** 0.5
@@ -80,9 +68,9 @@ class AdamDiagonal(Statement):
         scaled = h * self.preconditioner(h * rng.standard_normal((DRAWS, d)))
         found = np.minimum(scaled.max(1) / scaled.min(1), h.max() / h.min())
         share = float((found > allowed).mean())
-        return decided(share, share, delta + ERRORS * (delta / DRAWS) ** 0.5)
+        return base.decided(share, share, delta + ERRORS * (delta / DRAWS) ** 0.5)
 
-    def dense(self, rng: np.random.Generator) -> Outcome:
+    def dense(self, rng: np.random.Generator) -> base.Outcome:
         """Signs for y and z, all other eigenvalues between theirs, and the gradient of a random point."""
         d, most = 2 * int(rng.integers(1, 15)), 10.0 ** rng.uniform(0.1, 4)
         y = rng.choice([-1.0, 1.0], d)
@@ -92,11 +80,11 @@ class AdamDiagonal(Statement):
         F = values[:, None] ** 0.5 * V.T
         M = self.preconditioner(F.T @ (F @ rng.standard_normal(d)))
         found = kappa(F) / kappa(F * M**0.5)
-        return decided(found[0] ** 2, found[1] ** 2, SLACK)
+        return base.decided(found[0] ** 2, found[1] ** 2, SLACK)
 
 
-@register
-class AdamBlocks(Statement):
+@base.register
+class AdamBlocks(base.Statement):
     """Adam's first gradient as a preconditioner on a block diagonal quadratic, against gradient descent."""
 
     id = "adam-blocks"
@@ -116,8 +104,8 @@ class AdamBlocks(Statement):
     )
     hypotheses = ("H is positive definite", "no entry of the first gradient is zero")
     claims = (
-        Claim("Adam", "ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*)", True),
-        Claim("gradient descent", "ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*), some H and start, every η", True),
+        base.Claim("Adam", "ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*)", True),
+        base.Claim("gradient descent", "ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*), some H and start, every η", True),
     )
     trials = 100
     elsewhere = "speaks of quadratic functions"
@@ -126,7 +114,7 @@ class AdamBlocks(Statement):
         """The constant r from c_l and C_l."""
         return max(most) / min(least)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Two to five blocks of very different scales."""
         factors = []
         for size in rng.integers(1, 6, int(rng.integers(2, 6))):
@@ -148,7 +136,7 @@ class AdamBlocks(Statement):
         allowed = 1 - 1 / (self.constant(least, most) * worst)
         return [self.descent(F, D, np.concatenate(theta), min(least), allowed), self.gradient_descent(rng)]
 
-    def descent(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, eta: float, allowed: float) -> Outcome:
+    def descent(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, eta: float, allowed: float) -> base.Outcome:
         """The largest ratio of ‖Fθ‖² in some steps."""
         losses = []
         for _ in range(20):
@@ -157,10 +145,10 @@ class AdamBlocks(Statement):
         ratios = [after / before for before, after in pairwise(losses)]
         # a gradient is off by round-off of the largest block, which losses that small do not show
         if min(losses) < 1e-14 * losses[0]:
-            return Outcome("unresolved", reason="round-off is reached")
-        return decided(max(ratios), max(ratios), allowed * SLACK)
+            return base.Outcome("unresolved", reason="round-off is reached")
+        return base.decided(max(ratios), max(ratios), allowed * SLACK)
 
-    def gradient_descent(self, rng: np.random.Generator) -> Outcome:
+    def gradient_descent(self, rng: np.random.Generator) -> base.Outcome:
         """λ_max and λ_min, any step size, some steps."""
         most, steps = 10.0 ** rng.uniform(0, 6), int(rng.integers(1, 30))
         values, shares = np.array([most, 1.0]), np.array([1.0, most]) / (1 + most)
@@ -169,12 +157,12 @@ class AdamBlocks(Statement):
         losses = [float(shares @ factors**k) for k in (steps - 1, steps)]
         bound = (1 - 2 / (most + 1)) ** 2
         if losses[0] == 0 or losses[1] < np.finfo(float).tiny:
-            return not_applicable("the loss is zero")
-        return decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
+            return base.not_applicable("the loss is zero")
+        return base.decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
 
 
-@register
-class SoftmaxRowBlocks(LayerStatement):
+@base.register
+class SoftmaxRowBlocks(base.LayerStatement):
     """The row blocks of a softmax layer's Hessian: those off the diagonal add up to the one on it."""
 
     id = "softmax-row-blocks"
@@ -192,9 +180,9 @@ class SoftmaxRowBlocks(LayerStatement):
     )
     hypotheses = ("cross-entropy of the softmax of the layer's outputs",)
     claims = (
-        Claim("(3.6)", "H_ii = E[p_i(1 − p_i) ĥĥᵀ]", True),
-        Claim("sum", "Σ_(j≠i) H_ij = −H_ii", True, published=False),
-        Claim("any weights", "‖H_ij‖ ≤ 2‖H_ii‖/C, j ≠ i", False, published=False),
+        base.Claim("(3.6)", "H_ii = E[p_i(1 − p_i) ĥĥᵀ]", True),
+        base.Claim("sum", "Σ_(j≠i) H_ij = −H_ii", True, published=False),
+        base.Claim("any weights", "‖H_ij‖ ≤ 2‖H_ii‖/C, j ≠ i", False, published=False),
     )
     trials = 100
     inputs = False
@@ -203,7 +191,7 @@ class SoftmaxRowBlocks(LayerStatement):
         """p_i(1 − p_i)."""
         return p * (1 - p)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Up to ten classes, logits of any size."""
         C, n, N = (int(size) for size in rng.integers(2, [11, 6, 20]))
         h = torch.from_numpy(np.hstack([np.ones((N, 1)), rng.standard_normal((N, n - 1))]))
@@ -212,19 +200,19 @@ class SoftmaxRowBlocks(LayerStatement):
         H = hessian(lambda flat: cross_entropy(h @ flat.view_as(W).T, target).mean())(W.flatten())
         blocks = H.reshape(C, n, C, n).permute(0, 2, 1, 3).numpy()
         expected = torch.einsum("kc,ka,kb->cab", self.on_diagonal(torch.softmax(h @ W.T, -1)), h, h) / N
-        found = equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
+        found = base.equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
         return [found, *self.check(blocks, ROUND_OFF)]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """All blocks of the layer's Hessian, by products."""
         network = seen.network
         assert network is not None
         if network.weight is None:
-            return [not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
+            return [base.not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         H = network.reweighted(network.weight)
         if sees_common_change(H, seen.weight.shape):
             reason = "no softmax of the layer's outputs: a change of all rows alike is seen"
-            return [not_applicable(reason)] * len(self.claims)
+            return [base.not_applicable(reason)] * len(self.claims)
         if (undecided := too_large(H, seen.samples)) is not None:
             return [undecided] * len(self.claims)
         C, n = seen.weight.shape
@@ -233,31 +221,31 @@ class SoftmaxRowBlocks(LayerStatement):
             rows = np.hstack([rows, C * n + np.arange(C)[:, None]])
         dense = H.to_dense().cpu().numpy()
         blocks = dense[rows[:, None, :, None], rows[None, :, None, :]]
-        nothing = not_applicable("the probabilities are not looked at in training")
+        nothing = base.not_applicable("the probabilities are not looked at in training")
         return [nothing, *self.check(blocks, max(ROUND_OFF, H.rounding))]
 
-    def check(self, blocks: np.ndarray, rounding: float) -> list[Outcome]:
+    def check(self, blocks: np.ndarray, rounding: float) -> list[base.Outcome]:
         """Outcomes of the claims about blocks (C, C, n, n) with entries off by ``rounding`` of the largest block."""
         C = len(blocks)
         norms = np.linalg.norm(blocks, axis=(2, 3))
         own, error = np.diagonal(norms), rounding * float(norms.max()) * C
         kept = own > 1e4 * error
         if not kept.any():
-            return [not_applicable("the curvature is round-off")] * 2
+            return [base.not_applicable("the curvature is round-off")] * 2
         rest = np.stack([blocks[i, np.arange(C) != i].sum(0) for i in range(C)])
         diagonal = np.stack([blocks[i, i] for i in range(C)])
         share = np.where(np.eye(C, dtype=bool), 0, norms)[kept].max(1) / own[kept] * C / 2
         slack = 4 * error / own[kept]
         return [
-            equal(rest, -diagonal, allowed=max(ALLOWED, rounding * C)),
-            decided(float((share * (1 - slack)).max()), float((share * (1 + slack)).max())),
+            base.equal(rest, -diagonal, allowed=max(base.ALLOWED, rounding * C)),
+            base.decided(float((share * (1 - slack)).max()), float((share * (1 + slack)).max())),
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """One sample, one input: two classes that are t times as likely as each of the others."""
         rng = np.random.default_rng(seed)
         C, t = int(rng.integers(6, 12)), int(rng.integers(10, 50))
         p = Fraction(t, 2 * t + C - 2)
         ratio = p / (1 - p)
         text = f"|H_12|/|H_11| = {ratio} > 2/{C} for one input: p in proportion"
-        yield Counterexample("any weights", [[t, t] + [1] * (C - 2)], text, float(ratio * C / 2))
+        yield base.Counterexample("any weights", [[t, t] + [1] * (C - 2)], text, float(ratio * C / 2))

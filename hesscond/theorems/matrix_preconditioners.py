@@ -11,18 +11,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev, vmap
 
 from hesscond.spectra import ConditionNumber, condition_number
-from hesscond.theorems.base import (
-    ALLOWED,
-    Claim,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    decided,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base
 from hesscond.theorems.networks import CRITERIA, LINEAR, Network, random_network
 
 #: Eigenvalues of a Gram matrix below this share of the largest are zeros.
@@ -91,16 +80,16 @@ def rearranged(H: np.ndarray, m: int, n: int) -> np.ndarray:
     return H.reshape(m, n, m, n).transpose(0, 2, 1, 3).reshape(m * m, n * n)
 
 
-def farther(own: float, other: float, size: float) -> Outcome:
+def farther(own: float, other: float, size: float) -> base.Outcome:
     """Whether one distance is at most another; round-off is relative to the size of what lies apart."""
     error = ROUNDED * size
     if other <= 1e3 * error:
-        return not_applicable("both sides are exact")
-    return decided((own - error) / (other + error), (own + error) / (other - error))
+        return base.not_applicable("both sides are exact")
+    return base.decided((own - error) / (other + error), (own + error) / (other - error))
 
 
-@register
-class ShampooPowerStep(Statement):
+@base.register
+class ShampooPowerStep(base.Statement):
     """The square of Shampoo's approximation is one power step towards the nearest Kronecker product."""
 
     id = "shampoo-power-step"
@@ -115,21 +104,21 @@ class ShampooPowerStep(Statement):
         "for networks, with no bound: that is not checked."
     )
     hypotheses = ("L and R are over the gradients that H is over",)
-    claims = (Claim("power step", "L = ℛ(H) vec I, R = ℛ(H)ᵀ vec I", True),)
+    claims = (base.Claim("power step", "L = ℛ(H) vec I, R = ℛ(H)ᵀ vec I", True),)
     trials = 200
     elsewhere = "speaks of gradients of single batches"
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         G = random_gradients(rng)
         H, (L, R) = covariance(G), kronecker_factors(G)
         m, n = G.shape[1:]
         M = rearranged(H, m, n)
         step = np.concatenate([M @ np.eye(n).ravel(), M.T @ np.eye(m).ravel()])
-        return [equal(np.concatenate([L.ravel(), R.ravel()]), step)]
+        return [base.equal(np.concatenate([L.ravel(), R.ravel()]), step)]
 
 
-@register
-class SoapAdafactor(Statement):
+@base.register
+class SoapAdafactor(base.Statement):
     """Shampoo with the power ½ is Adafactor in the eigenbasis of its factors."""
 
     id = "soap-adafactor"
@@ -143,7 +132,7 @@ class SoapAdafactor(Statement):
         "step."
     )
     hypotheses = ("L and R are positive definite", "ε = 0")
-    claims = (Claim("Claim 1", "L^−½ G R^−½ √tr L = Q_L (G'/√V̂) Q_Rᵀ", True),)
+    claims = (base.Claim("Claim 1", "L^−½ G R^−½ √tr L = Q_L (G'/√V̂) Q_Rᵀ", True),)
     trials = 200
     elsewhere = "speaks of gradients of single batches"
 
@@ -152,12 +141,12 @@ class SoapAdafactor(Statement):
         found: np.ndarray = power(L, -0.5) @ G @ power(R, -0.5) * np.trace(L) ** 0.5
         return found
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """The step of one gradient more than the expectations are over."""
         G = random_gradients(rng, samples=int(rng.integers(2, 5)))
         g, (L, R) = rng.standard_normal(G.shape[1:]), kronecker_factors(G)
-        allowed = ALLOWED * (spread(L) + spread(R))
-        return [equal(self.adafactor(G, g, L, R), self.shampoo(g, L, R), allowed=allowed)]
+        allowed = base.ALLOWED * (spread(L) + spread(R))
+        return [base.equal(self.adafactor(G, g, L, R), self.shampoo(g, L, R), allowed=allowed)]
 
     def adafactor(self, G: np.ndarray, g: np.ndarray, L: np.ndarray, R: np.ndarray) -> np.ndarray:
         """Q_L (g'/√V̂) Q_Rᵀ for one more gradient g."""
@@ -168,8 +157,8 @@ class SoapAdafactor(Statement):
         return found
 
 
-@register
-class KfacLinear(Statement):
+@base.register
+class KfacLinear(base.Statement):
     """K-FAC is the Gauss–Newton matrix of a layer of a deep linear network with the square loss."""
 
     id = "kfac-linear"
@@ -184,8 +173,8 @@ class KfacLinear(Statement):
     )
     hypotheses = ("no weight is used twice",)
     claims = (
-        Claim("deep linear", "E[JᵀCJ ⊗ ĥĥᵀ] = E[JᵀCJ] ⊗ E[ĥĥᵀ], square loss", True),
-        Claim("one sample", "the same for one sample, any activation, any loss", True),
+        base.Claim("deep linear", "E[JᵀCJ ⊗ ĥĥᵀ] = E[JᵀCJ] ⊗ E[ĥĥᵀ], square loss", True),
+        base.Claim("one sample", "the same for one sample, any activation, any loss", True),
     )
     trials = 60
     elsewhere = "speaks of linear networks"
@@ -194,7 +183,7 @@ class KfacLinear(Statement):
         """K-FAC: E[curvature] ⊗ E[ĥĥᵀ]."""
         return torch.kron(curvatures.mean(0), features.T @ features / len(features))
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """One layer of each of some networks with two to four layers."""
         sizes = rng.integers(1, 5, int(rng.integers(3, 6))).tolist()
         drawn, layer = random_network(rng, sizes, int(rng.integers(2, 12))), int(rng.integers(len(sizes) - 1))
@@ -203,7 +192,7 @@ class KfacLinear(Statement):
         one = replace(drawn, inputs=drawn.inputs[:1], targets=drawn.targets[:1])
         return [self.gauss_newton(linear, layer), self.gauss_newton(one, layer)]
 
-    def gauss_newton(self, network: Network, layer: int) -> Outcome:
+    def gauss_newton(self, network: Network, layer: int) -> base.Outcome:
         """The block from derivatives of the output in the weights, against K-FAC."""
         own, criterion = network.weights[layer], CRITERIA[network.criterion]
 
@@ -217,7 +206,7 @@ class KfacLinear(Statement):
         features = network.features(layer)
         inner = vmap(jacrev(lambda a: network.from_preactivation(layer, a)))(features @ own.T)
         found = self.product(torch.einsum("koi,koq,kqj->kij", inner, C, inner), features)
-        return equal(found.numpy(), block.numpy())
+        return base.equal(found.numpy(), block.numpy())
 
 
 def random_weights_gradients(rng: np.random.Generator) -> list[np.ndarray]:
@@ -234,8 +223,8 @@ def random_weights_gradients(rng: np.random.Generator) -> list[np.ndarray]:
     return found
 
 
-@register
-class MuonSpectralDescent(LayerStatement):
+@base.register
+class MuonSpectralDescent(base.LayerStatement):
     """Muon's step is steepest descent under the spectral norm."""
 
     id = "muon-spectral-descent"
@@ -253,12 +242,12 @@ class MuonSpectralDescent(LayerStatement):
     )
     hypotheses = ("not all gradients are zero", "G has full rank (second and fifth claim)", "G has not (third claim)")
     claims = (
-        Claim("Proposition 5", "min of Σ⟨G_l, Δ_l⟩ + ½λ max‖Δ_l‖₂² at Δ_l = −η U_lV_lᵀ", True),
-        Claim("unique", "½σ_min ‖T − UVᵀ‖² ≤ tr Σ − ⟨G, T⟩ for ‖T‖₂ ≤ 1", True),
-        Claim("only then", "another minimum if G has not full rank", True),
-        Claim("Shampoo", "(GGᵀ)^−¼ G (GᵀG)^−¼ = UVᵀ", True),
-        Claim("Proposition 4", "‖UVᵀ − G‖ ≤ ‖A − G‖ for semi-orthogonal A", True),
-        Claim("Proposition 6", "L(W + Δ) ≤ L(W) + ⟨∇L, Δ⟩ + ½ d_in/d_out ‖Δ‖₂²", True),
+        base.Claim("Proposition 5", "min of Σ⟨G_l, Δ_l⟩ + ½λ max‖Δ_l‖₂² at Δ_l = −η U_lV_lᵀ", True),
+        base.Claim("unique", "½σ_min ‖T − UVᵀ‖² ≤ tr Σ − ⟨G, T⟩ for ‖T‖₂ ≤ 1", True),
+        base.Claim("only then", "another minimum if G has not full rank", True),
+        base.Claim("Shampoo", "(GGᵀ)^−¼ G (GᵀG)^−¼ = UVᵀ", True),
+        base.Claim("Proposition 4", "‖UVᵀ − G‖ ≤ ‖A − G‖ for semi-orthogonal A", True),
+        base.Claim("Proposition 6", "L(W + Δ) ≤ L(W) + ⟨∇L, Δ⟩ + ½ d_in/d_out ‖Δ‖₂²", True),
     )
     trials = 200
     inputs = False
@@ -267,36 +256,36 @@ class MuonSpectralDescent(LayerStatement):
         """UVᵀ."""
         return polar(G)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Random gradients of some weights, and random other steps."""
         gradients = random_weights_gradients(rng)
         found = self.check(rng, gradients[0])
         return [self.minimum(gradients, 10.0 ** rng.uniform(-2, 2)), *found, self.square_loss(rng)]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The gradient of the layer's weight, and random other steps."""
         network = seen.network
         assert network is not None
         if network.weight is None:
-            return [not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
+            return [base.not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         weight = network.weight
         gradient = network.reweighted(weight).gradient[: weight.numel()].view_as(weight).flatten(1)
         G = gradient.double().cpu().numpy()
         if not G.any():
-            return [not_applicable("the gradient is zero")] * len(self.claims)
+            return [base.not_applicable("the gradient is zero")] * len(self.claims)
         found = self.check(np.random.default_rng(0), G)
-        nothing = not_applicable("no linear predictor with the square loss")
+        nothing = base.not_applicable("no linear predictor with the square loss")
         return [self.minimum([G], 1.0), *found, nothing]
 
-    def minimum(self, gradients: Sequence[np.ndarray], sharpness: float) -> Outcome:
+    def minimum(self, gradients: Sequence[np.ndarray], sharpness: float) -> base.Outcome:
         """The value at the step against the bound from below."""
         total = sum(float(np.linalg.norm(G, "nuc")) for G in gradients)
         steps = [-total / sharpness * self.direction(G) for G in gradients]
         slope = sum(float(np.vdot(G, step)) for G, step in zip(gradients, steps, strict=True))
         value = slope + sharpness / 2 * max(float(np.linalg.norm(step, 2)) for step in steps) ** 2
-        return equal(np.array(value), np.array(-(total**2) / (2 * sharpness)), total**2 / sharpness)
+        return base.equal(np.array(value), np.array(-(total**2) / (2 * sharpness)), total**2 / sharpness)
 
-    def check(self, rng: np.random.Generator, G: np.ndarray) -> list[Outcome]:
+    def check(self, rng: np.random.Generator, G: np.ndarray) -> list[base.Outcome]:
         """Outcomes for one gradient: unique, only then, Shampoo, Proposition 4."""
         U, sigma, Vt = np.linalg.svd(G, full_matrices=False)
         kept = sigma > RANGE * sigma[0]
@@ -306,25 +295,25 @@ class MuonSpectralDescent(LayerStatement):
         if kept.all():
             error = ROUNDED * total * len(sigma)
             gap, needed = total - float(np.vdot(G, T)), float(sigma[-1] * np.linalg.norm(T - step) ** 2 / 2)
-            unique = decided(needed / (gap + error), needed / max(gap - error, 1e-300))
-            other = not_applicable("G has full rank")
+            unique = base.decided(needed / (gap + error), needed / max(gap - error, 1e-300))
+            other = base.not_applicable("G has full rank")
         else:
-            unique = not_applicable("G has not full rank")
+            unique = base.not_applicable("G has not full rank")
             # the sign of a direction that G does not see
             turned = step - 2 * np.multiply.outer(U[:, -1], Vt[-1])
             value = float(np.vdot(G, turned)) / max(1.0, float(np.linalg.norm(turned, 2)))
-            other = equal(np.array(value), np.array(total), total * len(sigma))
+            other = base.equal(np.array(value), np.array(total), total * len(sigma))
         shampoo = power(G @ G.T, -0.25) @ G @ power(G.T @ G, -0.25)
-        allowed = ALLOWED * float(sigma[0] / sigma[kept][-1]) ** 2
+        allowed = base.ALLOWED * float(sigma[0] / sigma[kept][-1]) ** 2
         apart = [float(np.linalg.norm(A - G)) for A in (step, polar(away))]
         return [
             unique,
             other,
-            equal(shampoo, U[:, kept] @ Vt[kept] if not kept.all() else step, allowed=allowed),
+            base.equal(shampoo, U[:, kept] @ Vt[kept] if not kept.all() else step, allowed=allowed),
             farther(apart[0], apart[1], float(np.linalg.norm(G)) + len(sigma) ** 0.5),
         ]
 
-    def square_loss(self, rng: np.random.Generator) -> Outcome:
+    def square_loss(self, rng: np.random.Generator) -> base.Outcome:
         """The change of the loss that is left over: ½ mean ‖Δx‖²/d_out."""
         N, m, n = (int(size) for size in rng.integers(1, 9, 3))
         x = rng.standard_normal((N, n))
@@ -337,11 +326,11 @@ class MuonSpectralDescent(LayerStatement):
         slope = float(np.vdot((x @ W.T - y).T @ x / (N * m), step))
         change, bound = loss(W + step) - loss(W) - slope, n / m * float(np.linalg.norm(step, 2)) ** 2 / 2
         error = ROUNDED * (loss(W + step) + loss(W) + abs(slope) + bound) * N * n
-        return decided((change - error) / bound, (change + error) / bound)
+        return base.decided((change - error) / bound, (change + error) / bound)
 
 
-@register
-class MuonRowBlocks(Statement):
+@base.register
+class MuonRowBlocks(base.Statement):
     """Muon's step is that of a preconditioner with one block for each row of the weight."""
 
     id = "muon-row-blocks"
@@ -356,8 +345,8 @@ class MuonRowBlocks(Statement):
     )
     hypotheses = ("M has full column rank", "the square loss of a dense layer, M = EΣ (second claim)")
     claims = (
-        Claim("rows", "(I ⊗ (MᵀM)^−½) vec M = vec UVᵀ", True),
-        Claim("κ(E)", "κ(P^½HP^½) ≤ κ(E), P = I ⊗ (MᵀM)^−½", True, published=False),
+        base.Claim("rows", "(I ⊗ (MᵀM)^−½) vec M = vec UVᵀ", True),
+        base.Claim("κ(E)", "κ(P^½HP^½) ≤ κ(E), P = I ⊗ (MᵀM)^−½", True, published=False),
     )
     trials = 150
     elsewhere = "speaks of the square loss"
@@ -366,7 +355,7 @@ class MuonRowBlocks(Statement):
         """Exponent of MᵀM in P."""
         return -0.5
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A layer with up to eight inputs of different scales, at a random error."""
         n = int(rng.integers(2, 9))
         m = n + int(rng.integers(0, 3)) * int(rng.integers(2))
@@ -375,15 +364,15 @@ class MuonRowBlocks(Statement):
         M = E @ (X.T @ X) / len(X)
         _, sigma, Vt = np.linalg.svd(M, full_matrices=False)
         if sigma[0] > 1e6 * sigma[-1]:
-            return [not_applicable("M is not certainly of full column rank")] * len(self.claims)
+            return [base.not_applicable("M is not certainly of full column rank")] * len(self.claims)
         block = Vt.T * sigma ** (2 * self.exponent()) @ Vt
         rows = np.kron(np.eye(m), block) @ M.ravel()
         # P^½ has half of the exponent; its smallest singular values are off by so much
         half = Vt.T * sigma ** self.exponent() @ Vt
-        error, F = ALLOWED * float(sigma[0] / sigma[-1]), X @ half
+        error, F = base.ALLOWED * float(sigma[0] / sigma[-1]), X @ half
         own = interval(condition_number(factor=F, error=error * float(np.linalg.norm(F, 2))))
         bound = interval(condition_number(factor=E))
         return [
-            equal(rows, polar(M).ravel(), allowed=ALLOWED * float(sigma[0] / sigma[-1]) ** 2),
-            decided(own[0] / bound[1] ** 0.5, own[1] / bound[0] ** 0.5),
+            base.equal(rows, polar(M).ravel(), allowed=base.ALLOWED * float(sigma[0] / sigma[-1]) ** 2),
+            base.decided(own[0] / bound[1] ** 0.5, own[1] / bound[0] ** 0.5),
         ]

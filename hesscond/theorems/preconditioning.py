@@ -15,18 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian
 
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.theorems import exact
-from hesscond.theorems.base import (
-    Claim,
-    Counterexample,
-    Outcome,
-    Statement,
-    decided,
-    discrepancy,
-    equal,
-    not_applicable,
-    register,
-)
+from hesscond.theorems import base, exact
 from hesscond.theorems.matrices import CLEAR, Kappa, kappa, random_matrix, random_size
 from hesscond.theorems.networks import random_network
 
@@ -73,7 +62,7 @@ def random_problem(rng: np.random.Generator) -> Problem:
     return Problem(loss, P, torch.from_numpy(rng.standard_normal(size)), float(alpha), float(penalty))
 
 
-class UpdateFormula(Statement):
+class UpdateFormula(base.Statement):
     """The step of gradient descent on a penalized loss in z, written in p."""
 
     hypotheses: ClassVar[tuple[str, ...]] = ("P has full rank and is held fixed in the step",)
@@ -90,7 +79,7 @@ class UpdateFormula(Statement):
         """Problem of each claim; the same one for all claims, unless a subclass changes it."""
         return [problem] * len(self.claims)
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         outcomes = []
         problems = self.problems(random_problem(rng))
         written = {id(one): list(zip(self.objectives(one), self.updates(one), strict=True)) for one in problems}
@@ -100,11 +89,11 @@ class UpdateFormula(Statement):
             found = problem.p - problem.alpha * torch.stack(terms).sum(0)
             # every term is of the size of a product with P and Pᵀ
             sizes = [problem.P.abs() @ problem.z.abs(), *(problem.alpha * term.abs() for term in terms)]
-            outcomes.append(equal(found.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
+            outcomes.append(base.equal(found.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
         return outcomes
 
 
-@register
+@base.register
 class L2InZ(UpdateFormula):
     """L2 regularization of the preconditioned variable."""
 
@@ -117,8 +106,8 @@ class L2InZ(UpdateFormula):
         "gradients: p ← p − α M ∇(L + λ‖p√r‖²). True."
     )
     claims = (
-        Claim("update", "p ← p − α (M ∇L + 2λ p)", True),
-        Claim("scale-adjusted", "p ← p − α M ∇(L + λ‖p√r‖²), M = diag(1/r)", True),
+        base.Claim("update", "p ← p − α (M ∇L + 2λ p)", True),
+        base.Claim("scale-adjusted", "p ← p − α M ∇(L + λ‖p√r‖²), M = diag(1/r)", True),
     )
 
     def problems(self, problem: Problem) -> list[Problem]:
@@ -141,7 +130,7 @@ class L2InZ(UpdateFormula):
         return [[step, 2 * problem.penalty * problem.p], [step, problem.in_z(penalized)]]
 
 
-@register
+@base.register
 class L2InP(UpdateFormula):
     """L2 regularization of the parameter."""
 
@@ -153,8 +142,8 @@ class L2InP(UpdateFormula):
         "text is an error of sign."
     )
     claims = (
-        Claim("plus", "p ← p − α M (∇L + 2λ p)", True),
-        Claim("minus", "p ← p − α M (∇L − 2λ p), as printed", False),
+        base.Claim("plus", "p ← p − α M (∇L + 2λ p)", True),
+        base.Claim("minus", "p ← p − α M (∇L − 2λ p), as printed", False),
     )
 
     def objectives(self, problem: Problem) -> list[Function]:
@@ -171,7 +160,7 @@ class L2InP(UpdateFormula):
         step, decay = problem.in_z(grad(problem.loss)(problem.p)), 2 * problem.penalty * problem.in_z(problem.p)
         return [[step, decay], [step, -decay]]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A linear loss gᵀp and diagonal P, with α = λ = 1: all integers."""
         g, z, d = np.random.default_rng(seed).integers(1, 6, (3, 2))
         p, M = d * z, d**2
@@ -179,11 +168,11 @@ class L2InP(UpdateFormula):
         right = d * (z - d * g - 2 * d**2 * z)
         wrong = p - M * (g - 2 * p)
         text = f"p = {p.tolist()} becomes {right.tolist()}, with the minus {wrong.tolist()}: [g, z, diagonal of P]"
-        far = float(discrepancy(wrong.tolist(), right.tolist()))
-        yield Counterexample(self.claims[1].name, [g.tolist(), z.tolist(), d.tolist()], text, far)
+        far = float(base.discrepancy(wrong.tolist(), right.tolist()))
+        yield base.Counterexample(self.claims[1].name, [g.tolist(), z.tolist(), d.tolist()], text, far)
 
 
-@register
+@base.register
 class GradientRegularization(UpdateFormula):
     """A penalty on the gradient."""
 
@@ -196,8 +185,8 @@ class GradientRegularization(UpdateFormula):
     )
     hypotheses = ("P has full rank and is held fixed in the step", "the loss is twice differentiable")
     claims = (
-        Claim("penalty in z", "p ← p − α M (∇L + 2λ ∇²L M ∇L)", True),
-        Claim("penalty in p", "p ← p − α M (∇L + 2λ ∇²L ∇L)", True),
+        base.Claim("penalty in z", "p ← p − α M (∇L + 2λ ∇²L M ∇L)", True),
+        base.Claim("penalty in p", "p ← p − α M (∇L + 2λ ∇²L ∇L)", True),
     )
 
     def objectives(self, problem: Problem) -> list[Function]:
@@ -227,8 +216,8 @@ LARGEST = 200
 DRAWS, ERRORS = 2000, 7.0
 
 
-@register
-class AdaptivePreconditioning(Statement):
+@base.register
+class AdaptivePreconditioning(base.Statement):
     """Diagonal preconditioners that equilibrate the Hessian."""
 
     id = "prec-adaptive"
@@ -245,11 +234,11 @@ class AdaptivePreconditioning(Statement):
     )
     hypotheses = ("H is positive definite (first two claims)", "p − p* is Gaussian and isotropic (third claim)")
     claims = (
-        Claim("Jacobi", "κ(DHD) ≤ n · min over diagonal of κ, D = diag(H)^−½", True),
-        Claim(
+        base.Claim("Jacobi", "κ(DHD) ≤ n · min over diagonal of κ, D = diag(H)^−½", True),
+        base.Claim(
             "row equilibration", "κ(M^½HM^½) ≤ √n · min over diagonal of κ, M = diag(1/‖h_i‖)", False, published=False
         ),
-        Claim("isotropic", "E|g_i| = √(2/π) s ‖h_i‖ for p − p* ~ N(0, s² I)", True),
+        base.Claim("isotropic", "E|g_i| = √(2/π) s ‖h_i‖ for p − p* ~ N(0, s² I)", True),
     )
     trials = 80
 
@@ -257,7 +246,7 @@ class AdaptivePreconditioning(Statement):
         """Norms of the rows of H, to which E|g_i| is claimed to be proportional."""
         return np.linalg.norm(H, axis=1)
 
-    def isotropic(self, rng: np.random.Generator, H: np.ndarray) -> Outcome:
+    def isotropic(self, rng: np.random.Generator, H: np.ndarray) -> base.Outcome:
         """The means over many draws, in standard errors of what is claimed."""
         s = 10.0 ** rng.uniform(-2, 1)
         found = np.abs(s * rng.standard_normal((DRAWS, len(H))) @ H.T).mean(0)
@@ -265,13 +254,13 @@ class AdaptivePreconditioning(Statement):
         # of |x|, x Gaussian of mean |x| = expected
         error = (np.pi / 2 - 1) ** 0.5 * expected / DRAWS**0.5
         worst = float((np.abs(found - expected) / error).max())
-        return decided(worst, worst, ERRORS)
+        return base.decided(worst, worst, ERRORS)
 
     def jacobi(self, diagonal: np.ndarray) -> np.ndarray:
         """diag(H)^−½ from diag(H)."""
         return diagonal**-0.5
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """H = FᵀF with a random square factor, so that κ(DHD) = κ(FD)²."""
         n = random_size(rng, 60)
         F = random_matrix(rng, n, n)
@@ -280,14 +269,14 @@ class AdaptivePreconditioning(Statement):
         by_row = kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
         isotropic = self.isotropic(rng, H)
         if by_row.rank < n:
-            return [*[not_applicable("H is not certainly positive definite")] * 2, isotropic]
+            return [*[base.not_applicable("H is not certainly positive definite")] * 2, isotropic]
         return [
             compared(kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
             compared(by_row, optimum.lower, optimum.upper, n**0.25),
             isotropic,
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A 2×2 matrix of integers whose rows have integer norms: κ(M^½HM^½) is that of the pencil (H, M⁻¹)."""
         rng = np.random.default_rng(seed)
         while True:
@@ -305,17 +294,17 @@ class AdaptivePreconditioning(Statement):
             high = exact.kappa_squared(H, metric=[H[0][0], H[1][1]])[1]
             if low**2 > 2 * high**2 * Fraction(CLEAR) ** 2:
                 text = f"κ(M^½HM^½) ≥ {float(low):.6f} > √2 · {float(high):.6f} ≥ √2 κ(DHD), D = diag(H)^−½"
-                yield Counterexample(self.claims[1].name, [[a, b], [b, c]], text, float(low / high) / 2**0.5)
+                yield base.Counterexample(self.claims[1].name, [[a, b], [b, c]], text, float(low / high) / 2**0.5)
                 return
 
 
-def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> Outcome:
+def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> base.Outcome:
     """κ(DHD) = ``root``² over the minimum, which is between ``lowest``² and ``reached``²."""
-    return decided((root.lower / reached) ** 2, (root.upper / lowest) ** 2, allowed**2)
+    return base.decided((root.lower / reached) ** 2, (root.upper / lowest) ** 2, allowed**2)
 
 
-@register
-class Averages(Statement):
+@base.register
+class Averages(base.Statement):
     """Averages of the adaptive methods, and their first step."""
 
     id = "prec-averages"
@@ -330,10 +319,12 @@ class Averages(Statement):
     )
     hypotheses = ("no entry of a gradient is zero (first step)", "0 < ρ < 1, t ≥ 2", "no ε in the denominator")
     claims = (
-        Claim("AdaGrad", "√r_t = √t · rms(g_1, …, g_t)", True),
-        Claim("from the first gradient", "r_t = ρ^(t−1) g₁² + (1 − ρ^(t−1)) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 2", True),
-        Claim("from zero", "r_t = (1 − ρᵗ) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 1", True),
-        Claim("first step", "M g = sign(g), M = diag(1/√r₁) with r₁ = g₁²", True),
+        base.Claim("AdaGrad", "√r_t = √t · rms(g_1, …, g_t)", True),
+        base.Claim(
+            "from the first gradient", "r_t = ρ^(t−1) g₁² + (1 − ρ^(t−1)) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 2", True
+        ),
+        base.Claim("from zero", "r_t = (1 − ρᵗ) Σ ρ^(t−i) g_i² / Σ ρ^(t−i), i ≥ 1", True),
+        base.Claim("first step", "M g = sign(g), M = diag(1/√r₁) with r₁ = g₁²", True),
     )
     trials = 100
 
@@ -345,7 +336,7 @@ class Averages(Statement):
         """r₁."""
         return g**2
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Gradients of many scales."""
         t, rho = 1 + random_size(rng, 200), 1 - 10.0 ** rng.uniform(-3, -0.3)
         g = random_matrix(rng, t, random_size(rng, 20))
@@ -359,8 +350,8 @@ class Averages(Statement):
         later, mean = (np.average(g[skip:] ** 2, axis=0, weights=weights[skip:]) for skip in (1, 0))
         share = weights[0]
         return [
-            equal(np.sqrt(total), t**0.5 * np.sqrt((g**2).mean(0))),
-            equal(averaged, share * g[0] ** 2 + (1 - share) * later),
-            equal(from_zero, (1 - rho**t) * mean),
-            equal(g[0] / np.sqrt(self.first(g[0])), np.sign(g[0])),
+            base.equal(np.sqrt(total), t**0.5 * np.sqrt((g**2).mean(0))),
+            base.equal(averaged, share * g[0] ** 2 + (1 - share) * later),
+            base.equal(from_zero, (1 - rho**t) * mean),
+            base.equal(g[0] / np.sqrt(self.first(g[0])), np.sign(g[0])),
         ]

@@ -16,40 +16,17 @@ from torch.func import grad, hessian
 from hesscond.hessians import HessianOperator
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems import exact, networks
-from hesscond.theorems.base import (
-    ALLOWED,
-    Claim,
-    Counterexample,
-    LayerStatement,
-    Observation,
-    Outcome,
-    Statement,
-    decided,
-    discrepancy,
-    equal,
-    not_applicable,
-    register,
-)
-from hesscond.theorems.matrices import (
-    CLEAR,
-    equilibrated,
-    integer_matrices,
-    kappa,
-    random_matrix,
-    random_size,
-    row_norms,
-)
+from hesscond.theorems import base, exact, matrices, networks
 
 
 def column_equilibrated(A: np.ndarray) -> np.ndarray:
     """AE: columns of norm 1, where they are not zero."""
-    return equilibrated(A.T).T
+    return matrices.equilibrated(A.T).T
 
 
 def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
     """EAF: rows first, then the columns of what that gives."""
-    return column_equilibrated(equilibrated(A))
+    return column_equilibrated(matrices.equilibrated(A))
 
 
 def row_weights(A: np.ndarray) -> list[Fraction]:
@@ -68,8 +45,8 @@ def row_column_kappa(A: np.ndarray) -> tuple[Fraction, Fraction]:
     return exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)), metric=column_squares(A))
 
 
-@register
-class WeightConditioningTheorem1(LayerStatement):
+@base.register
+class WeightConditioningTheorem1(base.LayerStatement):
     """Equilibration is optimal among diagonal scalings."""
 
     id = "wc-theorem-1"
@@ -84,68 +61,70 @@ class WeightConditioningTheorem1(LayerStatement):
     )
     hypotheses = ("A has full rank",)
     claims = (
-        Claim("two rows", "κ(EA) ≤ κ(PA), A with 2 rows", True),
-        Claim("three rows or more", "κ(EA) ≤ κ(PA)", False),
-        Claim("two columns", "κ(AF) ≤ κ(AQ), A with 2 columns", True),
-        Claim("three columns or more", "κ(AF) ≤ κ(AQ)", False),
-        Claim("row-column", "κ(EAF) ≤ κ(PAQ), F for the columns of EA", False),
+        base.Claim("two rows", "κ(EA) ≤ κ(PA), A with 2 rows", True),
+        base.Claim("three rows or more", "κ(EA) ≤ κ(PA)", False),
+        base.Claim("two columns", "κ(AF) ≤ κ(AQ), A with 2 columns", True),
+        base.Claim("three columns or more", "κ(AF) ≤ κ(AQ)", False),
+        base.Claim("row-column", "κ(EAF) ≤ κ(PAQ), F for the columns of EA", False),
     )
     trials = 60
     inputs = False
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Two rows against random scalings, more against the best one; so for columns, and for both."""
         found = []
         for _ in ("rows", "columns"):
-            two = random_matrix(rng, 2, random_size(rng))
-            other = two / row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
-            more = random_matrix(rng, max(3, random_size(rng, 40)), random_size(rng, 40))
+            two = matrices.random_matrix(rng, 2, matrices.random_size(rng))
+            other = two / matrices.row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
+            more = matrices.random_matrix(rng, max(3, matrices.random_size(rng, 40)), matrices.random_size(rng, 40))
             best = optimal_diagonal_scaling(more, side="row").row[:, None] * more
             found.append((two, other, more, best))
         (two, other, more, best), columns = found[0], [A.T for A in found[1]]
-        n = random_size(rng, BOTH)
+        n = matrices.random_size(rng, BOTH)
         return [
             self.compare(two, other),
             self.compare(more, best),
             self.by_column(columns[0], columns[1]),
             self.by_column(columns[2], columns[3]),
-            self.both(random_matrix(rng, n, n)),
+            self.both(matrices.random_matrix(rng, n, n)),
         ]
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs, against its best scalings."""
         W = seen.weight.T
         rows = self.compare(W, optimal_diagonal_scaling(W, side="row").row[:, None] * W)
         columns = self.by_column(W, W * optimal_diagonal_scaling(W, side="column").column)
         found = []
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
-            nothing = not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
+            nothing = base.not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
             found += [nothing, outcome] if count > 2 else [outcome, nothing]
         return [*found, self.both(W)]
 
-    def compare(self, A: np.ndarray, scaled: np.ndarray) -> Outcome:
+    def compare(self, A: np.ndarray, scaled: np.ndarray) -> base.Outcome:
         """κ(EA) over κ(PA)."""
-        return decided(*(kappa(equilibrated(A)) / kappa(scaled)))
+        return base.decided(*(matrices.kappa(matrices.equilibrated(A)) / matrices.kappa(scaled)))
 
-    def by_column(self, A: np.ndarray, scaled: np.ndarray) -> Outcome:
+    def by_column(self, A: np.ndarray, scaled: np.ndarray) -> base.Outcome:
         """κ(AF) over κ(AQ)."""
-        return decided(*(kappa(column_equilibrated(A)) / kappa(scaled)))
+        return base.decided(*(matrices.kappa(column_equilibrated(A)) / matrices.kappa(scaled)))
 
-    def both(self, A: np.ndarray) -> Outcome:
+    def both(self, A: np.ndarray) -> base.Outcome:
         """κ(EAF) over κ(PAQ), the best that is found."""
         best = optimal_diagonal_scaling(A, side="both")
-        return decided(*(kappa(row_column_equilibrated(A)) / kappa(best.row[:, None] * A * best.column)))
+        return base.decided(
+            *(matrices.kappa(row_column_equilibrated(A)) / matrices.kappa(best.row[:, None] * A * best.column))
+        )
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """3×3 matrices of small integers, and integer weights p_i², q_j² that beat equilibration."""
         yield from self.by_row(seed)
         yield self.in_both(seed)
 
-    def by_row(self, seed: int) -> Iterator[Counterexample]:
+    def by_row(self, seed: int) -> Iterator[base.Counterexample]:
         """Counterexample for row equilibration, and its transpose for column equilibration."""
-        for A in integer_matrices(seed, 3, 3):
+        for A in matrices.integer_matrices(seed, 3, 3):
             weights = whole(optimal_diagonal_scaling(A.astype(float), side="row").row)
-            if not kappa(equilibrated(A)).exceeds(kappa(np.sqrt(weights)[:, None] * A)):
+            if not matrices.kappa(matrices.equilibrated(A)).exceeds(matrices.kappa(np.sqrt(weights)[:, None] * A)):
                 continue
             low = exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)))[0]
             high = exact.kappa_squared(exact.gram(A.tolist(), fractions(weights)))[1]
@@ -153,17 +132,19 @@ class WeightConditioningTheorem1(LayerStatement):
                 bounds = f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥"
                 factor = float(low / high) ** 0.5
                 text = f"κ(EA) {bounds} κ(PA) for P = {diagonal(weights)}"
-                yield Counterexample("three rows or more", A.tolist(), text, factor)
+                yield base.Counterexample("three rows or more", A.tolist(), text, factor)
                 text = f"κ(AF) {bounds} κ(AQ) for Q = {diagonal(weights)}"
-                yield Counterexample("three columns or more", A.T.tolist(), text, factor)
+                yield base.Counterexample("three columns or more", A.T.tolist(), text, factor)
                 return
 
-    def in_both(self, seed: int) -> Counterexample:
+    def in_both(self, seed: int) -> base.Counterexample:
         """Counterexample for equilibration of rows, then columns."""
-        for A in integer_matrices(seed, 3, 3):
+        for A in matrices.integer_matrices(seed, 3, 3):
             best = optimal_diagonal_scaling(A.astype(float), side="both")
             P, Q = whole(best.row), whole(best.column)
-            if not kappa(row_column_equilibrated(A)).exceeds(kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))):
+            if not matrices.kappa(row_column_equilibrated(A)).exceeds(
+                matrices.kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))
+            ):
                 continue
             low = row_column_kappa(A)[0]
             squares = [1 / weight for weight in fractions(Q)]
@@ -173,7 +154,7 @@ class WeightConditioningTheorem1(LayerStatement):
                     f"κ(EAF) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(PAQ) for P = {diagonal(P)}, "
                     f"Q = {diagonal(Q)}"
                 )
-                return Counterexample("row-column", A.tolist(), text, float(low / high) ** 0.5)
+                return base.Counterexample("row-column", A.tolist(), text, float(low / high) ** 0.5)
         raise AssertionError("some of thousands of matrices are none that equilibration scales best")
 
 
@@ -192,8 +173,8 @@ def diagonal(weights: np.ndarray) -> str:
     return f"diag({', '.join(f'√{weight}' for weight in weights)})"
 
 
-@register
-class WeightConditioningProposition1(LayerStatement):
+@base.register
+class WeightConditioningProposition1(base.LayerStatement):
     """Equilibration never makes a weight matrix worse."""
 
     id = "wc-proposition-1"
@@ -206,41 +187,42 @@ class WeightConditioningProposition1(LayerStatement):
     )
     hypotheses = ("W has full rank",)
     claims = (
-        Claim("improves", "κ(EW) ≤ κ(W)", False),
-        Claim("within √m", "κ(EW) ≤ √m κ(W)", True),
-        Claim("columns", "κ(WF) ≤ κ(W)", False),
-        Claim("row-column", "κ(EWF) ≤ κ(W), F for the columns of EW", False),
-        Claim("row-column within √(mn)", "κ(EWF) ≤ √(mn) κ(W)", True),
+        base.Claim("improves", "κ(EW) ≤ κ(W)", False),
+        base.Claim("within √m", "κ(EW) ≤ √m κ(W)", True),
+        base.Claim("columns", "κ(WF) ≤ κ(W)", False),
+        base.Claim("row-column", "κ(EWF) ≤ κ(W), F for the columns of EW", False),
+        base.Claim("row-column within √(mn)", "κ(EWF) ≤ √(mn) κ(W)", True),
     )
     inputs = False
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
-        return self.check(random_matrix(rng, random_size(rng), random_size(rng)))
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
+        return self.check(matrices.random_matrix(rng, matrices.random_size(rng), matrices.random_size(rng)))
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs."""
         return self.check(seen.weight.T)
 
-    def check(self, W: np.ndarray) -> Sequence[Outcome]:
+    def check(self, W: np.ndarray) -> Sequence[base.Outcome]:
         """The outcomes of all claims for W."""
-        before = kappa(W)
+        before = matrices.kappa(W)
         rows, columns, both = (
-            kappa(scaled(W)) / before for scaled in (equilibrated, column_equilibrated, row_column_equilibrated)
+            matrices.kappa(scaled(W)) / before
+            for scaled in (matrices.equilibrated, column_equilibrated, row_column_equilibrated)
         )
         return [
-            decided(*rows),
-            decided(*rows, len(W) ** 0.5),
-            decided(*columns),
-            decided(*both),
-            decided(*both, W.size**0.5),
+            base.decided(*rows),
+            base.decided(*rows, len(W) ** 0.5),
+            base.decided(*columns),
+            base.decided(*both),
+            base.decided(*both, W.size**0.5),
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """The first 3×3 matrices of small integers, and for columns its transpose."""
-        wanted = {"improves": equilibrated, "row-column": row_column_equilibrated}
-        for A in integer_matrices(seed, 3, 3):
+        wanted = {"improves": matrices.equilibrated, "row-column": row_column_equilibrated}
+        for A in matrices.integer_matrices(seed, 3, 3):
             for name, equilibrate in list(wanted.items()):
-                if not kappa(equilibrate(A)).exceeds(kappa(A.astype(float))):
+                if not matrices.kappa(equilibrate(A)).exceeds(matrices.kappa(A.astype(float))):
                     continue
                 if name == "row-column":
                     low = row_column_kappa(A)[0]
@@ -254,9 +236,11 @@ class WeightConditioningProposition1(LayerStatement):
                     f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(W)",
                     float(low / high) ** 0.5,
                 )
-                yield Counterexample(name, A.tolist(), f"κ({'EWF' if name == 'row-column' else 'EW'}) {bounds}", factor)
+                yield base.Counterexample(
+                    name, A.tolist(), f"κ({'EWF' if name == 'row-column' else 'EW'}) {bounds}", factor
+                )
                 if name == "improves":
-                    yield Counterexample("columns", A.T.tolist(), f"κ(WF) {bounds}", factor)
+                    yield base.Counterexample("columns", A.T.tolist(), f"κ(WF) {bounds}", factor)
             if not wanted:
                 return
 
@@ -397,8 +381,8 @@ def scaled(weight: Tensor, norms: Tensor) -> Tensor:
     return torch.cat([weight[:, :1], weight[:, 1:] / norms], 1)
 
 
-@register
-class WeightConditioningTheorem2(LayerStatement):
+@base.register
+class WeightConditioningTheorem2(base.LayerStatement):
     """Equilibrating the weights of a network improves κ of its Hessian."""
 
     id = "wc-theorem-2"
@@ -415,14 +399,14 @@ class WeightConditioningTheorem2(LayerStatement):
     )
     hypotheses = ("both Hessians have full rank", "no row is zero", "a critical point (last claim)")
     claims = (
-        Claim("(a) through E(W)W", "κ(∇²_W L(E(W)W)) ≤ κ(∇²L(W))", False),
-        Claim("(b) at the point EW", "κ(∇²L(EW)) ≤ κ(∇²L(W))", False),
-        Claim("(c) E frozen", "κ(E ∇²L(EW) E) ≤ κ(∇²L(W))", False),
-        Claim("scale identity", "H w_r = −∇_r L in reading (a)", True),
-        Claim("nullity", "nullity of H ≥ number of rows at critical points in reading (a)", True),
-        Claim("(a) row-column", "κ(∇²_W L(E(W)WF(W))) ≤ κ(∇²L(W))", False),
-        Claim("(b) row-column", "κ(∇²L(EWF)) ≤ κ(∇²L(W))", False),
-        Claim("(c) row-column", "κ of ∇²_W L(EWF), E and F frozen, ≤ κ(∇²L(W))", False),
+        base.Claim("(a) through E(W)W", "κ(∇²_W L(E(W)W)) ≤ κ(∇²L(W))", False),
+        base.Claim("(b) at the point EW", "κ(∇²L(EW)) ≤ κ(∇²L(W))", False),
+        base.Claim("(c) E frozen", "κ(E ∇²L(EW) E) ≤ κ(∇²L(W))", False),
+        base.Claim("scale identity", "H w_r = −∇_r L in reading (a)", True),
+        base.Claim("nullity", "nullity of H ≥ number of rows at critical points in reading (a)", True),
+        base.Claim("(a) row-column", "κ(∇²_W L(E(W)WF(W))) ≤ κ(∇²L(W))", False),
+        base.Claim("(b) row-column", "κ(∇²L(EWF)) ≤ κ(∇²L(W))", False),
+        base.Claim("(c) row-column", "κ of ∇²_W L(EWF), E and F frozen, ≤ κ(∇²L(W))", False),
     )
     trials = 60
     inputs = False
@@ -431,7 +415,7 @@ class WeightConditioningTheorem2(LayerStatement):
         """[b, E(W) W] of a layer."""
         return scaled(weight, own_norms(weight[:, 1:], dim))
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A network of one or two layers, equilibrated along one of two dimensions, and along both."""
         sizes = rng.integers(2, 5, rng.integers(2, 4)).tolist()
         network = networks.random_network(rng, sizes, int(rng.integers(20, 60)))
@@ -470,31 +454,31 @@ class WeightConditioningTheorem2(LayerStatement):
         """The loss in W through E(W) W in all layers, of all weights in one vector."""
         return lambda theta: network.loss([self.both_sides(weight, dims) for weight in network.split(theta)])
 
-    def identity(self, network: networks.Network, dims: tuple[int, ...], H: Tensor) -> Outcome:
+    def identity(self, network: networks.Network, dims: tuple[int, ...], H: Tensor) -> base.Outcome:
         """H w_r = −∇_r L for all rows at once, one column for each; of both sides the first is invariant."""
         rows = scale_directions(network, dims[0]).T
         gradient = grad(self.equilibrated_loss(network, dims))(network.parameters)
         expected = -gradient[:, None] * (rows != 0)
-        return equal((H @ rows).numpy(), expected.numpy(), (H.abs() @ rows.abs()).max().item())
+        return base.equal((H @ rows).numpy(), expected.numpy(), (H.abs() @ rows.abs()).max().item())
 
-    def nullity(self, network: networks.Network, dims: tuple[int, ...]) -> Outcome:
+    def nullity(self, network: networks.Network, dims: tuple[int, ...]) -> base.Outcome:
         """Nullity of the Hessian at a critical point, at which the targets are the outputs of the network."""
         output = replace(network, weights=tuple(self.both_sides(weight, dims) for weight in network.weights)).output()
         taught = replace(network, targets=networks.LINKS[network.criterion](output))
         found = networks.hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
         rows = len(scale_directions(network, dims[0]))
         if not found.resolved:
-            return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
-        return Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
+            return base.Outcome("unresolved", reason="the rank of a Hessian is unresolved")
+        return base.Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
 
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """Check the claims on the Hessian of one layer, with its trained weight W alone equilibrated."""
         network = seen.network
         assert network is not None
         if network.weight is None:
             reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
-            return [not_applicable(reason)] * len(self.claims)
-        nothing = not_applicable("no critical point is known here")
+            return [base.not_applicable(reason)] * len(self.claims)
+        nothing = base.not_applicable("no critical point is known here")
         before = network.reweighted(network.weight)
         if (undecided := singular(seen, before)) is not None:
             return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
@@ -526,7 +510,7 @@ class WeightConditioningTheorem2(LayerStatement):
             weight = weight / own_norms(weight, dim)
         return weight
 
-    def observed_identity(self, network: networks.LayerNetwork) -> Outcome:
+    def observed_identity(self, network: networks.LayerNetwork) -> base.Outcome:
         """H w = −∇ on the rows, for random multiples of them at once: one product."""
         weight = network.weight
         assert weight is not None
@@ -537,10 +521,10 @@ class WeightConditioningTheorem2(LayerStatement):
         rows, rest = weight.double() * multiples.to(weight.device), H.point.new_zeros(H.order - weight.numel())
         slopes = H.gradient[: weight.numel()].view_as(weight) * multiples.to(weight.device)
         v, expected = (torch.cat([part.flatten(), rest]) for part in (rows, -slopes))
-        allowed = max(ALLOWED, H.rounding)
-        return equal((H @ v).cpu().numpy(), expected.cpu().numpy(), largest(H) * float(v.norm()), allowed=allowed)
+        allowed = max(base.ALLOWED, H.rounding)
+        return base.equal((H @ v).cpu().numpy(), expected.cpu().numpy(), largest(H) * float(v.norm()), allowed=allowed)
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Linear networks with small integer weights whose rows have integer norms, so that all is rational."""
         for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:])):
             wanted: dict[str, Callable[[LinearNetwork], np.ndarray]] = {
@@ -578,24 +562,24 @@ def largest(H: HessianOperator) -> float:
     return size
 
 
-def singular(seen: Observation, H: HessianOperator) -> Outcome | None:
+def singular(seen: base.Observation, H: HessianOperator) -> base.Outcome | None:
     """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
     constant = seen.weight.shape[1] - len(seen.mu)
     if constant and H.order > seen.weight.size:
-        return not_applicable("H is singular: inputs of the layer are constant")
+        return base.not_applicable("H is singular: inputs of the layer are constant")
     if seen.samples * len(seen.weight) < H.order:
-        return not_applicable("H is singular: fewer samples than weights of a unit")
+        return base.not_applicable("H is singular: fewer samples than weights of a unit")
     if not sees_common_change(H, seen.weight.shape):
-        return not_applicable("H is singular: no loss sees what changes all units alike")
+        return base.not_applicable("H is singular: no loss sees what changes all units alike")
     return too_large(H, seen.samples)
 
 
-def too_large(H: HessianOperator, samples: int) -> Outcome | None:
+def too_large(H: HessianOperator, samples: int) -> base.Outcome | None:
     """Outcome where a layer's Hessian is not formed, which takes too long; None: it is formed."""
     if H.order <= FORMED and H.order * samples <= PRODUCTS:
         return None
     limits = f"H is formed up to {FORMED} and {PRODUCTS} of both together"
-    return Outcome("unresolved", reason=f"{H.order} weights, {samples} samples: {limits}")
+    return base.Outcome("unresolved", reason=f"{H.order} weights, {samples} samples: {limits}")
 
 
 def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
@@ -603,7 +587,7 @@ def sees_common_change(H: HessianOperator, shape: tuple[int, ...]) -> bool:
     change = torch.randn(shape[1], generator=torch.Generator().manual_seed(2), dtype=torch.float64, device="cpu")
     rest = torch.ones(H.order - shape[0] * shape[1], dtype=torch.float64, device="cpu")
     v = torch.cat([change.expand(shape).flatten(), rest]).to(H.device)
-    return float((H @ v).norm()) > max(ALLOWED, H.rounding) * largest(H) * float(v.norm())
+    return float((H @ v).norm()) > max(base.ALLOWED, H.rounding) * largest(H) * float(v.norm())
 
 
 def observed_kappa(H: HessianOperator) -> ConditionNumber:
@@ -626,25 +610,25 @@ def scale_directions(network: networks.Network, dim: int) -> Tensor:
     return torch.stack(directions)
 
 
-def compared(after: ConditionNumber, before: ConditionNumber) -> Outcome:
+def compared(after: ConditionNumber, before: ConditionNumber) -> base.Outcome:
     """κ of one over κ of the other, with the inertia of both as the reason."""
     for found in (before, after):
         if not found.resolved:
-            return Outcome("unresolved", reason="the rank of a Hessian is unresolved")
+            return base.Outcome("unresolved", reason="the rank of a Hessian is unresolved")
         if found.nullity:
-            return not_applicable("a Hessian has not full rank")
-    outcome = decided(after.lower / before.upper, after.upper / before.lower)
+            return base.not_applicable("a Hessian has not full rank")
+    outcome = base.decided(after.lower / before.upper, after.upper / before.lower)
     signs = ["indefinite" if 0 < found.negative < found.rank else "definite" for found in (before, after)]
     return replace(outcome, reason=f"{outcome.status}: H {signs[0]}, {signs[1]} once equilibrated")
 
 
-def certified(name: str, network: LinearNetwork, after: np.ndarray) -> Counterexample | None:
+def certified(name: str, network: LinearNetwork, after: np.ndarray) -> base.Counterexample | None:
     """κ of two Hessians in exact arithmetic, if floating-point numbers say that it is worth the time."""
     before = network.hessian()
     values = [np.abs(np.linalg.eigvalsh(H.astype(float))) for H in (before, after)]
     first, second = (found.max() / max(found.min(), found.max() * EXACT) for found in values)
     # above this κ, which cannot be distinguished from infinity, the matrix counts as singular
-    if max(first, second) >= 1 / EXACT or second < CLEAR * first:
+    if max(first, second) >= 1 / EXACT or second < matrices.CLEAR * first:
         return None
     low, high = exact.kappa_absolute(after.tolist())[0], exact.kappa_absolute(before.tolist())[1]
     if low <= high:
@@ -654,10 +638,10 @@ def certified(name: str, network: LinearNetwork, after: np.ndarray) -> Counterex
         f"κ ≥ {float(low):.6f} equilibrated, ≤ {float(high):.6f} before ({negative[1]} and {negative[0]} of "
         f"{len(before)} eigenvalues negative), for ½ ‖XWV − Y‖²: rows of W, V, X, Y"
     )
-    return Counterexample(name, [*network.W, *network.V, *network.X, *network.Y], text, float(low / high))
+    return base.Counterexample(name, [*network.W, *network.V, *network.X, *network.Y], text, float(low / high))
 
 
-def frozen_counterexample(name: str, seed: int, *, columns: bool) -> Counterexample:
+def frozen_counterexample(name: str, seed: int, *, columns: bool) -> base.Counterexample:
     """A linear layer with ½ ‖Wᵀx − y‖²: H has XᵀX for each unit, and f² E XᵀX E with E, and f of its column, frozen."""
     rng = np.random.default_rng(seed)
     while True:
@@ -669,19 +653,19 @@ def frozen_counterexample(name: str, seed: int, *, columns: bool) -> Counterexam
         low, high = exact.kappa_squared(G, metric=squares)[0], exact.kappa_squared(G)[1]
         if columns:
             low *= max(column_squares(W)) / min(column_squares(W))
-        if low > Fraction(CLEAR) * high:
+        if low > Fraction(matrices.CLEAR) * high:
             what = "E, F" if columns else "E"
             bounds = f"κ ≥ {float(low):.6f} with {what} frozen, ≤ {float(high):.6f} before"
             text = f"{bounds}, for ½ ‖Wᵀx − y‖²: rows of W, of X"
-            return Counterexample(name, [*W.tolist(), *X.tolist()], text, float(low / high))
+            return base.Counterexample(name, [*W.tolist(), *X.tolist()], text, float(low / high))
 
 
 #: Steps of a descent that converges, and growth up to which one is followed that does not.
 FEW, GROWTH = 100, 1e6
 
 
-@register
-class QuadraticDescent(Statement):
+@base.register
+class QuadraticDescent(base.Statement):
     """Gradient descent on a quadratic function, direction by direction, and on one that is preconditioned."""
 
     id = "wc-quadratic"
@@ -696,10 +680,10 @@ class QuadraticDescent(Statement):
     )
     hypotheses = ("A is positive definite, P diagonal and positive", "θ₀ has a component along the eigenvector of σ₁")
     claims = (
-        Claim("per direction", "u_iᵀθ_k = (1 − ησ_i)ᵏ u_iᵀθ_0", True),
-        Claim("step size", "θ_k → 0 if and only if η < 2/σ₁", True),
-        Claim("preconditioned", "the same for θ ← θ − ηPAθ, σ_i those of P^½AP^½", True),
-        Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False),
+        base.Claim("per direction", "u_iᵀθ_k = (1 − ησ_i)ᵏ u_iᵀθ_0", True),
+        base.Claim("step size", "θ_k → 0 if and only if η < 2/σ₁", True),
+        base.Claim("preconditioned", "the same for θ ← θ − ηPAθ, σ_i those of P^½AP^½", True),
+        base.Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False),
     )
     trials = 100
     elsewhere = "speaks of quadratic functions"
@@ -712,9 +696,9 @@ class QuadraticDescent(Statement):
         """2/σ₁."""
         return float(2 / sigma.max())
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A matrix of up to thirty rows and a random start, at a step size on either side of the bound."""
-        n = random_size(rng, 30)
+        n = matrices.random_size(rng, 30)
         U, sigma = np.linalg.qr(rng.standard_normal((n, n)))[0], 10.0 ** rng.uniform(-3, 3, n)
         A, P, theta = U * sigma @ U.T, 10.0 ** rng.uniform(-1, 1, n), rng.standard_normal(n)
         root = P**0.5
@@ -728,12 +712,12 @@ class QuadraticDescent(Statement):
             self.directions(rng, A, U, sigma, theta),
             self.converges(A, U, sigma, theta, share),
             moved,
-            equal(slope, step),
+            base.equal(slope, step),
         ]
 
     def directions(
         self, rng: np.random.Generator, A: np.ndarray, left: np.ndarray, sigma: np.ndarray, theta: np.ndarray
-    ) -> Outcome:
+    ) -> base.Outcome:
         """Components along the left eigenvectors (columns) of A after some steps."""
         eta, steps, found = float(rng.uniform(0.1, 1.2)) * 2 / sigma.max(), int(rng.integers(1, 12)), theta
         size = np.abs(theta)
@@ -741,9 +725,11 @@ class QuadraticDescent(Statement):
             found = found - eta * (A @ found)
             size = size + eta * (np.abs(A) @ size)
         expected = self.factors(eta, sigma) ** steps * (left.T @ theta)
-        return equal(left.T @ found, expected, np.abs(left).T @ size)
+        return base.equal(left.T @ found, expected, np.abs(left).T @ size)
 
-    def converges(self, A: np.ndarray, U: np.ndarray, sigma: np.ndarray, theta: np.ndarray, share: float) -> Outcome:
+    def converges(
+        self, A: np.ndarray, U: np.ndarray, sigma: np.ndarray, theta: np.ndarray, share: float
+    ) -> base.Outcome:
         """‖θ_k‖ against the slowest rate below the bound, and against its growth above."""
         eta, found = share * self.longest(sigma), theta
         along = abs(float(U[:, sigma.argmax()] @ theta)) / float(np.linalg.norm(theta))
@@ -753,11 +739,11 @@ class QuadraticDescent(Statement):
             found = found - eta * (A @ found)
         size = float(np.linalg.norm(found) / np.linalg.norm(theta))
         if share > 1:
-            return decided(1 / size, 1 / size, 2 / GROWTH)
+            return base.decided(1 / size, 1 / size, 2 / GROWTH)
         # no component is left of which more than this could be, and what is rounded
-        return decided(size, size, min(slowest, 1.0) ** steps * (1 + ALLOWED * steps))
+        return base.decided(size, size, min(slowest, 1.0) ** steps * (1 + base.ALLOWED * steps))
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two variables, all integers, and P twice the identity in its second entry."""
         a, b, c = sorted(int(i) for i in np.random.default_rng(seed).choice(np.arange(1, 9), 3, replace=False))
         # positive definite, since b² < bc < (a + c)(b + c) …
@@ -766,4 +752,4 @@ class QuadraticDescent(Statement):
         other = [sum(A[i][j] * P[j] for j in range(2)) for i in range(2)]
         gradient = [s + o for s, o in zip(step, other, strict=True)]
         text = f"the gradient is {tuple(gradient)}, PAθ = {tuple(step)}: rows of A, diagonal of P, θ"
-        yield Counterexample("(13) as printed", [*A, P, theta], text, float(discrepancy(gradient, step)))
+        yield base.Counterexample("(13) as printed", [*A, P, theta], text, float(base.discrepancy(gradient, step)))

@@ -9,16 +9,7 @@ import numpy as np
 from hesscond.spectra.condition import ConditionNumber, Values, conclude
 from hesscond.spectra.forms import FactorForm, FactorStack
 from hesscond.spectra.matrices import as_array
-from hesscond.spectra.solvers.base import (
-    GRAM_RANGE,
-    Form,
-    SingularForm,
-    Solver,
-    StackSolver,
-    eigenvalues_of,
-    is_good_enough,
-    register,
-)
+from hesscond.spectra.solvers import base
 from hesscond.spectra.threads import few_threads
 
 #: Below this relative width of κ's interval the Gram form is not tried, since it cannot reach it.
@@ -29,29 +20,29 @@ GRAM_RTOL = 1e-7
 ALIGNED = 4
 
 
-@register
-class Gram(Solver[SingularForm]):
+@base.register
+class Gram(base.Solver[base.SingularForm]):
     """Eigenvalues of the formed Gram matrix of a core."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, SingularForm) and form.power == 2 and rtol >= GRAM_RTOL
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.SingularForm) and form.power == 2 and rtol >= GRAM_RTOL
 
-    def cost(self, form: SingularForm) -> float:
+    def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
         return m * n**2 + 4 / 3 * n**3
 
-    def values(self, form: SingularForm, rtol: float) -> Values:
-        return from_gram_eigenvalues(eigenvalues_of(form.core.T @ form.core), form.core.shape, form.whole)
+    def values(self, form: base.SingularForm, rtol: float) -> Values:
+        return from_gram_eigenvalues(base.eigenvalues_of(form.core.T @ form.core), form.core.shape, form.whole)
 
 
-@register
-class RowGrams(StackSolver):
+@base.register
+class RowGrams(base.StackSolver):
     """Gram matrices of the rows of factors with no fewer columns than rows, all of one order at a time.
 
     A result does not depend on the other factors.
     """
 
-    def conditions(self, forms: Sequence[Form], rtol: float) -> dict[int, ConditionNumber]:
+    def conditions(self, forms: Sequence[base.Form], rtol: float) -> dict[int, ConditionNumber]:
         wide: dict[int, dict[int, tuple[FactorForm, np.ndarray]]] = {}
         if rtol >= GRAM_RTOL and not isinstance(forms, FactorStack):
             for i, form in enumerate(forms):
@@ -65,7 +56,7 @@ class RowGrams(StackSolver):
             for (i, (form, matrix)), one in zip(members.items(), values, strict=True):
                 if one is not None:
                     result = conclude(one, order=matrix.shape[1], limit=len(matrix), scale=0)
-                    if is_good_enough(result, rtol):
+                    if base.is_good_enough(result, rtol):
                         found[i] = form.doubted(result)
         return found
 
@@ -80,11 +71,11 @@ def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> 
             np.matmul(matrix, matrix.T, out=gram[:rows, :rows])
     top = grams.diagonal(axis1=1, axis2=2).sum(1)
     # false for NaN too: the next solver will say what is wrong
-    fit = np.flatnonzero((top > GRAM_RANGE[0]) & (top < GRAM_RANGE[1]))
+    fit = np.flatnonzero((top > base.GRAM_RANGE[0]) & (top < base.GRAM_RANGE[1]))
     found: list[Values | None] = [None] * len(factors)
     if len(fit):
         with few_threads(factors[0][0]):
-            spectra = eigenvalues_of(grams[fit] if len(fit) < len(factors) else grams)
+            spectra = base.eigenvalues_of(grams[fit] if len(fit) < len(factors) else grams)
         for i, ascending in zip(fit.tolist(), spectra, strict=True):
             matrix, error = factors[i]
             whole = float(np.linalg.norm(error)) if np.ndim(error) else float(error)
