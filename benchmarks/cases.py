@@ -25,7 +25,7 @@ import hesscond
 from hesscond import ConditionNumber
 from hesscond.capture import capture
 from hesscond.models import build
-from tests.cases import Net
+from tests.catalogue.parts import Net
 
 CPU = torch.device("cpu")
 #: Pairs of inputs and targets.

@@ -32,9 +32,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import hesscond  # noqa: E402
-from tests.cases import Net  # noqa: E402
-from tests.support import batches, kinds, libraries  # noqa: E402
-from tests.support.truth import InDouble  # noqa: E402
+from tests.catalogue import PAGE as CATALOGUE  # noqa: E402
+from tests.catalogue import batches, libraries, parts  # noqa: E402
+from tests.catalogue.parts import Net  # noqa: E402
+from tests.catalogue.truths import InDouble  # noqa: E402
 
 PAGE = ROOT / "docs" / "first-calls.md"
 CE, MSE = nn.CrossEntropyLoss(), nn.MSELoss()
@@ -440,7 +441,7 @@ def siren():
         x = x.clone().requires_grad_()
         return torch.cat([y := m.net(x), torch.autograd.grad(y.sum(), x, create_graph=True)[0]], 1)
 
-    model = Net(forward, net=mlp(2, 6, 6, 1, act=lambda: kinds.Applied(lambda x: torch.sin(30 * x))))
+    model = Net(forward, net=mlp(2, 6, 6, 1, act=lambda: parts.Applied(lambda x: torch.sin(30 * x))))
     with torch.no_grad():
         for p in model.parameters():
             p /= 10
@@ -517,9 +518,9 @@ def chebyshev():
 #: Kinds of the support table, whose models are those of the tests.
 NAMES = """geometric geometric_loader tensor_dict pinn gradient_penalty all_against_all siamese mixture_of_experts vae
     detection list_of_records embedding_bag loose packed bert vit llama"""
-KINDS = [one for one in (*kinds.KINDS, *batches.KINDS, *libraries.KINDS) if one.name in NAMES.split()]
+KINDS = [one for one in CATALOGUE if one.name in NAMES.split()]
 SHARED = {(one.library or "torch", one.title): one for one in KINDS}
-CASES |= {key: one.make for key, one in SHARED.items()}
+CASES |= {key: one.build for key, one in SHARED.items()}
 #: Where only differences of gradients are the truth.
 DIFFERENCES = ("odeint_adjoint, rk4", "CTC over a GRU")
 
@@ -542,7 +543,7 @@ def tried(library, title):
     """Row of the table for a case."""
     torch.manual_seed(0)
     model, loss, batch, *own = CASES[library, title]()
-    twin = SHARED[library, title].twin(model) if (library, title) in SHARED else kinds.double(model)
+    twin = SHARED[library, title].twin(model) if (library, title) in SHARED else parts.double(model)
     for p in twin.parameters():
         if p.is_complex():
             p.data = p.data.to(torch.complex128)

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import hesscond
 from hesscond.hessians import Jacobi
-from tests.cases import case, split
+from tests.catalogue import case
+from tests.catalogue.cases import samples, split
 
 SAME = 1e-12
 #: Columns of the log that are times, not numbers of the run.
@@ -71,8 +72,7 @@ def probes() -> Iterator[tuple[str, Callable[[], Any]]]:
 def probe(name: str, level: str, stream: bool, method: Any = None) -> Any:
     """What a probe answers: numbers by layer and unit, or the kind of error that refuses it."""
     model, loss_fn, batch = case(name).make()
-    samples = case(name).samples
-    data = split(batch, (3, samples - 3)) if stream else batch
+    data = split(batch, (3, samples(batch) - 3)) if stream else batch
     try:
         found = hesscond.probe(model, loss_fn, data, level=level, method=method)
     except hesscond.errors.HesscondError as error:

@@ -6,8 +6,8 @@ import math
 import torch
 
 import hesscond
-from tests.cases import CASES, eligible_layers
-from tests.truth import block, case_truth
+from tests.catalogue import CASES
+from tests.truth import block, case_truth, eligible_layers
 
 __all__ = ["CASES", "every_block_agrees", "probed"]
 

@@ -13,7 +13,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.testing import ConditionNumberError, UnresolvedError, assert_no_regression
-from tests.support.truth import Truth
+from tests.catalogue.truths import Truth
 from tests.truth import unit_truth
 
 CE = nn.CrossEntropyLoss()

@@ -8,7 +8,10 @@ from torch import nn
 
 import hesscond
 from hesscond.hessians import CentringScaling, DensePreconditioner
-from tests.cases import Case, case, mlp
+from tests.catalogue import case
+from tests.catalogue.cases import Case
+from tests.catalogue.dense import mlp
+from tests.catalogue.parts import CE, labelled
 from tests.truth import unit_truth
 
 DIGITS = 120
@@ -229,7 +232,7 @@ def test_the_interval_of_a_unit_holds_the_cancellation_in_its_coordinates():
 
 
 def test_bnp_coordinates_of_a_batch_are_centred_and_scaled():
-    model, loss_fn, batch = Case("", lambda: mlp(nn.Tanh()), nn.CrossEntropyLoss(), "class", samples=30).make()
+    model, loss_fn, batch = Case("", "", None, lambda: (mlp(nn.Tanh()), CE, labelled(5, n=30))).make()
     H = torch.tanh(model[0](batch[0])).detach()
     G = torch.cat([torch.ones(30, 1), (H - H.mean(0)) / H.std(0, unbiased=False)], 1).double()
     P = torch.linalg.lstsq(torch.cat([torch.ones(30, 1).double(), H], 1), G).solution

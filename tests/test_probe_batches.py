@@ -11,8 +11,9 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import ConfigError
-from tests.support.batches import CE, KINDS, Pair, Slots, Two, scaled
-from tests.support.truth import Truth
+from tests.catalogue import PAGE
+from tests.catalogue.batches import BATCHES, CE, Pair, Slots, Two, scaled
+from tests.catalogue.truths import Truth
 from tests.truth import double_backward
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS")
@@ -30,12 +31,12 @@ def holdings(value, seen):
 
 
 @pytest.mark.share(3)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.library is None], ids=lambda kind: kind.name)
-def test_hessians_are_those_of_plain_double_backward_and_the_data_stay_as_they_are(kind):
+@pytest.mark.parametrize("case", [c for c in PAGE if c.group == BATCHES and c.library is None], ids=lambda c: c.name)
+def test_hessians_are_those_of_plain_double_backward_and_the_data_stay_as_they_are(case):
     """At the level of layers; the support table has the others."""
     torch.manual_seed(0)
-    model, loss, data, truth = kind.make()
-    twin = kind.twin(model)
+    model, loss, data, truth = case.build()
+    twin = case.twin(model)
     before, after = {}, {}
     holdings(data, before)
     result = hesscond.probe(model, loss, data, level="layer")

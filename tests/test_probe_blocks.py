@@ -16,10 +16,13 @@ from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import Role
 from hesscond.methods import parse
-from tests.cases import CE, OTHERS, AddLowRank, Conv1D, Piped, case, split
-from tests.support.truth import Truth
+from tests.catalogue import BLOCKS, case
+from tests.catalogue.blocks import AddLowRank, Conv1D, Piped
+from tests.catalogue.cases import split
+from tests.catalogue.parts import CE
+from tests.catalogue.truths import Truth
 
-ids = pytest.mark.parametrize("other_case", OTHERS, ids=lambda c: c.name)
+ids = pytest.mark.parametrize("other_case", BLOCKS, ids=lambda c: c.name)
 
 
 @functools.cache
@@ -119,11 +122,11 @@ def test_every_unit_and_layer_of_every_block_is_that_of_the_dense_hessian(other_
         *(
             pytest.param(name, streamed, marks=pytest.mark.slow)
             for name, streamed in [
-                ("gpt2", True),
+                ("gpt2-by-hand", True),
                 ("gpt2-conv1d", False),
                 ("embedding-tied", False),
-                ("bert", False),
-                ("vit", False),
+                ("bert-by-hand", False),
+                ("vit-by-hand", False),
             ]
         ),
     ],
@@ -274,7 +277,7 @@ def test_a_large_vocabulary_takes_products_for_the_tokens_that_occur_only():
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize("name", ["embedding-padded", "batchnorm-eval", "lstm", "attention-packed"])
+@pytest.mark.parametrize("name", ["embedding-padded", "eval-batchnorm", "lstm", "attention-packed"])
 def test_a_stream_has_the_hessian_of_the_whole(name):
     model, loss_fn, batch = made(name)
     whole = hesscond.probe(model, loss_fn, batch, "*", "layer")
@@ -476,8 +479,8 @@ def test_what_takes_too_many_products_is_left_out_or_refused(monkeypatch):
     [
         ("gpt2-conv1d", "h.0.mlp.2.bias", Role("bias", 0)),
         ("gpt2-conv1d", "h.0.attn.c_attn.weight[k.1]", Role("key", 0)),
-        ("bert", "encoder.layers.0.self_attn", Role("query, key, value", 0)),
-        ("vit", "patches", Role("embedding", None)),
+        ("bert-by-hand", "encoder.layers.0.self_attn", Role("query, key, value", 0)),
+        ("vit-by-hand", "patches", Role("embedding", None)),
         ("lstm", "middle", Role("recurrent", None)),
         ("lstm", "middle.bias_hh_l0", Role("recurrent", None)),
         ("lstm", "head", Role("head", None)),

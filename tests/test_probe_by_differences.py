@@ -10,9 +10,8 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.errors import CaptureError
 from hesscond.hessians.differenced import extrapolated
-from tests.cases import Net
-from tests.support.constructions import STALE, function, fused_entropy
-from tests.support.kinds import Applied
+from tests.catalogue.parts import Applied, Net
+from tests.catalogue.wrong_backward import STALE, function, fused_entropy
 from tests.truth import block, layer_truth, network_truth
 
 LEVELS = ["unit", "layer", "network"]

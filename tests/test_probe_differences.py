@@ -7,8 +7,9 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError
-from tests.support.constructions import KINKED, STALE, function, stale_square
-from tests.support.kinds import Applied
+from tests.catalogue.kinks import KINKED
+from tests.catalogue.parts import Applied
+from tests.catalogue.wrong_backward import STALE, function, stale_square
 from tests.truth import layer_truth, reverse_over_reverse
 
 LEVELS = ["unit", "layer", "network"]

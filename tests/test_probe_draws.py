@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError
-from tests.cases import Net
+from tests.catalogue.parts import Net
 from tests.truth import network_truth
 
 torch.manual_seed(0)

@@ -7,8 +7,9 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from tests.cases import case, mlp
-from tests.support.kinds import Applied, OnceOnly
+from tests.catalogue import case
+from tests.catalogue.dense import mlp
+from tests.catalogue.parts import Applied, OnceOnly
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])

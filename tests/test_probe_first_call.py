@@ -11,10 +11,9 @@ from torch import nn
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.problem.references import References
-from tests.cases import Net
-from tests.support.constructions import stale_tanh
-from tests.support.kinds import OnceOnly
-from tests.support.truth import ADVICE, Truth
+from tests.catalogue.parts import Net, OnceOnly
+from tests.catalogue.truths import ADVICE, Truth
+from tests.catalogue.wrong_backward import stale_tanh
 from tests.truth import double_backward
 
 CE = nn.CrossEntropyLoss()

@@ -7,7 +7,9 @@ from torch import nn
 
 import hesscond
 from hesscond.hessians import Jacobi
-from tests.cases import case, mlp, used
+from tests.catalogue import case
+from tests.catalogue.dense import mlp
+from tests.catalogue.parts import used
 from tests.truth import layer_truth
 
 #: One of each kind: dense, convolution, sequence, shared, coupled, indefinite.

@@ -5,8 +5,8 @@ import pytest
 
 import hesscond
 from hesscond.errors import ConfigError
-from tests.cases import case, eligible_layers
-from tests.truth import layer_truth, unit_truth
+from tests.catalogue import case
+from tests.truth import eligible_layers, layer_truth, unit_truth
 
 COLUMNS = [
     "layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min",

@@ -21,7 +21,7 @@ from hesscond.spectra import density, lanczos
 from hesscond.spectra.forms import MATRICES
 from hesscond.spectra.reductions import rounded_condition
 from hesscond.spectra.solvers.matrix_free import dense_condition
-from tests.support.truth import Truth
+from tests.catalogue.truths import Truth
 
 
 def convolutions():

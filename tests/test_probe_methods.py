@@ -12,9 +12,8 @@ from hesscond.hessians import Preconditioner, Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
-from tests.cases import eligible_layers
 from tests.methods.contract import dense_unit_hessian, untracked
-from tests.truth import double_backward, layer_truth, unit_truth
+from tests.truth import double_backward, eligible_layers, layer_truth, unit_truth
 
 SPECS = [
     *(method.name for method in registered()),

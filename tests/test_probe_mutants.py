@@ -17,7 +17,9 @@ from hesscond.errors import CaptureError
 from hesscond.hessians import HessianOperator, Preconditioner
 from hesscond.hessians.linearization import GGNLinearization
 from hesscond.probing import captured as layer_probe
-from tests.cases import Case, case, small, split
+from tests.catalogue import case
+from tests.catalogue.cases import Case, split
+from tests.catalogue.parts import CE, labelled, small
 from tests.fuzzing import Sheared
 from tests.truth import layer_truth, network_truth
 
@@ -136,8 +138,8 @@ def tied():
     return model
 
 
-OWN = Case("own-forward", lambda: nn.Sequential(Halved(5, 4), *small(nn.Tanh())[1:]), nn.CrossEntropyLoss())
-TIED = Case("tied", tied, nn.CrossEntropyLoss())
+OWN = Case("", "own-forward", None, lambda: (nn.Sequential(Halved(5, 4), *small(nn.Tanh())[1:]), CE, labelled(5)))
+TIED = Case("", "tied", None, lambda: (tied(), CE, labelled(5)))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from hesscond.hessians.null_space.reduced import remaining
 from hesscond.methods import parse
 from hesscond.probing.results import NETWORK
 from hesscond.spectra.forms import SolverLimits
-from tests.cases import CASES, case, split
+from tests.catalogue import CASES, case
+from tests.catalogue.cases import split
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
-from tests.support.truth import Truth
+from tests.catalogue.truths import Truth
 from tests.truth import packed
 
 

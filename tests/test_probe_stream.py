@@ -6,8 +6,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hesscond
-from tests.cases import CASES, Case, case, eligible_layers, labels, mlp, rows, split
-from tests.truth import block, case_truth, layer_truth
+from tests.catalogue import CASES, case
+from tests.catalogue.cases import Case, rows, samples, split
+from tests.catalogue.dense import mlp
+from tests.catalogue.parts import labelled
+from tests.truth import block, case_truth, eligible_layers, layer_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
@@ -60,7 +63,7 @@ def agree(one, other, rtol=1e-8):
 )  # fmt: skip
 def test_ragged_batches_are_the_whole(example, level):
     model, loss_fn, batch = example.make()
-    parts = split(batch, ragged(example.samples))
+    parts = split(batch, ragged(samples(batch)))
     result = hesscond.probe(model, loss_fn, parts, level=level)
     is_the_hessian(result, *case_truth(example), level)
     assert set(result.skipped) & set(eligible_layers(model)) == set(example.unreached)
@@ -72,7 +75,7 @@ def test_ragged_batches_are_the_whole(example, level):
 def test_numbers_of_a_stream_are_those_of_the_whole(name, level):
     model, loss_fn, batch = case(name).make()
     whole = hesscond.probe(model, loss_fn, batch, level=level)
-    parts = hesscond.probe(model, loss_fn, split(batch, ragged(case(name).samples)), level=level)
+    parts = hesscond.probe(model, loss_fn, split(batch, ragged(samples(batch))), level=level)
     agree(whole.to_frame(), parts.to_frame())
     for layer in parts.values():
         for which in [{}] if level == "layer" else [{"unit": u} for u in layer.units]:
@@ -83,7 +86,7 @@ def test_numbers_of_a_stream_are_those_of_the_whole(name, level):
 
 def test_a_batch_without_a_target_that_counts_counts_nothing():
     loss_fn = nn.CrossEntropyLoss(ignore_index=2)
-    model, _, (x, y) = Case("", lambda: mlp(nn.ReLU()), loss_fn, samples=12).make()
+    model, _, (x, y) = Case("", "", None, lambda: (mlp(nn.ReLU()), loss_fn, labelled(5, n=12))).make()
     y[4:7] = 2
     for parts in (split((x, y), [4, 3, 5]), split((x[4:], y[4:]), [3, 5])):
         result = hesscond.probe(model, loss_fn, parts, level="layer")
@@ -144,8 +147,7 @@ def test_a_generator_is_read_once():
 
 def test_sequences_of_different_lengths_in_a_stream():
     """Positions count within their sample, samples count alike."""
-    example = Case("", case("tokens-mean").build, nn.CrossEntropyLoss(), labels())
-    model, loss_fn, _ = example.make()
+    model, loss_fn, _ = case("tokens-mean").make()
     generator = torch.Generator().manual_seed(3)
     parts = [
         (torch.randn(n, length, 4, generator=generator, dtype=torch.float64), torch.arange(n) % 3)

@@ -9,10 +9,11 @@ from torch import nn
 
 import hesscond
 from tests.agreement import every_block_agrees, probed
-from tests.cases import CASES, case, eligible_layers
+from tests.catalogue import CASES, case
 from tests.truth import (
     block,
     case_truth,
+    eligible_layers,
     layer_truth,
     packed,
     reverse_over_reverse,

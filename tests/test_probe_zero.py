@@ -8,13 +8,12 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from tests.cases import Net
-from tests.support.constructions import KINDS
+from tests.catalogue import CATALOGUE
+from tests.catalogue.parts import Net
 from tests.truth import unit_truth
 
 CE = nn.CrossEntropyLoss()
 ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "gelu": nn.GELU()}
-NAMED = {one.name: one for one in KINDS}
 
 
 def batch(samples: int = 12, features: int = 5, classes: int = 4, seed: int = 0):
@@ -57,9 +56,8 @@ ZEROS = {name: layers.split() for layers, names in ZEROS.items() for name in nam
 def measured(name, level, loss=None):
     """The layers without an effect of a construction, with another loss or its own."""
     torch.manual_seed(0)
-    model, own, data = NAMED[name].make()
-    options = NAMED[name].options
-    options = dict(options(model, own, data) if callable(options) else options)
+    model, own, data = CATALOGUE[name].build()
+    options = CATALOGUE[name].arguments(model, own, data)
     if ZEROS[name]:
         options["layers"] = ZEROS[name]
     return hesscond.probe(model, loss or own, data, level=level, **options)
@@ -78,7 +76,7 @@ def assert_zero(result):
 
 
 @pytest.mark.share(4)
-@pytest.mark.parametrize(("name", "level"), [(name, level) for name in ZEROS for level in NAMED[name].levels])
+@pytest.mark.parametrize(("name", "level"), [(name, level) for name in ZEROS for level in CATALOGUE[name].levels])
 def test_what_the_loss_does_not_depend_on_has_a_hessian_of_zero(name, level):
     assert_zero(measured(name, level))
 

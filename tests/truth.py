@@ -21,7 +21,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.utils._pytree import tree_map_only
 
-from tests.cases import eligible_layers
+#: What `hesscond.probe` can measure.
+ELIGIBLE = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+)  # fmt: skip
+
+
+def eligible_layers(model):
+    """The layers of a model that a probe can measure, by qualified name ("model" if it is the model itself)."""
+    return {name or "model": module for name, module in model.named_modules() if isinstance(module, ELIGIBLE)}
 
 
 def layer_truth(model, loss_fn, batch, layer, *, derivative=None):

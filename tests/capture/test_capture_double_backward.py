@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
 from hesscond.capture.double_backward import SecondDerivatives
-from tests.cases import Net
+from tests.catalogue.parts import Net
 from tests.truth import block, layer_truth
 
 TOKENS, WIDTH, CLASSES = 5, 6, 7

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture.kinds import KINDS, Geometry, LayerKind, has_bias
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from tests.cases import Net
+from tests.catalogue.parts import Net
 from tests.truth import layer_truth, network_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)

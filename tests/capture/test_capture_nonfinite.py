@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.errors import CaptureError, HesscondError, NotFiniteError
-from tests.cases import Net
+from tests.catalogue.parts import Net
 from tests.truth import layer_truth
 
 SAMPLES, ZEROS = 6, 2

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture import backward, separators
 from tests.capture.test_capture_double_backward import assert_true, by_sample, by_token
-from tests.cases import Net
+from tests.catalogue.parts import Net
 
 TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hesscond
-from tests.cases import Net
+from tests.catalogue.parts import Net
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3

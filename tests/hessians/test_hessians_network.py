@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_map_only
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-from tests.cases import CASES, Net, case, eligible_layers, mlp, split
+from tests.catalogue import CASES, case
+from tests.catalogue.cases import split
+from tests.catalogue.dense import mlp
+from tests.catalogue.parts import Applied, Net
 from tests.operators.operator_contract import OperatorCase, OperatorContract
-from tests.support.kinds import Applied
-from tests.truth import block, case_truth, double_backward, in_double, same_random_numbers
+from tests.truth import block, case_truth, double_backward, eligible_layers, in_double, same_random_numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

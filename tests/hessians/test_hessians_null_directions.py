@@ -10,18 +10,15 @@ from hesscond.hessians.null_space.row_space import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, Span
 from hesscond.operators.subspace import CoordinateSpan
-from tests import cases
+from tests.catalogue import CASES
+from tests.catalogue.cases import split
+from tests.catalogue.parts import Net
 from tests.truth import case_truth
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 
 CE = nn.CrossEntropyLoss()
-ALL = {
-    case.name: case
-    for group in (cases.DENSE, cases.SHARED, cases.COUPLED, cases.SEQUENCES, cases.CONVOLUTIONS)
-    for case in group
-    if case.dtype == torch.float64
-}
+ALL = {case.name: case for case in CASES if case.dtype == torch.float64}
 SOME = [
     "relu-ce", "relu-mse", "relu-nonconvex", "tanh-ce", "many-samples", "one-sample", "two-samples-tanh", "gated",
     "integer-and-real-inputs", "gaussian-heads", "train-dropout", "layernorm", "unreached-and-frozen", "siamese-relu",
@@ -99,7 +96,7 @@ def planted(samples=300, seed=3):
 
 def test_all_of_what_was_planted_is_found_over_ragged_batches():
     model, batch = planted()
-    ragged = cases.split(batch, [37, 200, 1, 62])
+    ragged = split(batch, [37, 200, 1, 62])
     for layer, expected in (("0", 6 * 10 - 5 * 6), ("2", 3 * 7 - 2 * 6)):
         operator = HessianOperator(model, CE, ragged, layers=[layer])
         H = operator.to_dense()
@@ -226,7 +223,7 @@ def test_batches_that_do_not_count_are_not_seen():
 def two_layers(*sizes):
     torch.manual_seed(0)
     parts = {"first": nn.Linear(*sizes[:2]), "last": nn.Linear(*sizes[1:])}
-    return cases.Net(lambda m, x: m.last(torch.tanh(m.first(x))), **parts).double()
+    return Net(lambda m, x: m.last(torch.tanh(m.first(x))), **parts).double()
 
 
 def test_a_zero_gradient_is_no_null_direction():

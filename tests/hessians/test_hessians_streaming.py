@@ -14,7 +14,17 @@ from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.streaming import stream
 from hesscond.methods.bnp import from_statistics
 from hesscond.problem import MEMORY
-from tests.cases import CASES, Case, mlp
+from tests.catalogue.cases import Case
+from tests.catalogue.dense import mean_of_squares_with_tanh, mlp
+from tests.catalogue.parts import CE, MSE, labelled, valued
+
+#: Networks of which there are many samples: activation, loss, data.
+SMALL = {
+    "relu-ce": (nn.ReLU(), CE, labelled),
+    "tanh-ce": (nn.Tanh(), CE, labelled),
+    "relu-mse": (nn.ReLU(), MSE, valued),
+    "relu-nonconvex": (nn.ReLU(), mean_of_squares_with_tanh, valued),
+}
 
 
 def whole_and_streamed(case, cuts, layer, seed=0):
@@ -34,11 +44,11 @@ def whole_and_streamed(case, cuts, layer, seed=0):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(0, 60), max_size=6), st.sampled_from(["relu-ce", "tanh-ce", "relu-mse", "relu-nonconvex"]))
+@given(st.lists(st.integers(0, 60), max_size=6), st.sampled_from(list(SMALL)))
 def test_kappa_does_not_depend_on_how_the_data_are_split(cuts, name):
     """Ragged batches, chunks of one sample and chunks smaller than the layer included."""
-    base = next(c for c in CASES if c.name == name)
-    case = Case(name, base.build, base.loss, base.target, samples=60)
+    activation, loss, data = SMALL[name]
+    case = Case("", name, None, lambda: (mlp(activation), loss, data(5, n=60)))
     captured, hessians, statistics = whole_and_streamed(case, cuts, "2")
     P = from_statistics(FeatureStatistics.of(captured.h))
     streamed_P = from_statistics(statistics)
@@ -88,8 +98,7 @@ def test_long_streams_keep_small_eigenvalues():
 
 
 def test_dead_features_are_exactly_dead_in_a_stream():
-    case = Case("", lambda: mlp(nn.ReLU()), nn.CrossEntropyLoss(), "class", samples=40)
-    model, loss_fn, (x, y) = case.make()
+    model, loss_fn, (x, y) = Case("", "", None, lambda: (mlp(nn.ReLU()), CE, labelled(5, n=40))).make()
     with torch.no_grad():
         # constant, but not zero: its computed variance is round-off
         model[0].weight[1] = 0

@@ -5,7 +5,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.methods import BNP
 from hesscond.probing.entry import probe
-from tests.cases import Net
+from tests.catalogue.parts import Net
 
 
 def model_of(dtype=torch.float64, bias=True, seed=0):

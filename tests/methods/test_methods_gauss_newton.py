@@ -9,7 +9,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
-from tests.cases import Net
+from tests.catalogue.parts import Net
 from tests.methods.contract import MethodContract
 
 

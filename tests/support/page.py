@@ -1,6 +1,6 @@
-"""Write ``docs/support.md``, what `hesscond.probe` says of each kind of model: ``python tests/support/page.py [KIND]``
+"""Write ``docs/support.md``, what `hesscond.probe` says of each kind of model: ``python tests/support/page.py [NAME]``
 
-Given names of kinds, only their rows are measured anew, and those that are not on the page.
+Given names of cases, only their rows are measured anew, and those that are not on the page.
 """
 
 import itertools
@@ -11,7 +11,8 @@ TESTS = Path(__file__).parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent))
 
-from tests.support.measuring import KINDS, LEVELS, measured  # noqa: E402
+from tests.catalogue import PAGE as CASES  # noqa: E402
+from tests.catalogue.judging import LEVELS, measured  # noqa: E402
 
 PAGE = TESTS.parent / "docs" / "support.md"
 INTRODUCTION = """\
@@ -27,25 +28,25 @@ number was once printed, and controls: their truth is exact arithmetic, plain op
 
 
 class WrongError(Exception):
-    """Something is wrong with what a kind gives, and has no place on the page."""
+    """Something is wrong with what a case gives, and has no place on the page."""
 
 
-def row(kind):
-    """The line of a kind."""
-    title = kind.title.replace("|", "\\|")
-    if kind.missing:
-        return f"| {title} | `{kind.layer}` | not shown: {kind.missing} | | |"
-    cells = measured(kind)
+def row(case):
+    """The line of a case."""
+    title = case.title.replace("|", "\\|")
+    if case.missing:
+        return f"| {title} | `{case.layer}` | not shown: {case.missing} | | |"
+    cells = measured(case)
     if faults := [f"{level}: {fault}" for level in LEVELS for fault in cells[level].faults]:
-        raise WrongError(f"{kind.name} ({kind.title}): {'; '.join(faults)}")
+        raise WrongError(f"{case.name} ({case.title}): {'; '.join(faults)}")
     texts = [cells[level].text.replace("|", "\\|").replace("<", "&lt;") for level in LEVELS]
-    return f"| {title} | `{kind.layer}` | {' | '.join(texts)} |"
+    return f"| {title} | `{case.layer}` | {' | '.join(texts)} |"
 
 
 def page(rows):
-    """The page from the lines of all kinds, in their order."""
+    """The page from the lines of all cases, in their order."""
     parts = [INTRODUCTION]
-    for group, own in itertools.groupby(zip(KINDS, rows, strict=True), lambda pair: pair[0].group):
+    for group, own in itertools.groupby(zip(CASES, rows, strict=True), lambda pair: pair[0].group):
         lines = [f"## {group}\n", "| | layer | unit | layer | network |", "|---|---|---|---|---|"]
         parts.append("\n".join([*lines, *(line for _, line in own)]) + "\n")
     return "\n".join(parts)
@@ -61,10 +62,10 @@ def main(names):
     """Write the page."""
     there = rows_of(PAGE.read_text(encoding="utf-8")) if names else {}
     rows, wrong = [], []
-    for kind in KINDS:
+    for case in CASES:
         try:
-            measure = kind.name in names or kind.title not in there
-            rows.append(row(kind) if measure else there[kind.title])
+            measure = case.name in names or case.title not in there
+            rows.append(row(case) if measure else there[case.title])
         except WrongError as error:
             wrong.append(str(error))
     if wrong:

@@ -10,51 +10,45 @@ import torch
 
 import hesscond
 from tests import documented
-from tests.support.judging import Construction
-from tests.support.measuring import KINDS, LEVELS, measured
+from tests.catalogue import PAGE as CASES
+from tests.catalogue import case
+from tests.catalogue.judging import LEVELS, measured
 from tests.support.page import PAGE, page, row, rows_of
 
-#: Constructions run a third at a time; other people's models all.
-SHARE = [pytest.mark.share(3)]
-
-
-def name_of(kind):
-    return kind.name
+#: What once had a wrong number runs a third at a time; what people write runs always.
+EVERY = [pytest.param(c, marks=[] if c.close else [pytest.mark.share(3)], id=c.name) for c in CASES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=SHARE * isinstance(kind, Construction)) for kind in KINDS], ids=name_of
-)
-def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(kind):
-    if kind.missing:
-        pytest.skip(kind.missing)
-    cells = measured(kind)
+@pytest.mark.parametrize("example", EVERY)
+def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_page_says(example):
+    if example.missing:
+        pytest.skip(example.missing)
+    cells = measured(example)
     assert list(cells) == list(LEVELS)
     for level, cell in cells.items():
         assert not cell.faults, f"{level}: {cell.faults}"
         assert cell.text.strip(), level
         assert cell.compared or "κ" not in cell.text, f"{level}: a number that nothing was compared with"
-    written, now = rows_of(PAGE.read_text(encoding="utf-8"))[kind.title], row(kind)
+    written, now = rows_of(PAGE.read_text(encoding="utf-8"))[example.title], row(example)
     assert documented.same(written.split(), now.split(), documented.RTOL), f"make support-page: {now}"
 
 
 def test_the_page_has_a_row_for_every_kind_and_no_other():
     text = PAGE.read_text(encoding="utf-8")
     rows = rows_of(text)
-    assert list(rows) == [kind.title for kind in KINDS]
+    assert list(rows) == [c.title for c in CASES]
     assert page(list(rows.values())) == text, "make support-page"
-    assert len({kind.name for kind in KINDS}) == len(KINDS) >= 40
+    assert len({c.title for c in CASES}) == len(CASES) >= 400
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "vit", "peft_lora"])
 def test_every_parameter_has_a_block(name):
-    kind = next(kind for kind in KINDS if kind.name == name)
-    if kind.missing:
-        pytest.skip(kind.missing)
+    if case(name).missing:
+        pytest.skip(case(name).missing)
     torch.manual_seed(0)
-    model, loss_fn, batch = kind.make()
+    model, loss_fn, batch = case(name).build()
     trained = {key: p.numel() for key, p in model.named_parameters() if p.requires_grad}
     for level in ("layer", "unit"):
         start = time.perf_counter()

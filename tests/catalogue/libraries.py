@@ -6,13 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.kinds import CE, Kind, classes, double, images, mlp
-from tests.support.kinds import kind as register
-
-LIBRARIES = "Other libraries"
-KINDS: list[Kind] = []
-kind = functools.partial(register, kinds=KINDS)
-transformers_kind = functools.partial(kind, library="transformers")
+from tests.catalogue.cases import add, double
+from tests.catalogue.parts import CE, classes, images, mlp
 
 #: What keeps a model of any family tiny, and its layers far from a zero function.
 TINY = {
@@ -57,12 +52,10 @@ def tiny_gpt2():
     return GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=2, n_positions=4, n_inner=4, **TINY))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face GPT-2", "transformer.h.0.mlp.c_fc")
 def gpt2():
     return language_model(tiny_gpt2())
 
 
-@transformers_kind(LIBRARIES, "Hugging Face GPT-2, the loss that it returns", "lm_head")
 def gpt2_own_loss():
     ids = sentences()
     return tiny_gpt2().eval(), own_loss, ({"input_ids": ids, "labels": ids}, ids)
@@ -74,7 +67,6 @@ def without_checkpoints(model):
     return twin
 
 
-@transformers_kind(LIBRARIES, "gradient_checkpointing_enable()", "lm_head", twin=without_checkpoints)
 def gpt2_checkpointed():
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -97,21 +89,18 @@ DECODER = {
 }
 
 
-@transformers_kind(LIBRARIES, "Hugging Face LLaMA", "model.layers.0.mlp.down_proj")
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return language_model(LlamaForCausalLM(LlamaConfig(**DECODER)))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face Qwen2", "model.layers.0.mlp.down_proj")
 def qwen2():
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     return language_model(Qwen2ForCausalLM(Qwen2Config(**DECODER)))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face BERT, inputs as a BatchEncoding", "bert.encoder.layer.0.output.dense")
 def bert():
     from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
@@ -124,7 +113,6 @@ def bert():
     return BertForSequenceClassification(config).eval(), label, (inputs, torch.randint(0, 3, (8,)))
 
 
-@transformers_kind(LIBRARIES, "Hugging Face ViT", "classifier")
 def vit():
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -136,7 +124,6 @@ def vit():
     return ViTForImageClassification(config).eval(), label, ({"pixel_values": pixels}, target)
 
 
-@kind(LIBRARIES, "LoRA by peft", "base_model.model.2.base_layer", library="peft")
 def peft_lora():
     from peft import LoraConfig, get_peft_model
 
@@ -144,7 +131,6 @@ def peft_lora():
     return model.eval(), CE, classes()
 
 
-@kind(LIBRARIES, "LightningModule", "net.2", library="lightning")
 def lightning_module():
     import lightning
 
@@ -165,7 +151,6 @@ def lightning_module():
     return Classifier(), CE, classes()
 
 
-@kind(LIBRARIES, "timm MLP-Mixer", "head", library="timm")
 def timm_mixer():
     import timm
 
@@ -173,3 +158,18 @@ def timm_mixer():
         "mixer_s32_224", img_size=4, patch_size=2, embed_dim=4, num_blocks=1, num_classes=3, in_chans=1
     )
     return model.eval(), CE, images(6, 1)
+
+
+of_library = functools.partial(add, "Other libraries")
+hugging_face = functools.partial(of_library, library="transformers")
+hugging_face("gpt2", "Hugging Face GPT-2", gpt2, "transformer.h.0.mlp.c_fc")
+hugging_face("gpt2_own_loss", "Hugging Face GPT-2, the loss that it returns", gpt2_own_loss, "lm_head")
+hugging_face("gpt2_checkpointed", "gradient_checkpointing_enable()", gpt2_checkpointed, "lm_head",
+    twin=without_checkpoints)  # fmt: skip
+hugging_face("llama", "Hugging Face LLaMA", llama, "model.layers.0.mlp.down_proj")
+hugging_face("qwen2", "Hugging Face Qwen2", qwen2, "model.layers.0.mlp.down_proj")
+hugging_face("bert", "Hugging Face BERT, inputs as a BatchEncoding", bert, "bert.encoder.layer.0.output.dense")
+hugging_face("vit", "Hugging Face ViT", vit, "classifier")
+of_library("peft_lora", "LoRA by peft", peft_lora, "base_model.model.2.base_layer", library="peft")
+of_library("lightning_module", "LightningModule", lightning_module, "net.2", library="lightning")
+of_library("timm_mixer", "timm MLP-Mixer", timm_mixer, "head", library="timm")

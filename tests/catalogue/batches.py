@@ -15,36 +15,18 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 
-from tests.support.kinds import CE, Kind
+from tests.catalogue.cases import add
+from tests.catalogue.parts import CE
 
 BATCHES = "Batches as loaders yield them"
-KINDS = []
 Pair = collections.namedtuple("Pair", "x scale")
 Triple = collections.namedtuple("Triple", "x scale y")
-
-
-def case(title):
-    """Register a case, as `add`, by the name of its function."""
-    return lambda make: add(make.__name__, title, make)
 
 
 def twin_of(model):
     """Model in float64; compressed sparse tensors, which torch does not copy, are shared."""
     kept = getattr(model, "A", None)
     return copy.deepcopy(model, {id(kept): kept}).double()
-
-
-def add(name, title, make, **facts):
-    """Register a kind whose function also gives the loss in float64, computed by hand from the twin."""
-    KINDS.append(Kind(BATCHES, title, named(name, make), "o", **{"twin": twin_of, **facts}))
-    return make
-
-
-def named(name, make):
-    """Function with another name."""
-    found = functools.partial(make)
-    found.__name__ = name
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,62 +146,38 @@ def one_value(make, forward=scaled):
     return Two(forward), CE, (make(x, s), y), lambda m: CE(m.out(m.l(x.double()) * s.double()), y)
 
 
-for name, make in {
-    "namedtuple": Pair,
-    "dataclass": Record,
-    "namespace": lambda x, s: types.SimpleNamespace(x=x, scale=s),
-    "slotted object": Slots,
-}.items():
-    add(name, f"a {name} as the input", functools.partial(one_value, make))
-add("mapping_as_one", "a dict as the input", lambda: one_value(lambda x, s: {"x": x, "scale": s}, by_keys))
-
-
-@case("a named tuple with inputs and target")
 def namedtuple_with_target():
     x, s, y = features()
     return Two(scaled), CE, Triple(x, s, y), lambda m: CE(m(Pair(x.double(), s.double())), y)
 
 
-@case("a graph object (`Data`) as the input")
 def graph_and_target():
     g = graph()
     return Two(convolved), CE, (g, g.y), lambda m: CE(m(doubled(g)), g.y)
 
 
-@case("a graph object as the batch")
 def graph_alone():
     g = graph()
     return Two(convolved), CE, g, lambda m: CE(m(doubled(g)), g.y)
 
 
-@case("a graph object, its attributes by name")
 def graph_by_names():
     g = graph()
     return Two(by_name), CE, g, lambda m: CE(convolved(m, doubled(g)), g.y)
 
 
-@case("a graph object as input and target")
 def graph_masked_in_the_loss():
     g = graph()
     loss = lambda output, data: CE(output[:5], data.y[:5])  # noqa: E731
     return Two(convolved), loss, (g, g), lambda m: loss(m(doubled(g)), g)
 
 
-@case("stream of batched graphs")
-def stream_of_graphs():
+def stream_of_graphs(loss):
     data = [graph(9, 3), graph(6, 2), graph(10, 4)]
     whole = lambda m: sum(CE(m(doubled(g)), g.y) * g.graphs for g in data) / 9  # noqa: E731
-    return Two(pooled), CE, data, whole
+    return Two(pooled), loss, data, whole
 
 
-@case("stream of batched graphs, a loss of one's own")
-def stream_of_graphs_with_own_loss():
-    data = [graph(9, 3), graph(6, 2), graph(10, 4)]
-    whole = lambda m: sum(CE(m(doubled(g)), g.y) * g.graphs for g in data) / 9  # noqa: E731
-    return Two(pooled), log_likelihood, data, whole
-
-
-@case("a PackedSequence")
 def packed():
     class Recurrent(nn.Module):
         def __init__(self):
@@ -242,13 +200,6 @@ def sets(forward, loss, *sizes):
     return Two(forward), loss, data[0] if len(data) == 1 else data, truth
 
 
-add("list_of_sets", "a list of tensors", lambda: sets(of_sets, CE, 4))
-add("list_by_annotation", "a list of two, by annotation", lambda: sets(of_annotated_sets, CE, 2))
-add("stream_of_lists", "stream of lists of tensors", lambda: sets(of_sets, CE, 3, 5))
-add("stream_of_lists_own", "stream of lists, a loss of one's own", lambda: sets(of_sets, log_likelihood, 3, 5))
-
-
-@case("a list of dicts with objects")
 def list_of_records():
     def losses(self, records):
         return {
@@ -261,14 +212,12 @@ def list_of_records():
     return Two(losses), loss, (data, None), lambda m: loss(m(double), None)
 
 
-@case("a temperature without dimensions")
 def temperature():
     x, _, y = features()
     t = torch.tensor(0.7)
     return Two(at_temperature), CE, ((x, t), y), lambda m: CE(m(x.double(), t.double()), y)
 
 
-@case("a temperature without dimensions, stream")
 def temperature_in_a_stream():
     x, _, y = features()
     t = torch.tensor(0.7)
@@ -276,7 +225,6 @@ def temperature_in_a_stream():
     return Two(at_temperature), log_likelihood, data, lambda m: CE(m(x.double(), t.double()), y)
 
 
-@case("a number as the only input")
 def only_a_number():
     t = torch.tensor(0.3)
     loss = lambda output, y: (output - y).square().mean()  # noqa: E731
@@ -284,14 +232,12 @@ def only_a_number():
     return model, loss, (t, torch.tensor(1.0)), lambda m: loss(m(t.double()), 1.0)
 
 
-@case("a dict with inputs and `y`")
 def items_with_target():
     x, _, y = features()
     t = torch.tensor(0.7)
     return Two(at_temperature), CE, {"x": x, "t": t, "y": y}, lambda m: CE(m(x.double(), t.double()), y)
 
 
-@case("the loss of a model without labels (CLIP)")
 def loss_of_the_model_without_labels():
     def contrastive(self, text=None, image=None, return_loss=None):
         logits = F.normalize(self.l(text), dim=-1) @ F.normalize(self.l(image), dim=-1).T / self.o.weight.exp().mean()
@@ -332,17 +278,6 @@ def sparse_inside(layout, place, product):
     return model, CE, (x, y), lambda m: CE(m.out(A.double() @ m.l(x.double())), y)
 
 
-for layout in ("to_sparse", "to_sparse_csr", "to_sparse_csc"):
-    form = layout.removeprefix("to_").replace("_", " ").replace("sparse cs", "CS").replace("sparse", "COO").upper()
-    add(f"input_{layout}", f"an adjacency among the inputs, {form}", functools.partial(sparse_input, layout))
-    for place, product in (("buffer", torch.sparse.mm), ("attribute", torch.matmul)):
-        make = functools.partial(sparse_inside, layout, place, product)
-        add(f"{place}_{layout}", f"an adjacency as {place}, {form}", make)
-add("features_coo", "sparse features of a dense layer, COO", lambda: sparse_features("to_sparse"))
-add("features_csr", "sparse features of a dense layer, CSR", lambda: sparse_features("to_sparse_csr"))
-
-
-@case("stream with sparse tensors")
 def stream_with_sparse_tensors():
     parts = [(*features(n), adjacency(n)) for n in (8, 5)]
     data = [((x, A.to_sparse()), y) for x, _, y, A in parts]
@@ -404,6 +339,42 @@ def tensor_dict():
     return Two(by_keys), CE, data, lambda m: CE(m({"x": x.double(), "scale": s.double()}), y)
 
 
-add("geometric", "Data of torch_geometric as the batch", geometric, library="torch_geometric")
-add("geometric_loader", "loader of torch_geometric, a loss of one's own", geometric_loader, library="torch_geometric")
-add("tensor_dict", "a locked TensorDict as the batch", tensor_dict, library="tensordict")
+batch = functools.partial(add, BATCHES, layer="o", twin=twin_of)
+for kind, make in {
+    "namedtuple": Pair,
+    "dataclass": Record,
+    "namespace": lambda x, s: types.SimpleNamespace(x=x, scale=s),
+    "slotted object": Slots,
+}.items():
+    batch(kind, f"a {kind} as the input", functools.partial(one_value, make))
+batch("mapping_as_one", "a dict as the input", lambda: one_value(lambda x, s: {"x": x, "scale": s}, by_keys))
+batch("namedtuple_with_target", "a named tuple with inputs and target", namedtuple_with_target)
+batch("graph_and_target", "a graph object (`Data`) as the input", graph_and_target)
+batch("graph_alone", "a graph object as the batch", graph_alone)
+batch("graph_by_names", "a graph object, its attributes by name", graph_by_names)
+batch("graph_masked_in_the_loss", "a graph object as input and target", graph_masked_in_the_loss)
+batch("stream_of_graphs", "stream of batched graphs", lambda: stream_of_graphs(CE))
+batch("stream_of_graphs_own", "stream of batched graphs, a loss of one's own", lambda: stream_of_graphs(log_likelihood))
+batch("packed", "a PackedSequence", packed)
+batch("list_of_sets", "a list of tensors", lambda: sets(of_sets, CE, 4))
+batch("list_by_annotation", "a list of two, by annotation", lambda: sets(of_annotated_sets, CE, 2))
+batch("stream_of_lists", "stream of lists of tensors", lambda: sets(of_sets, CE, 3, 5))
+batch("stream_of_lists_own", "stream of lists, a loss of one's own", lambda: sets(of_sets, log_likelihood, 3, 5))
+batch("list_of_records", "a list of dicts with objects", list_of_records)
+batch("temperature", "a temperature without dimensions", temperature)
+batch("temperature_in_a_stream", "a temperature without dimensions, stream", temperature_in_a_stream)
+batch("only_a_number", "a number as the only input", only_a_number)
+batch("items_with_target", "a dict with inputs and `y`", items_with_target)
+batch("loss_of_the_model", "the loss of a model without labels (CLIP)", loss_of_the_model_without_labels)
+for layout in ("to_sparse", "to_sparse_csr", "to_sparse_csc"):
+    form = layout.removeprefix("to_").replace("_", " ").replace("sparse cs", "CS").replace("sparse", "COO").upper()
+    batch(f"input_{layout}", f"an adjacency among the inputs, {form}", functools.partial(sparse_input, layout))
+    for place, product in (("buffer", torch.sparse.mm), ("attribute", torch.matmul)):
+        make = functools.partial(sparse_inside, layout, place, product)
+        batch(f"{place}_{layout}", f"an adjacency as {place}, {form}", make)
+batch("features_coo", "sparse features of a dense layer, COO", lambda: sparse_features("to_sparse"))
+batch("features_csr", "sparse features of a dense layer, CSR", lambda: sparse_features("to_sparse_csr"))
+batch("stream_with_sparse_tensors", "stream with sparse tensors", stream_with_sparse_tensors)
+batch("geometric", "Data of torch_geometric as the batch", geometric, library="torch_geometric")
+batch("geometric_loader", "loader of torch_geometric, a loss of one's own", geometric_loader, library="torch_geometric")
+batch("tensor_dict", "a locked TensorDict as the batch", tensor_dict, library="tensordict")
