@@ -16,11 +16,12 @@ from hesscond.hessians import OptimalDiagonal as Optimal
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import Role
 from hesscond.methods import parse
-from tests.catalogue import BLOCKS, case
+from tests.catalogue import BLOCKS, CATALOGUE, case
 from tests.catalogue.blocks import AddLowRank, Conv1D, Piped
 from tests.catalogue.cases import split
 from tests.catalogue.parts import CE
 from tests.catalogue.truths import Truth
+from tests.catalogue.units import GROUP as STORED
 
 ids = pytest.mark.parametrize("other_case", BLOCKS, ids=lambda c: c.name)
 
@@ -540,15 +541,6 @@ COLUMNS = {"b": (0,), "W": (1,)}
 ROWS = {"b": (0,), "W": (0,)}
 USES = {
     "x W": (SQUARE, lambda x, W, b: x @ W + b, COLUMNS),
-    "x W, narrow": ({"W": (4, 3), "b": (3,)}, lambda x, W, b: x @ W + b, COLUMNS),
-    "x W, wide": ({"b": (6,), "W": (4, 6)}, lambda x, W, b: x @ W + b, COLUMNS),
-    "x Wt": (SQUARE, lambda x, W, b: x @ W.T + b, ROWS),
-    "linear": (SQUARE, lambda x, W, b: F.linear(x, W, b), ROWS),
-    "linear of a transpose": (SQUARE, lambda x, W, b: F.linear(x, W.t(), b), COLUMNS),
-    "addmm": (SQUARE, lambda x, W, b: torch.addmm(b, x, W), COLUMNS),
-    "einsum io": (SQUARE, lambda x, W, b: torch.einsum("io,ni->no", W, x) + b, COLUMNS),
-    "einsum oi": (SQUARE, lambda x, W, b: torch.einsum("oi,ni->no", W, x) + b, ROWS),
-    "by hand": (SQUARE, lambda x, W, b: (x[:, :, None] * W).sum(1) + b, COLUMNS),
     "of tokens": (SQUARE, lambda x, W, b: (torch.stack([x, x.sin()], 1) @ W + b).flatten(1), COLUMNS),
     "heads": ({"W": (2, 4, 3), "b": (2, 3)}, of_heads, {"b": (0, 1), "W": (0, 2)}),
     "heads, flat bias": (
@@ -627,6 +619,16 @@ def test_a_unit_is_an_output_of_what_a_weight_does(use):
         where = torch.cat([own[unit] for own in rows])
         compare(result.hessian(unit), truth.at(where))
         assert result.n_params == len(where)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("name", [c.name for c in CATALOGUE.values() if c.group == STORED and c.control])
+def test_a_unit_is_an_output_in_whatever_order_its_weight_is_stored(name):
+    model, loss_fn, batch = case(name).make()
+    truth = case(name).true(model, loss_fn, batch, options={})
+    result = hesscond.probe(model, loss_fn, batch, ["0"])["0"]
+    for unit in result.units:
+        compare(result.hessian(unit), truth.spectrum(result, unit).matrix)
 
 
 UNCLEAR = {

@@ -12,7 +12,7 @@ from hesscond.hessians import Preconditioner, Reparametrized
 from hesscond.methods import BNP, Adam, parse, registered
 from hesscond.methods.regularization import Penalized
 from hesscond.methods.sphere import SphereChart
-from tests.methods.contract import dense_unit_hessian, untracked
+from tests.methods.contract import dense_truth
 from tests.truth import double_backward, eligible_layers, layer_truth, unit_truth
 
 SPECS = [
@@ -85,59 +85,12 @@ def rebuilding(spec):
 
 
 def parameter_truth(model, loss_fn, data, layer):
-    """The Hessian in the parameters of a layer, bias first, and the parameters' names."""
+    """The Hessian in the parameters of a layer, bias first."""
     module = model.get_submodule(layer)
     names = sorted((name for name, _ in module.named_parameters()), key=lambda name: not name.endswith("bias"))
     own = dict(module.named_parameters())
     parameters = [own[name] for name in names]
-    return double_backward(loss_fn(model(data[0]), data[1]), parameters), parameters
-
-
-def on_sphere(H, g, w, bias, *, centred):
-    """Dense Riemannian Hessian of a unit on {‖w‖² = c} (and {1ᵀw = 0}), extended by zero, from ∇²L and ∇L."""
-    n = len(w)
-    normals = torch.stack([w, torch.ones_like(w)][: 1 + centred], 1)
-    project = torch.eye(n + bias, dtype=w.dtype)
-    project[bias:, bias:] -= normals @ torch.linalg.pinv(normals)
-    curved = torch.zeros_like(project)
-    curved[bias:, bias:] = torch.eye(n, dtype=w.dtype) * (w @ g[bias:] / (w @ w))
-    return project @ (H - curved) @ project
-
-
-def unit_gradient(model, loss_fn, data, module, unit):
-    """[∂b_i, ∂w_i]."""
-    model.zero_grad()
-    loss_fn(model(data[0]), data[1]).backward()
-    found = module.weight.grad[unit].flatten()
-    return found if module.bias is None else torch.cat([module.bias.grad[unit, None], found])
-
-
-def unit_hessian(model, loss_fn, data, place, unit, own):
-    """The truth of a unit in coordinates ``own`` of the network as it is built."""
-    if isinstance(own, Reparametrized):
-        H, parameters = parameter_truth(model, loss_fn, data, place)
-        units, rows, start = len(model.get_submodule(place).weight), [], 0
-        for p in parameters:
-            if p.ndim and len(p) == units:
-                rows.append(start + torch.arange(p.numel()).view(units, -1)[unit])
-            start += p.numel()
-        rows = torch.cat(rows)
-        return H[rows][:, rows]
-    with untracked(model):
-        H = dense_unit_hessian(model, place, unit, *data)
-    if isinstance(own, SphereChart):
-        module = model.get_submodule(place)
-        g = unit_gradient(model, loss_fn, data, module, unit)
-        centred = "centred" in own.name
-        return on_sphere(H, g, module.weight[unit].detach().flatten(), module.bias is not None, centred=centred)
-    if isinstance(own, Preconditioner):
-        P = own.of_unit(unit).matrix(len(H))
-        return P.T @ H @ P
-    if isinstance(own, Penalized):
-        assert own.P is None
-        return H + 2 * own.strength * torch.eye(len(H)).to(H)
-    assert own is None
-    return H
+    return double_backward(loss_fn(model(data[0]), data[1]), parameters)
 
 
 def same(found, truth):
@@ -197,7 +150,7 @@ def test_units_are_those_of_the_network_that_the_method_builds(spec):
         place = method.layer(layer)
         check_conditions(result[layer], expected[place])
         if rebuilding(spec)[1] is None:
-            truth = unit_hessian(built, loss_fn, data, place, 1, method.probed(place))
+            truth = dense_truth(built, method, place, 1, *data)
             assert same(result[layer].hessian(1), truth), layer
     if "bnp" in spec:
         place = method.layer("3")
@@ -226,7 +179,7 @@ def test_layers_are_those_of_the_network_that_the_method_builds(spec):
     if rebuilding(spec)[1] is not None or isinstance(own, SphereChart):
         return
     if isinstance(own, Reparametrized):
-        truth = parameter_truth(built, loss_fn, data, place)[0]
+        truth = parameter_truth(built, loss_fn, data, place)
     else:
         truth = layer_truth(built, loss_fn, data, place)
         if isinstance(own, Preconditioner):

@@ -81,7 +81,11 @@ def reverse_over_reverse(function, start):
 def double_backward(loss, tensors):
     """(n, n) Hessian of a scalar in these tensors, flattened one after another, row by row."""
     tensors = list(tensors)
-    slopes = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+    return derivatives(torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True), tensors)
+
+
+def derivatives(slopes, tensors):
+    """(n, n) derivatives of the gradient in these tensors, row by row."""
     rows = [
         torch.autograd.grad(g, tensors, retain_graph=True, materialize_grads=True)
         if g.requires_grad

@@ -15,7 +15,7 @@ def softplus(z):
     return mp.log(1 + mp.exp(z))
 
 
-#: By name, in torch and in mpmath: a few of those in `tests/support/constructions.py`.
+#: By name, in torch and in mpmath: a few of those in `tests/catalogue/differences.py`.
 LOSSES = {
     "log cosh": (lambda z: z.cosh().log(), lambda z: mp.log(mp.cosh(z))),
     "log(1 + exp)": (lambda z: (1 + z.exp()).log(), softplus),

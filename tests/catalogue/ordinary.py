@@ -120,7 +120,7 @@ ordinary("grouped_dilated", "grouped and dilated convolution",
 ordinary("train-batchnorm", "batch normalization, training mode",
     lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))), CE, labelled(5)), grid=True, streams=False)  # fmt: skip
 ordinary("eval-batchnorm", "batch normalization, evaluation mode",
-    lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))).eval(), CE, labelled(5)), grid=True, blocks=True,
+    lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))).eval(), CE, labelled(5, n=12)), grid=True, blocks=True,
     psd=True)  # fmt: skip
 ordinary("batchnorm-train", "batch normalization itself",
     stirred(lambda: (on_features(used(nn.BatchNorm1d(4))), CE, labelled(5, n=6))), "middle", blocks=True)  # fmt: skip

@@ -21,7 +21,7 @@ sequence("rnn", "nn.RNN", stirred(lambda: (recurrent(nn.RNN), CE, words(6))), "m
 sequence("lstm", "nn.LSTM", stirred(lambda: (recurrent(nn.LSTM), CE, words(6))), "middle", blocks=True)
 sequence("gru", "nn.GRU", stirred(lambda: (recurrent(nn.GRU), CE, words(6))), "middle", blocks=True)
 sequence("lstm-cell", "nn.LSTMCell in a loop", stirred(lambda: (Piped(step(nn.LSTMCell(4, 3)), 3), CE, words(6))),
-    "middle", blocks=True)  # fmt: skip
+    "middle.cell", blocks=True)  # fmt: skip
 sequence("attention-packed", "nn.MultiheadAttention", stirred(lambda: (Piped(self_attention()), CE, words(4))),
     "middle.attention", blocks=True)  # fmt: skip
 sequence("encoder_train", "nn.TransformerEncoderLayer, training mode",

@@ -18,6 +18,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from tests.truth import derivatives
+
 #: What `skipped` advises: layers, and a level if it is another one.
 ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)')?")
 LOW = (torch.float32, torch.bfloat16, torch.float16)
@@ -132,15 +134,14 @@ class Truth:
         # the fused kernels have no second derivative
         with InDouble(draws), sdpa_kernel(SDPBackend.MATH):
             loss = by_hand(twin)
-            gradients = torch.autograd.grad(loss, tensors, create_graph=True, allow_unused=True)
-            rows = [row for g, p in zip(gradients, tensors, strict=True) for row in derivatives(g, p, tensors)]
-        self.matrix = torch.stack(rows)
-        positions = torch.arange(len(rows)).split([p.numel() for p in tensors])
+            slopes = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
+            self.matrix = derivatives(slopes, tensors)
+        positions = torch.arange(len(self.matrix)).split([p.numel() for p in tensors])
         places = {id(p): where.view(p.shape) for p, where in zip(tensors, positions, strict=True)}
         names = list(twin.named_parameters(remove_duplicate=False))
         self.index = {name: places[id(p)] for name, p in names if id(p) in places}
         self.layers = {n for n, m in twin.named_modules() if isinstance(m, nn.Linear | _ConvNd)}
-        reached = {id(p) for p, g in zip(tensors, gradients, strict=True) if g is not None and bool(g.any())}
+        reached = {id(p) for p, slope in zip(tensors, slopes, strict=True) if bool(slope.any())}
         self.reached = {name for name, p in names if id(p) in reached}
         for name in zero:
             where = self.index[name].flatten()
@@ -202,17 +203,6 @@ def as_called(loss_fn, batch, twin):
     inputs, target = tree_map_only(torch.Tensor, lambda t: t.double() if t.is_floating_point() else t, batch)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else ((inputs,), {})
     return loss_fn(twin(*args, **kwargs), target)
-
-
-def derivatives(gradient, parameter, tensors):
-    """The rows of the Hessian that belong to a parameter."""
-    if gradient is None or not gradient.requires_grad:
-        width = sum(p.numel() for p in tensors)
-        yield from torch.zeros(parameter.numel(), width, dtype=torch.float64)
-        return
-    for entry in gradient.flatten():
-        row = torch.autograd.grad(entry, tensors, retain_graph=True, materialize_grads=True)
-        yield torch.cat([part.flatten() for part in row])
 
 
 class FormulaTruth:

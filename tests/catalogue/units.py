@@ -10,7 +10,8 @@ from tests.catalogue.cases import add, double
 from tests.catalogue.parts import CE, Net, classes, tokens
 from tests.catalogue.truths import Spectrum, Truth
 
-row = functools.partial(add, "Units of weights stored (in, out)", close=None)
+GROUP = "Units of weights stored (in, out)"
+row = functools.partial(add, GROUP, close=None)
 
 
 class UnitTruth(Truth):
@@ -40,8 +41,8 @@ class UnitTruth(Truth):
         return Spectrum.of(self.at(where))
 
 
-def stored(name, title, apply, shape=(4, 4), bias=4, axis=1, *, data=None, own_bias=True, **facts):
-    """Register a construction with a weight stored in some order; its level unit may be refused."""
+def stored(name, title, apply, shape=(4, 4), bias=4, axis=1, *, data=None, own_bias=True):
+    """Add the row of a weight stored in some order; only where it has no units (``axis`` None) are they refused."""
     inputs = shape[1] if axis == 0 else shape[0]
 
     def make():
@@ -53,7 +54,7 @@ def stored(name, title, apply, shape=(4, 4), bias=4, axis=1, *, data=None, own_b
     def truth(model, loss_fn, batch, options):
         return UnitTruth(double(model), loss_fn, batch, axis=axis, own_bias=own_bias)
 
-    row(f"unit_{name}", title, make, truth=truth, options={"layers": ["0", "2"]}, **facts)
+    row(f"unit_{name}", title, make, truth=truth, options={"layers": ["0", "2"]}, control=axis is not None)
 
 
 class Transposed(nn.Linear):
@@ -101,9 +102,8 @@ stored("graph_layer", "A (x W) + b of a graph", neighbours_sum)
 stored("graph_layer_wide", "A (x W) + b of a graph, 5 → 3", neighbours_sum, (5, 3), 3)
 stored("heads", "einsum of heads (in, head, out)",
     lambda m, x: torch.einsum("ni,iho->nho", x, m.weight).flatten(1), (5, 2, 2), 0)  # fmt: skip
-stored("plain_order", "x @ Wᵀ + b (out, in)", lambda m, x: x @ m.weight.T + m.bias, (4, 5), axis=0, control=True)
-stored("plain_linear", "F.linear in a module of one's own", lambda m, x: F.linear(x, m.weight, m.bias), axis=0,
-    control=True)  # fmt: skip
+stored("plain_order", "x @ Wᵀ + b (out, in)", lambda m, x: x @ m.weight.T + m.bias, (4, 5), axis=0)
+stored("plain_linear", "F.linear in a module of one's own", lambda m, x: F.linear(x, m.weight, m.bias), axis=0)
 stored("scaled_in_out", "x @ (0.5 W) + b", lambda m, x: x @ (0.5 * m.weight) + m.bias)
 stored("squared_in_out", "x @ W² + b", lambda m, x: x @ m.weight.square() + m.bias)
 stored("sequence_in_out", "x @ W + b of sequences", lambda m, x: in_out(m, x).mean(1), data=lambda: tokens(12, 3))
@@ -111,7 +111,7 @@ stored("batched_product", "bmm with an expanded W", bmm)
 stored("outer_sum", "(x[:, :, None] · W).sum(1) + b", lambda m, x: (x[:, :, None] * m.weight).sum(1) + m.bias)
 row("unit_transposed_linear", "a Linear whose forward applies its weight transposed",
     lambda: (nn.Sequential(Transposed(4, 4), nn.Tanh(), nn.Linear(4, 3)), CE, classes(24)),
-    truth=lambda m, f, b, o: UnitTruth(double(m), f, b, axis=1))  # fmt: skip
+    truth=lambda m, f, b, o: UnitTruth(double(m), f, b, axis=1), control=True)  # fmt: skip
 stored("then_matrix", "(x @ W) C + b: the bias is of another map", other_map, own_bias=False)
 stored("input_bias", "(x + b) @ W: the bias is of the inputs", lambda m, x: (x + m.bias) @ m.weight, own_bias=False)
 stored("symmetric", "x @ (W + Wᵀ): no weight belongs to one output", lambda m, x: x @ (m.weight + m.weight.T), bias=0,
