@@ -22,6 +22,7 @@ from tests.catalogue.cases import split
 from tests.catalogue.parts import CE
 from tests.catalogue.truths import Truth
 from tests.catalogue.units import GROUP as STORED
+from tests.catalogue.units import Transposed
 
 ids = pytest.mark.parametrize("other_case", BLOCKS, ids=lambda c: c.name)
 
@@ -724,13 +725,6 @@ def test_a_factor_of_the_rank_of_its_layer_is_no_part_of_a_unit():
     assert found.n_params == 9
 
 
-class Turned(nn.Linear):
-    """A dense layer that multiplies with its weight as it is."""
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
 class Borrowed(nn.Module):
     """A layer that is not called, whose weight is multiplied with as it is."""
 
@@ -745,7 +739,7 @@ class Borrowed(nn.Module):
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_layer_with_a_forward_pass_of_its_own_has_the_units_that_this_makes(streamed):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Turned(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), Transposed(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     twin = copy.deepcopy(model)
     twin[2] = nn.Linear(4, 4).double()
     with torch.no_grad():

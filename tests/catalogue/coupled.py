@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.catalogue.cases import grid
+from tests.catalogue.cases import add, grid
 from tests.catalogue.convolutions import cnn
 from tests.catalogue.dense import mlp
 from tests.catalogue.parts import CE, MSE, Net, labelled, small, used, valued
@@ -133,3 +133,48 @@ coupled("batch-centring-tanh", lambda: (centred(nn.Tanh()), CE, labelled(5)))
 coupled("neighbours-in-the-loss", lambda: (mlp(nn.ReLU()), neighbours, labelled(5)), psd=True)
 coupled("contrastive-pairs", lambda: (mlp(nn.ReLU()), pairs, labelled(5, n=8)))
 coupled("info-nce", lambda: (mlp(nn.Tanh()), info_nce, labelled(5, n=8)))
+
+
+several_ways = functools.partial(add, "Parameters that are used in several ways", title=None)
+
+
+def tied(*layers):
+    """Layers, of which the third has the weight of the first."""
+    model = nn.Sequential(*layers)
+    model[2].weight = model[0].weight
+    return model
+
+
+def tied_bias():
+    model = mlp(sizes=(5, 5, 5, 3))
+    model[2].bias = model[0].bias
+    return model
+
+
+def borrowing(m, x):
+    """A weight used by its layer, or not, and once more behind its back."""
+    h = torch.relu(m.first(x))
+    return m.head(F.linear(torch.tanh(m.lent(h)) if m.called else h, m.lent.weight))
+
+
+def borrowed(called):
+    return Net(borrowing, first=nn.Linear(5, 5), lent=nn.Linear(5, 5), head=nn.Linear(5, 3), called=called)
+
+
+def by_its_weight():
+    """Attention uses the weight of its output projection without calling it."""
+    return Net(lambda m, x: m.head(m.attention(x, x, x, need_weights=False)[0].mean(1)),
+               attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))  # fmt: skip
+
+
+several_ways("tied", build=lambda: (tied(*mlp(sizes=(5, 5, 5, 3))), CE, labelled(5)))
+several_ways("tied-convolutions",
+    build=lambda: (tied(nn.ConvTranspose2d(2, 2, 1), nn.Tanh(), nn.ConvTranspose2d(2, 2, 1, bias=False), nn.Flatten(),
+                        nn.Linear(18, 3)), CE, labelled(2, 3, 3)))  # fmt: skip
+several_ways("tied-to-an-embedding",
+    build=lambda: (tied(nn.Embedding(6, 4), nn.Tanh(), nn.Linear(4, 6)), CE,
+                   (torch.tensor([0, 1, 2, 3, 4, 5, 1]), torch.randint(0, 3, (7,)))))  # fmt: skip
+several_ways("tied-bias", build=lambda: (tied_bias(), CE, labelled(5)))
+several_ways("borrowed", build=lambda: (borrowed(True), CE, labelled(5)))
+several_ways("borrowed-never-called", build=lambda: (borrowed(False), CE, labelled(5)))
+several_ways("attention-by-its-weight", build=lambda: (by_its_weight(), CE, labelled(3, 4)))

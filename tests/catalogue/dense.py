@@ -162,7 +162,7 @@ dense("relu-ce-probabilities-weighted",
     lambda: (mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1), probabilities()),
     psd=True)  # fmt: skip
 dense("relu-ce-functional", lambda: (mlp(nn.ReLU()), F.cross_entropy, labelled(5)), psd=True)
-dense("relu-ce-lambda", lambda: (mlp(nn.ReLU()), lambda o, t: F.cross_entropy(o, t), labelled(5)), psd=True)
+dense("relu-ce-lambda", lambda: (mlp(nn.ReLU()), lambda o, t: F.cross_entropy(o, t), labelled(5, n=8)), psd=True)
 dense("relu-ce-per-sample-weights", lambda: (mlp(nn.ReLU()), weighted_samples, labels_and_weights()), psd=True)
 dense("relu-nll", lambda: (nn.Sequential(*mlp(nn.ReLU()), nn.LogSoftmax(1)), nn.NLLLoss(), labelled(5)), psd=True)
 dense("relu-mse", lambda: (mlp(nn.ReLU()), MSE, valued(5)), psd=True)

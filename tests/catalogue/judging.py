@@ -170,6 +170,7 @@ def compare(found, case, result, truth):
             if isinstance(true, str):
                 verdict = Verdict("wrong", true)
             else:
+                true = true.strict if case.close else true
                 fault = difference(block, unit, true.matrix, case.close)
                 verdict = Verdict("wrong", fault) if fault else verdict_of(kappa, true, signed=case.signed)
             found.compared += 1

@@ -12,21 +12,15 @@ from hesscond.methods import WeightNormalization
 from tests.catalogue.blocks import LowRank, on_features, stirred
 from tests.catalogue.cases import add, double
 from tests.catalogue.coupled import repeated
-from tests.catalogue.parts import CE, Applied, Cube, Net, OnceOnly, around, changed, classes, images, labelled, reloaded
+from tests.catalogue.parts import CE, Applied, Cube, Net, OnceOnly, around, changed, classes, labelled, reloaded
 
 OWN = "Layers with a forward of their own"
 own = functools.partial(add, OWN)
 
 
-class EqualizedLinear(nn.Linear):
-    """StyleGAN: the weight is scaled when it is used, and so is the bias."""
-
-    def __init__(self, fan_in, fan_out, multiplier=1.0):
-        super().__init__(fan_in, fan_out)
-        self.gain, self.multiplier = fan_in**-0.5, multiplier
-
-    def forward(self, x):
-        return F.linear(x, self.weight * self.gain, self.bias * self.multiplier)
+def halved(weight):
+    """The scale of an equalized learning rate, 1/√4 for four inputs."""
+    return 0.5 * weight
 
 
 class StandardizedConv(nn.Conv2d):
@@ -37,26 +31,15 @@ class StandardizedConv(nn.Conv2d):
         return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
 
 
-class MaskedLinear(nn.Linear):
-    """MADE: a fixed mask on the weight."""
-
-    def __init__(self, fan_in, fan_out):
-        super().__init__(fan_in, fan_out)
-        self.register_buffer("mask", torch.tril(torch.ones(fan_out, fan_in), 1))
-
-    def forward(self, x):
-        return F.linear(x, self.weight * self.mask, self.bias)
-
-
 class Weighing(nn.Linear):
-    """A layer that applies a function of its weight."""
+    """A layer that applies functions of its weight and its bias."""
 
-    def __init__(self, function):
+    def __init__(self, weigh, shift=lambda bias: bias):
         super().__init__(4, 3)
-        self.function = function
+        self.weigh, self.shift = weigh, shift
 
     def forward(self, x):
-        return F.linear(x, self.function(self.weight), self.bias)
+        return F.linear(x, self.weigh(self.weight), self.shift(self.bias))
 
 
 class CosineLinear(nn.Linear):
@@ -162,12 +145,12 @@ def headed(first, activation=None):
     return lambda: (around(first(), activation=activation), CE, classes())
 
 
-own("equalized", "equalized learning rate (StyleGAN)", headed(lambda: EqualizedLinear(4, 3)))
-own("equalized_bias", "equalized learning rate, bias × 0.1", headed(lambda: EqualizedLinear(4, 3, 0.1)))
+own("equalized", "equalized learning rate (StyleGAN)", headed(lambda: Weighing(halved)))
+own("equalized_bias", "equalized learning rate, bias × 0.1", headed(lambda: Weighing(halved, lambda b: 0.1 * b)))
 own("standardized_conv", "weight-standardized convolution",
     lambda: (nn.Sequential(StandardizedConv(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), CE,
-             images()))  # fmt: skip
-own("masked", "masked linear (MADE)", headed(lambda: MaskedLinear(4, 3)))
+             labelled(2, 4, 4, n=12)))  # fmt: skip
+own("masked", "masked linear (MADE)", headed(lambda: Weighing(lambda W: W * torch.ones_like(W).tril(1))))
 own("cosine", "cosine linear", headed(lambda: CosineLinear(4, 3)))
 own("tanh_of_weight", "tanh(W)", headed(lambda: Weighing(torch.tanh)))
 own("activation_inside", "activation inside the layer",

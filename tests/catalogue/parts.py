@@ -34,16 +34,6 @@ def values(n=20, d=4, c=3):
     return torch.randn(n, d), torch.randn(n, c)
 
 
-def images(n=12, channels=2, side=4, c=3):
-    """Images and labels."""
-    return torch.randn(n, channels, side, side), torch.randint(0, c, (n,))
-
-
-def tokens(n=8, length=4, d=4, c=3):
-    """Sequences of vectors and a label for each."""
-    return torch.randn(n, length, d), torch.randint(0, c, (n,))
-
-
 def labelled(*shape, n=7, c=3):
     """Inputs of a shape, and a label for each."""
     return torch.randn(n, *shape), torch.randint(0, c, (n,))

@@ -8,7 +8,7 @@ that of a formula in exact arithmetic.
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ ADVICE = re.compile(r"name it, layers=(\[(?:'[^']*'(?:, )?)+\])(?:, level='(\w+)
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 #: Rounding of the eigenvalues in float64.
 ROUNDING = 1e-13
+#: Eigenvalues above and below these, relative to the largest, are and are not zero.
+NONZERO, ZERO = 1e-7, 1e-13
 #: Decimal digits of the exact truth, its step of differences, and the |λ|/|λ|_max that is zero in it.
 DIGITS, STEP, NOTHING = 240, 70, 90
 
@@ -62,6 +64,12 @@ class Spectrum:
         scales = torch.where(scales == 0, 1, scales)
         equilibrated = torch.linalg.eigvalsh(matrix / scales / scales[:, None]).abs()
         return cls(values, ROUNDING * abs(values[0]), int((equilibrated > ROUNDING).sum()), matrix=matrix)
+
+    @property
+    def strict(self):
+        """The same with one rank, if double precision tells which eigenvalues are zero whatever the scales of rows."""
+        top = abs(self.values[0])
+        return replace(self, most=None) if all(not ZERO < abs(v) / top <= NONZERO for v in self.values if top) else self
 
     @property
     def ranks(self):
