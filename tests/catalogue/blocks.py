@@ -152,43 +152,33 @@ class GPT2Attention(nn.Module):
         return self.c_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
 
 
-class TransformerBlock(nn.Module):
+def transformer_block(attn, mlp, norm=lambda: nn.LayerNorm(4)):
     """Attention and a multilayer perceptron, each after a normalization and around a skip connection."""
 
-    def __init__(self, attn, mlp, norm):
-        super().__init__()
-        self.ln_1, self.attn, self.ln_2, self.mlp = norm(), attn, norm(), mlp
+    def forward(m, x):
+        x = x + m.attn(m.ln_1(x))
+        return x + m.mlp(m.ln_2(x))
 
-    def forward(self, x):
-        x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+    return Net(forward, ln_1=norm(), attn=attn, ln_2=norm(), mlp=mlp)
 
 
-class GPT(nn.Module):
-    """A decoder: token and position embeddings, blocks, a head with the weight of the token embedding or its own."""
+def dense_of(out, inner):
+    return nn.Linear(inner, out)
 
-    def __init__(self, *, tied=True, dense=None, vocabulary=6, d=4):
-        super().__init__()
-        dense = dense or (lambda out, inner: nn.Linear(inner, out))
-        self.wte, self.wpe = nn.Embedding(vocabulary, d), nn.Embedding(8, d)
-        self.h = nn.ModuleList(
-            [
-                TransformerBlock(
-                    GPT2Attention(d, 2, dense),
-                    nn.Sequential(dense(6, d), nn.GELU(), dense(d, 6)),
-                    lambda: nn.LayerNorm(d),
-                )
-            ]
-        )
-        self.ln_f, self.lm_head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
-        if tied:
-            self.lm_head.weight = self.wte.weight
 
-    def forward(self, ids):
-        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
-        for block in self.h:
-            x = block(x)
-        return self.lm_head(self.ln_f(x)).transpose(1, 2)
+def gpt(*, tied=True, dense=dense_of):
+    """A decoder: token and position embeddings, a block, a head with the weight of the token embedding or its own."""
+
+    def forward(m, ids):
+        x = m.h(m.wte(ids) + m.wpe.weight[: ids.shape[1]])
+        return m.lm_head(m.ln_f(x)).transpose(1, 2)
+
+    block = transformer_block(GPT2Attention(4, 2, dense), nn.Sequential(dense(6, 4), nn.GELU(), dense(4, 6)))
+    model = Net(forward, wte=nn.Embedding(6, 4), wpe=nn.Embedding(8, 4), h=nn.Sequential(block), ln_f=nn.LayerNorm(4),
+                lm_head=nn.Linear(4, 6, bias=False))  # fmt: skip
+    if tied:
+        model.lm_head.weight = model.wte.weight
+    return model
 
 
 class RotaryAttention(nn.Module):
@@ -209,80 +199,48 @@ class RotaryAttention(nn.Module):
         return self.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, t, d))
 
 
-class SwiGLU(nn.Module):
+def swiglu():
     """A gated multilayer perceptron."""
-
-    def __init__(self, d=4, inner=5):
-        super().__init__()
-        self.gate_proj, self.up_proj = nn.Linear(d, inner, bias=False), nn.Linear(d, inner, bias=False)
-        self.down_proj = nn.Linear(inner, d, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    parts = {f"{name}_proj": nn.Linear(4, 5, bias=False) for name in ("gate", "up")}
+    return Net(lambda m, x: m.down_proj(F.silu(m.gate_proj(x)) * m.up_proj(x)), **parts,
+               down_proj=nn.Linear(5, 4, bias=False))  # fmt: skip
 
 
-class Llama(nn.Module):
+def llama():
     """A decoder with root-mean-square normalization, rotated attention and gated perceptrons."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed_tokens = nn.Embedding(6, 4)
-        self.layers = nn.ModuleList([TransformerBlock(RotaryAttention(), SwiGLU(), lambda: RootMeanSquare(4))])
-        self.norm, self.lm_head = RootMeanSquare(4), nn.Linear(4, 6, bias=False)
-
-    def forward(self, ids):
-        x = self.embed_tokens(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.lm_head(self.norm(x)).transpose(1, 2)
+    block = transformer_block(RotaryAttention(), swiglu(), lambda: RootMeanSquare(4))
+    return Net(lambda m, ids: m.lm_head(m.norm(m.layers(m.embed_tokens(ids)))).transpose(1, 2),
+               embed_tokens=nn.Embedding(6, 4), layers=nn.Sequential(block), norm=RootMeanSquare(4),
+               lm_head=nn.Linear(4, 6, bias=False))  # fmt: skip
 
 
-class BERT(nn.Module):
+def bert():
     """An encoder: three embeddings, torch's own encoder layer, a pooled class token, and a bias of its own."""
 
-    def __init__(self):
-        super().__init__()
-        self.word_embeddings = nn.Embedding(6, 4, padding_idx=0)
-        self.position_embeddings, self.token_type_embeddings = nn.Embedding(5, 4), nn.Embedding(2, 4)
-        self.LayerNorm = nn.LayerNorm(4)
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, activation="gelu", batch_first=True), 1,
-            enable_nested_tensor=False,
-        )  # fmt: skip
-        self.pooler, self.classifier = nn.Linear(4, 4), nn.Linear(4, 3, bias=False)
-        self.bias = nn.Parameter(torch.zeros(3))
+    def forward(m, ids):
+        x = m.word_embeddings(ids) + m.token_type_embeddings.weight[0]
+        x = m.LayerNorm(x + m.position_embeddings(torch.arange(ids.shape[1], device=ids.device)))
+        return m.classifier(torch.tanh(m.pooler(m.encoder(x)[:, 0]))) + m.bias
 
-    def forward(self, ids):
-        x = self.word_embeddings(ids) + self.token_type_embeddings.weight[0]
-        x = self.LayerNorm(x + self.position_embeddings(torch.arange(ids.shape[1], device=ids.device)))
-        return self.classifier(torch.tanh(self.pooler(self.encoder(x)[:, 0]))) + self.bias
+    layer = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, activation="gelu", batch_first=True)
+    return Net(forward, word_embeddings=nn.Embedding(6, 4, padding_idx=0), position_embeddings=nn.Embedding(5, 4),
+               token_type_embeddings=nn.Embedding(2, 4), LayerNorm=nn.LayerNorm(4),
+               encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), pooler=nn.Linear(4, 4),
+               classifier=nn.Linear(4, 3, bias=False), bias=nn.Parameter(torch.zeros(3)))  # fmt: skip
 
 
-class ViT(nn.Module):
+def vit():
     """Patches by a convolution, a class token, a positional table, one block."""
 
-    def __init__(self):
-        super().__init__()
-        self.patches = nn.Conv2d(1, 4, 2, stride=2)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
-        self.pos_embed = nn.Parameter(torch.randn(1, 5, 4))
-        self.blocks = nn.ModuleList(
-            [
-                TransformerBlock(
-                    GPT2Attention(4, 2, lambda out, inner: nn.Linear(inner, out)),
-                    nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
-                    lambda: nn.LayerNorm(4),
-                )
-            ]
-        )
-        self.norm, self.head = nn.LayerNorm(4), nn.Linear(4, 3)
+    def forward(m, x):
+        x = m.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([m.cls_token.expand(len(x), -1, -1), x], 1) + m.pos_embed
+        return m.head(m.norm(m.blocks(x))[:, 0])
 
-    def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x)[:, 0])
+    perceptron = nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4))
+    return Net(forward, patches=nn.Conv2d(1, 4, 2, stride=2), cls_token=nn.Parameter(torch.zeros(1, 1, 4)),
+               pos_embed=nn.Parameter(torch.randn(1, 5, 4)), norm=nn.LayerNorm(4), head=nn.Linear(4, 3),
+               blocks=nn.Sequential(transformer_block(GPT2Attention(4, 2, dense_of), perceptron)))  # fmt: skip
 
 
 def listed():
@@ -322,7 +280,7 @@ block("attention-no-bias", lambda: (Piped(self_attention(bias=False)), CE, words
 block("attention-kdim", lambda: (Piped(self_attention(kdim=3, vdim=5)), CE, words(4)))
 block("attention-bias-kv", lambda: (Piped(self_attention(add_bias_kv=True)), CE, words(4)))
 block("conv1d-transposed", lambda: (Piped(Conv1D(5, 4), 5), CE, words(6)))
-block("gpt2-conv1d", lambda: (GPT(tied=False, dense=Conv1D), CE, next_words(4)))
+block("gpt2-conv1d", lambda: (gpt(tied=False, dense=Conv1D), CE, next_words(4)))
 block("lstm-two-layers", lambda: (recurrent(nn.LSTM, num_layers=2), CE, words(4)))
 block("lstm-bidirectional", lambda: (recurrent(nn.LSTM, 6, bidirectional=True), CE, words(4)))
 block("lstm-projected", lambda: (recurrent(nn.LSTM, 2, proj_size=2), CE, words(6)))
@@ -335,7 +293,7 @@ block("bare-0d-1d-2d-3d", lambda: (bare((), (3,), (4, 4), (2, 2, 3)), CE, labell
 block("bare-with-a-leading-one", lambda: (bare((1, 1, 4), (1, 3, 2)), CE, labelled(5, n=6)))
 block("parameter-list", lambda: (on_features(listed()), CE, labelled(5, n=6)))
 block("bias-alone", lambda: (on_features(bias_alone()), CE, labelled(5, n=6)))
-block("gpt2-by-hand", lambda: (GPT(tied=False), CE, next_words(4)))
-block("llama-by-hand", lambda: (Llama(), CE, next_words(4)))
-block("bert-by-hand", lambda: (BERT().eval(), CE, words(4)))
-block("vit-by-hand", lambda: (ViT(), CE, labelled(1, 4, 4, n=4)))
+block("gpt2-by-hand", lambda: (gpt(tied=False), CE, next_words(4)))
+block("llama-by-hand", lambda: (llama(), CE, next_words(4)))
+block("bert-by-hand", lambda: (bert().eval(), CE, words(4)))
+block("vit-by-hand", lambda: (vit(), CE, labelled(1, 4, 4, n=4)))

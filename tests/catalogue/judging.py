@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import traceback
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,7 +70,7 @@ def verdict_of(kappa, true, *, signed=True):
         return Verdict("wrong", f"{said}; {truth}")
     if rank < fewest and (kappa.rank_decision != "numerical" or sizes[rank] > NUMERICAL * sizes[0]):
         return Verdict("wrong", f"{said}; {truth}")
-    value, slack = ratio(rank), TOLERANCE + 2 * float(true.error / sizes[rank - 1])
+    value, slack = ratio(rank), TOLERANCE + (0 if true.told else 2 * float(true.error / sizes[rank - 1]))
     if not kappa.lower * (1 - slack) <= value <= kappa.upper * (1 + slack):
         return Verdict("wrong", f"{said}; {truth}")
     negative = sum(v < 0 for v in true.values[:rank])
@@ -132,32 +133,45 @@ def here(case):
 def judged(case, level, model, truth, probe):
     """One level of a case; ``probe`` calls `hesscond.probe` on it, with arguments beside those of the case."""
     found, before = Cell(), state(model)
-    with watched(found, case):
-        torch.manual_seed(1)
-        drawn = generators()
-        result = probe(level=level)
-        if generators() != drawn:
-            found.faults.append("the random generators have moved on")
-        verdicts = compare(found, case, result, truth)
-        if level != "network" and not case.options and isinstance(truth, Truth):
-            found.faults += [f"{one} is neither measured nor skipped" for one in forgotten(result, truth)]
-            found.faults += refused_advice(result, probe, level)
-        refused = {name: why for name, why in result.skipped.items() if name in eligible_layers(model)}
-        if case.control:
-            found.faults += [f"{name}: a false alarm: {why}" for name, why in refused.items()]
-        name = "network" if level == "network" else case.layer
-        # modules of other kinds have to be named
-        if level == "layer" and name not in result and (case.close or name not in refused):
-            result = probe(level=level, layers=[name])
-            verdicts = compare(found, case, result, truth)
-        if name in result:
-            found.text = number(result, name) if case.close else verdicts[name].text
-        elif name in result.skipped:
-            found.text = result.skipped[name]
-        else:
-            found.faults.append(f"{name} is neither measured nor skipped")
+    try:
+        answered(found, case, level, model, truth, probe)
+    except HesscondError as error:
+        found.text = str(error)
+        found.faults += ["the refusal has several lines"] * ("\n" in found.text)
+        found.faults += [f"a false alarm: {error}"] * case.control
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        found.text = f"{type(error).__name__}: {error}".splitlines()[0]
+        found.faults.append(f"{found.text} ({Path(where.filename).name}:{where.lineno})")
     found.faults += [f"the model's {what} changed" for what, was in before.items() if not same(was, state(model)[what])]
     return found
+
+
+def answered(found, case, level, model, truth, probe):
+    """What one level of a case gives, unless it is refused: written into its cell."""
+    torch.manual_seed(1)
+    drawn = generators()
+    result = probe(level=level)
+    if generators() != drawn:
+        found.faults.append("the random generators have moved on")
+    verdicts = compare(found, case, result, truth)
+    if level != "network" and not case.options and isinstance(truth, Truth):
+        found.faults += [f"{one} is neither measured nor skipped" for one in forgotten(result, truth)]
+        found.faults += refused_advice(result, probe, level)
+    refused = {name: why for name, why in result.skipped.items() if name in eligible_layers(model)}
+    if case.control:
+        found.faults += [f"{name}: a false alarm: {why}" for name, why in refused.items()]
+    name = "network" if level == "network" else case.layer
+    # modules of other kinds have to be named
+    if level == "layer" and name not in result and (case.close or name not in refused):
+        result = probe(level=level, layers=[name])
+        verdicts = compare(found, case, result, truth)
+    if name in result:
+        found.text = number(result, name) if case.close else verdicts[name].text
+    elif name in result.skipped:
+        found.text = result.skipped[name]
+    else:
+        found.faults.append(f"{name} is neither measured nor skipped")
 
 
 def compare(found, case, result, truth):
@@ -200,33 +214,6 @@ def refused_advice(result, probe, level):
         except HesscondError as error:
             refused.append(f"layers={layers} is advised and refused: {error}")
     return refused
-
-
-class watched:
-    """A refusal is the text of the cell; another exception is a fault, and so is a refusal of several lines."""
-
-    def __init__(self, found, case):
-        self.found, self.case = found, case
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, HesscondError):
-            self.found.text = str(error)
-            if "\n" in str(error):
-                self.found.faults.append("the refusal has several lines")
-            if self.case.control:
-                self.found.faults.append(f"a false alarm: {error}")
-            return True
-        if isinstance(error, Exception):
-            while traceback.tb_next:
-                traceback = traceback.tb_next
-            code = traceback.tb_frame.f_code
-            self.found.text = f"{kind.__name__}: {error}".splitlines()[0]
-            self.found.faults.append(f"{self.found.text} ({Path(code.co_filename).name}:{traceback.tb_lineno})")
-            return True
-        return False
 
 
 def number(result, name):

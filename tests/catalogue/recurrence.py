@@ -4,7 +4,7 @@ import functools
 
 from torch import nn
 
-from tests.catalogue.blocks import GPT, Piped, recurrent, self_attention, step, stirred
+from tests.catalogue.blocks import Piped, gpt, recurrent, self_attention, step, stirred
 from tests.catalogue.cases import add
 from tests.catalogue.parts import CE, Net, labelled, next_words, words
 
@@ -29,4 +29,4 @@ sequence("encoder_train", "nn.TransformerEncoderLayer, training mode",
 sequence("encoder_eval", "nn.TransformerEncoderLayer, evaluation mode (fast path)",
     lambda: (encoder().eval(), CE, labelled(4, 4, n=8)), "block.linear1")  # fmt: skip
 sequence("embedding-tied", "embedding tied to the output layer",
-    stirred(lambda: (GPT(tied=True), CE, next_words(6))), "lm_head", blocks=True)  # fmt: skip
+    stirred(lambda: (gpt(tied=True), CE, next_words(6))), "lm_head", blocks=True)  # fmt: skip

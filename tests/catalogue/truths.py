@@ -47,6 +47,8 @@ class Spectrum:
         Rounding of the terms that the Hessian is the difference of: what is smaller may be called zero.
     matrix
         The Hessian, if it is known entry by entry.
+    told
+        Whether double precision tells which eigenvalues are zero, and the others to all digits that count.
     """
 
     values: Sequence[Any]
@@ -54,6 +56,7 @@ class Spectrum:
     most: int | None = None
     rounding: float = 0.0
     matrix: torch.Tensor | None = None
+    told: bool = False
 
     @classmethod
     def of(cls, matrix):
@@ -67,9 +70,10 @@ class Spectrum:
 
     @property
     def strict(self):
-        """The same with one rank, if double precision tells which eigenvalues are zero whatever the scales of rows."""
+        """The same with one rank, whatever the scales of rows, if no eigenvalue is between `ZERO` and `NONZERO`."""
         top = abs(self.values[0])
-        return replace(self, most=None) if all(not ZERO < abs(v) / top <= NONZERO for v in self.values if top) else self
+        told = all(not ZERO * top < abs(value) <= NONZERO * top for value in self.values)
+        return replace(self, most=None, told=True) if told else self
 
     @property
     def ranks(self):
