@@ -57,7 +57,7 @@ conv("conv1d-circular-same",
     psd=True)  # fmt: skip
 conv("conv1d-per-position",
     lambda: (nn.Sequential(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Conv1d(3, 3, 1)), CE,
-             (torch.randn(7, 2, 6), torch.randint(0, 3, (7, 4)))), psd=True)  # fmt: skip
+             labelled(2, 6, to=(4,))), psd=True)  # fmt: skip
 conv("conv2d-one-sample", lambda: (cnn(nn.Conv2d(2, 3, 3), 12), CE, labelled(2, 4, 4, n=1)), psd=True)
 conv("conv2d-tanh-mse", lambda: (cnn(nn.Conv2d(2, 2, 3), 8, activation=nn.Tanh()), MSE, valued(2, 4, 4)))
 conv("conv2d-gelu", lambda: (cnn(nn.Conv2d(2, 2, (2, 3)), 12, activation=nn.GELU()), CE, labelled(2, 4, 4)))

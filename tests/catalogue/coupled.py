@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from tests.catalogue.cases import add, grid
 from tests.catalogue.convolutions import cnn
 from tests.catalogue.dense import mlp
-from tests.catalogue.parts import CE, MSE, Net, labelled, small, used, valued
+from tests.catalogue.parts import CE, MSE, Net, labelled, paired, small, used, valued
 
 shared = functools.partial(grid, "Layers that are used several times")
 
@@ -77,10 +77,8 @@ def conv_twice(activation):
     return Net(forward, conv=nn.Conv1d(2, 2, 3, padding=1), head=nn.Linear(2, 3), activation=activation)
 
 
-shared("siamese-relu",
-    lambda: (siamese(nn.ReLU()), CE,
-             ({"a": torch.randn(7, 4), "b": torch.randn(7, 4)}, torch.randint(0, 3, (7,)))), psd=True)  # fmt: skip
-shared("siamese-tanh", lambda: (siamese(nn.Tanh()), MSE, ((torch.randn(7, 4), torch.randn(7, 4)), torch.randn(7, 3))))
+shared("siamese-relu", lambda: (siamese(nn.ReLU()), CE, paired(4, 4, by_name=True)), psd=True)
+shared("siamese-tanh", lambda: (siamese(nn.Tanh()), MSE, paired(4, 4, real=True)))
 shared("repeated-relu", lambda: (repeated(nn.ReLU()), CE, labelled(5)))
 shared("repeated-linear", lambda: (repeated(nn.Identity(), 3), MSE, valued(5)))
 shared("recurrent-tanh", lambda: (recurrent_by_hand(nn.Tanh()), CE, labelled(3, 3)))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from tests.catalogue import parts
 from tests.catalogue.cases import grid
-from tests.catalogue.parts import CE, MSE, Net, labelled, valued
+from tests.catalogue.parts import CE, MSE, Drawn, Net, labelled, paired, valued
 
 dense = functools.partial(grid, "Dense networks")
 mlp = functools.partial(parts.mlp, sizes=(5, 6, 4, 3))
@@ -123,25 +123,36 @@ def gaussian(output, target):
     return F.gaussian_nll_loss(mean, target, F.softplus(log_variance) + 0.1)
 
 
+def with_target(target):
+    """Features, and targets that ``target`` draws."""
+    draw = Drawn()
+    return draw.normal(7, 5), target(draw)
+
+
 def probabilities():
-    return torch.randn(7, 5), torch.randn(7, 3).softmax(1)
+    return with_target(lambda draw: draw.normal(7, 3).softmax(1))
 
 
 def labels_and_weights():
-    return torch.randn(7, 5), (torch.randint(0, 3, (7,)), torch.randn(7).abs())
+    return with_target(lambda draw: (draw.integers(3, 7), draw.normal(7).abs()))
 
 
 def zeros_and_ones():
-    return torch.randn(7, 5), (torch.randn(7, 3) > 0).float()
+    return with_target(lambda draw: (draw.normal(7, 3) > 0).float())
 
 
 def counts():
-    return torch.randn(7, 5), torch.randint(0, 4, (7, 3)).float()
+    return with_target(lambda draw: draw.integers(4, 7, 3).float())
 
 
 def label_and_number(named=False):
-    label, number = torch.randint(0, 3, (7,)), torch.randn(7, 2)
-    return torch.randn(7, 5), {"label": label, "number": number} if named else (label, number)
+    x, pair = with_target(lambda draw: (draw.integers(3, 7), draw.normal(7, 2)))
+    return x, dict(zip(("label", "number"), pair, strict=True)) if named else pair
+
+
+def integers_and_reals():
+    draw = Drawn()
+    return {"tokens": draw.integers(6, 7, 2), "x": draw.normal(7, 2)}, draw.integers(3, 7)
 
 
 dense("relu-inplace-ce", lambda: (mlp(nn.ReLU(inplace=True)), CE, labelled(5)), psd=True)
@@ -162,7 +173,7 @@ dense("relu-ce-probabilities-weighted",
     lambda: (mlp(nn.ReLU()), nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1), probabilities()),
     psd=True)  # fmt: skip
 dense("relu-ce-functional", lambda: (mlp(nn.ReLU()), F.cross_entropy, labelled(5)), psd=True)
-dense("relu-ce-lambda", lambda: (mlp(nn.ReLU()), lambda o, t: F.cross_entropy(o, t), labelled(5, n=8)), psd=True)
+dense("relu-ce-lambda", lambda: (mlp(nn.ReLU()), lambda o, t: F.cross_entropy(o, t), labelled(5)), psd=True)
 dense("relu-ce-per-sample-weights", lambda: (mlp(nn.ReLU()), weighted_samples, labels_and_weights()), psd=True)
 dense("relu-nll", lambda: (nn.Sequential(*mlp(nn.ReLU()), nn.LogSoftmax(1)), nn.NLLLoss(), labelled(5)), psd=True)
 dense("relu-mse", lambda: (mlp(nn.ReLU()), MSE, valued(5)), psd=True)
@@ -194,16 +205,9 @@ dense("residual-tanh", lambda: (residual(nn.Tanh()), MSE, valued(5)))
 dense("maxout-abs-sort", lambda: (piecewise_linear(), CE, labelled(5)), psd=True)
 dense("gated", lambda: (gated(), CE, labelled(5)), psd=True)
 dense("control-flow", lambda: (control_flow(), CE, labelled(5)), unreached=("negative",), streams=False)
-dense("two-inputs",
-    lambda: (two_inputs(), CE,
-             ({"a": torch.randn(7, 3), "b": torch.randn(7, 2)}, torch.randint(0, 3, (7,)))), psd=True)  # fmt: skip
-dense("positional-inputs",
-    lambda: (two_inputs(), CE, ((torch.randn(7, 3), torch.randn(7, 2)), torch.randint(0, 3, (7,)))),
-    psd=True)  # fmt: skip
-dense("integer-and-real-inputs",
-    lambda: (mixed_inputs(), CE,
-             ({"tokens": torch.randint(0, 6, (7, 2)), "x": torch.randn(7, 2)}, torch.randint(0, 3, (7,)))),
-             psd=True)  # fmt: skip
+dense("two-inputs", lambda: (two_inputs(), CE, paired(3, 2, by_name=True)), psd=True)
+dense("positional-inputs", lambda: (two_inputs(), CE, paired(3, 2)), psd=True)
+dense("integer-and-real-inputs", lambda: (mixed_inputs(), CE, integers_and_reals()), psd=True)
 dense("tuple-output", lambda: (heads(lambda a, b: (a, b)), two_tasks, label_and_number()), psd=True)
 dense("dict-output",
     lambda: (heads(lambda a, b: {"logits": a, "value": b}, torch.tanh), two_tasks_by_name,

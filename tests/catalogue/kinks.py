@@ -14,10 +14,11 @@ from tests.catalogue.parts import (
     Cube,
     Net,
     classes,
-    labelled,
+    images,
     middle,
     recurrent,
     scaled_loss,
+    tokens,
     values,
 )
 from tests.catalogue.wrong_backward import function, stale_square
@@ -183,7 +184,7 @@ add_kinks(KINKED)
 row("kink_maxout", "maxout", lambda: (nn.Sequential(nn.Linear(4, 6), Applied(maxout), nn.Linear(3, 3)), CE, classes()))
 row("kink_max_pooling", "max pooling",
     lambda: (nn.Sequential(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)), CE,
-             labelled(1, 5, 5, n=14)))  # fmt: skip
+             images(14, 1, 5)))  # fmt: skip
 row("kink_exact_zeros", "ReLU at exact zeros: integers in float32",
     lambda: (relu_with(rounded_weights), CE,
              (torch.randint(-2, 3, (20, 4)).float(), torch.randint(0, 3, (20,)))))  # fmt: skip
@@ -198,7 +199,7 @@ row("kink_batch_norm", "batch normalization, training mode, and |x|",
     lambda: (nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), Applied(torch.abs), nn.Linear(5, 3)), CE,
              classes()))  # fmt: skip
 row("kink_recurrent", "recurrent network with ReLU",
-    lambda: (recurrent(functools.partial(nn.RNN, nonlinearity="relu")), CE, labelled(4, 3, n=8)), "rnn",
+    lambda: (recurrent(functools.partial(nn.RNN, nonlinearity="relu")), CE, tokens(d=3)), "rnn",
     levels=LEVELS[1:], options={"layers": ["rnn", "head"]})  # fmt: skip
 add_kinks(NEIGHBOURS)
 row("kink_stale_inputs", "a stale function of the inputs, which reaches no parameter",

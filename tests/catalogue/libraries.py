@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.catalogue.cases import add, double
-from tests.catalogue.parts import CE, classes, labelled, mlp
+from tests.catalogue.parts import CE, classes, images, mlp
 
 #: What keeps a model of any family tiny, and its layers far from a zero function.
 TINY = {
@@ -120,7 +120,7 @@ def vit():
         hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4, image_size=4, patch_size=2,
         num_channels=1, num_labels=3, initializer_range=0.5,
     )  # fmt: skip
-    pixels, target = labelled(1, 4, 4, n=8)
+    pixels, target = images(8, 1)
     return ViTForImageClassification(config).eval(), label, ({"pixel_values": pixels}, target)
 
 
@@ -157,7 +157,7 @@ def timm_mixer():
     model = timm.create_model(
         "mixer_s32_224", img_size=4, patch_size=2, embed_dim=4, num_blocks=1, num_classes=3, in_chans=1
     )
-    return model.eval(), CE, labelled(1, 4, 4, n=6)
+    return model.eval(), CE, images(6, 1)
 
 
 of_library = functools.partial(add, "Other libraries")

@@ -12,7 +12,7 @@ from tests.catalogue.blocks import on_features, stirred
 from tests.catalogue.cases import add
 from tests.catalogue.convolutions import cnn, unet
 from tests.catalogue.dense import mlp
-from tests.catalogue.parts import CE, MSE, Net, classes, labelled, small, used, valued, values, words
+from tests.catalogue.parts import CE, MSE, Net, classes, images, labelled, small, used, valued, values, words
 
 ORDINARY = "Ordinary networks"
 ordinary = functools.partial(add, ORDINARY)
@@ -116,14 +116,15 @@ ordinary("transposed1d", "transposed convolution",
     lambda: (cnn(nn.ConvTranspose1d(2, 3, 3, stride=2), 21), CE, labelled(2, 3)), grid=True, psd=True)  # fmt: skip
 ordinary("grouped_dilated", "grouped and dilated convolution",
     lambda: (nn.Sequential(nn.Conv2d(4, 4, 2, groups=2, dilation=2), nn.GELU(), nn.Flatten(), nn.Linear(16, 3)), CE,
-             labelled(4, 4, 4, n=15)))  # fmt: skip
+             images(15, 4)))  # fmt: skip
 ordinary("train-batchnorm", "batch normalization, training mode",
     lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))), CE, labelled(5)), grid=True, streams=False)  # fmt: skip
 ordinary("eval-batchnorm", "batch normalization, evaluation mode",
-    lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))).eval(), CE, labelled(5, n=12)), grid=True, blocks=True,
+    lambda: (small(nn.ReLU(), used(nn.BatchNorm1d(4))).eval(), CE, labelled(5)), grid=True, blocks=True,
     psd=True)  # fmt: skip
 ordinary("batchnorm-train", "batch normalization itself",
-    stirred(lambda: (on_features(used(nn.BatchNorm1d(4))), CE, labelled(5, n=6))), "middle", blocks=True)  # fmt: skip
+    stirred(lambda: (on_features(used(nn.BatchNorm1d(4))), CE, labelled(5, n=6))), "middle", blocks=True,
+    streams=False)  # fmt: skip
 ordinary("layernorm", "layer normalization itself", lambda: (small(nn.ReLU(), nn.LayerNorm(4)), CE, labelled(5)), "1",
     grid=True)  # fmt: skip
 ordinary("embedding", "embedding",
@@ -142,7 +143,7 @@ ordinary("complex_layer", "complex layer",
     "complex", twin=complex_twin)  # fmt: skip
 ordinary("resnet", "residual network, activations in place",
     lambda: (Net(resnet, stem=nn.Conv2d(1, 2, 3), norm=nn.BatchNorm2d(2), conv=nn.Conv2d(2, 2, 3, padding=1),
-                 relu=nn.ReLU(inplace=True), head=nn.Linear(2, 3)), CE, labelled(1, 4, 4, n=10)), "conv")  # fmt: skip
+                 relu=nn.ReLU(inplace=True), head=nn.Linear(2, 3)), CE, images(10, 1)), "conv")  # fmt: skip
 ordinary("bilinear", "nn.Bilinear",
     stirred(lambda: (nn.Sequential(nn.Linear(5, 4), Net(lambda m, x: m.inner(x, x), inner=nn.Bilinear(4, 4, 3))), CE,
                      labelled(5, n=6))), "1.inner", blocks=True)  # fmt: skip

@@ -12,7 +12,7 @@ from hesscond.methods import WeightNormalization
 from tests.catalogue.blocks import LowRank, on_features, stirred
 from tests.catalogue.cases import add, double
 from tests.catalogue.coupled import repeated
-from tests.catalogue.parts import CE, Applied, Cube, Net, OnceOnly, around, changed, classes, labelled, reloaded
+from tests.catalogue.parts import CE, Applied, Cube, Net, OnceOnly, around, changed, classes, images, labelled, reloaded
 
 OWN = "Layers with a forward of their own"
 own = functools.partial(add, OWN)
@@ -29,6 +29,17 @@ class StandardizedConv(nn.Conv2d):
     def forward(self, x):
         mean, std = self.weight.mean((1, 2, 3), keepdim=True), self.weight.std((1, 2, 3), keepdim=True)
         return self._conv_forward(x, (self.weight - mean) / (std + 1e-5), self.bias)
+
+
+class MaskedLinear(nn.Linear):
+    """MADE: a fixed mask on the weight."""
+
+    def __init__(self, fan_in, fan_out):
+        super().__init__(fan_in, fan_out)
+        self.register_buffer("mask", torch.tril(torch.ones(fan_out, fan_in), 1))
+
+    def forward(self, x):
+        return F.linear(x, self.weight * self.mask, self.bias)
 
 
 class Weighing(nn.Linear):
@@ -149,8 +160,8 @@ own("equalized", "equalized learning rate (StyleGAN)", headed(lambda: Weighing(h
 own("equalized_bias", "equalized learning rate, bias × 0.1", headed(lambda: Weighing(halved, lambda b: 0.1 * b)))
 own("standardized_conv", "weight-standardized convolution",
     lambda: (nn.Sequential(StandardizedConv(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)), CE,
-             labelled(2, 4, 4, n=12)))  # fmt: skip
-own("masked", "masked linear (MADE)", headed(lambda: Weighing(lambda W: W * torch.ones_like(W).tril(1))))
+             images()))  # fmt: skip
+own("masked", "masked linear (MADE)", headed(lambda: MaskedLinear(4, 3)))
 own("cosine", "cosine linear", headed(lambda: CosineLinear(4, 3)))
 own("tanh_of_weight", "tanh(W)", headed(lambda: Weighing(torch.tanh)))
 own("activation_inside", "activation inside the layer",

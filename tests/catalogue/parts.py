@@ -34,24 +34,59 @@ def values(n=20, d=4, c=3):
     return torch.randn(n, d), torch.randn(n, c)
 
 
-def labelled(*shape, n=7, c=3):
-    """Inputs of a shape, and a label for each."""
-    return torch.randn(n, *shape), torch.randint(0, c, (n,))
+def images(n=12, channels=2, side=4, c=3):
+    """Images and labels."""
+    return torch.randn(n, channels, side, side), torch.randint(0, c, (n,))
 
 
-def valued(*shape, to=(3,), n=7):
+def tokens(n=8, length=4, d=4, c=3):
+    """Sequences of vectors and a label for each."""
+    return torch.randn(n, length, d), torch.randint(0, c, (n,))
+
+
+class Drawn:
+    """Data of the seed of the moment, which do not depend on what a model has drawn, nor change what it draws."""
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(torch.initial_seed())
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.generator, dtype=torch.float64).float()
+
+    def integers(self, high, *shape):
+        return torch.randint(0, high, shape, generator=self.generator)
+
+
+def labelled(*shape, n=7, to=()):
+    """Inputs of a shape, and labels, one for each or more."""
+    draw = Drawn()
+    return draw.normal(n, *shape), draw.integers(3, n, *to)
+
+
+def valued(*shape, n=7, to=(3,)):
     """Inputs of a shape, and real targets of another."""
-    return torch.randn(n, *shape), torch.randn(n, *to)
+    draw = Drawn()
+    return draw.normal(n, *shape), draw.normal(n, *to)
 
 
-def words(n, length=3, vocabulary=6):
+def paired(a, b, n=7, by_name=False, real=False):
+    """Two inputs with as many features, as arguments in their order or by name, and labels or real targets."""
+    draw = Drawn()
+    inputs = draw.normal(n, a), draw.normal(n, b)
+    target = draw.normal(n, 3) if real else draw.integers(3, n)
+    return dict(zip("ab", inputs, strict=True)) if by_name else inputs, target
+
+
+def words(n, length=3):
     """Token ids, and a label for each sequence."""
-    return torch.randint(0, vocabulary, (n, length)), torch.randint(0, 3, (n,))
+    draw = Drawn()
+    return draw.integers(6, n, length), draw.integers(3, n)
 
 
-def next_words(n, length=3, vocabulary=6):
+def next_words(n, length=3):
     """Token ids, and others to predict at each."""
-    return torch.randint(0, vocabulary, (n, length)), torch.randint(0, vocabulary, (n, length))
+    draw = Drawn()
+    return draw.integers(6, n, length), draw.integers(6, n, length)
 
 
 class Applied(nn.Module):

@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.catalogue.blocks import Piped, gpt, recurrent, self_attention, step, stirred
 from tests.catalogue.cases import add
-from tests.catalogue.parts import CE, Net, labelled, next_words, words
+from tests.catalogue.parts import CE, Net, next_words, tokens, words
 
 SEQUENCES = "Recurrence and attention"
 sequence = functools.partial(add, SEQUENCES)
@@ -25,8 +25,8 @@ sequence("lstm-cell", "nn.LSTMCell in a loop", stirred(lambda: (Piped(step(nn.LS
 sequence("attention-packed", "nn.MultiheadAttention", stirred(lambda: (Piped(self_attention()), CE, words(4))),
     "middle.attention", blocks=True)  # fmt: skip
 sequence("encoder_train", "nn.TransformerEncoderLayer, training mode",
-    lambda: (encoder(), CE, labelled(4, 4, n=8)), "block.linear1")  # fmt: skip
+    lambda: (encoder(), CE, tokens()), "block.linear1")  # fmt: skip
 sequence("encoder_eval", "nn.TransformerEncoderLayer, evaluation mode (fast path)",
-    lambda: (encoder().eval(), CE, labelled(4, 4, n=8)), "block.linear1")  # fmt: skip
+    lambda: (encoder().eval(), CE, tokens()), "block.linear1")  # fmt: skip
 sequence("embedding-tied", "embedding tied to the output layer",
     stirred(lambda: (gpt(tied=True), CE, next_words(6))), "lm_head", blocks=True)  # fmt: skip

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.catalogue.cases import grid
-from tests.catalogue.parts import CE, MSE, Net, labelled, valued
+from tests.catalogue.parts import CE, MSE, Drawn, Net, labelled, valued
 
 sequence = functools.partial(grid, "Tokens and attention")
 
@@ -56,20 +56,25 @@ def per_token(output, target):
     return F.cross_entropy(output.reshape(-1, 3), target.reshape(-1))
 
 
+def sequence_first(real=False):
+    draw = Drawn()
+    return draw.normal(3, 5, 4), draw.normal(5, 3) if real else draw.integers(3, 5)
+
+
 sequence("tokens-mean", lambda: (over_tokens(mean_over_tokens, nn.ReLU()), CE, labelled(3, 4)), psd=True)
 sequence("tokens-mean-tanh", lambda: (over_tokens(mean_over_tokens, nn.Tanh()), CE, labelled(3, 4)))
 sequence("tokens-leading-shape", lambda: (over_tokens(lambda h: h.mean((1, 2)), nn.GELU()), MSE, valued(2, 2, 4, n=5)))
 sequence("per-token-lambda",
     lambda: (class_per_token(classes_second=False), per_token,
-             (torch.randn(7, 3, 4), torch.randint(0, 3, (7, 3)))), psd=True)  # fmt: skip
+             labelled(3, 4, to=(3,))), psd=True)  # fmt: skip
 sequence("per-token-classes-second",
     lambda: (class_per_token(classes_second=True), CE,
-             (torch.randn(7, 3, 4), torch.randint(0, 3, (7, 3)))), psd=True)  # fmt: skip
+             labelled(3, 4, to=(3,))), psd=True)  # fmt: skip
 sequence("sequence-first",
     lambda: (over_tokens(lambda h: h.sum(0), nn.Tanh()), CE,
-             (torch.randn(3, 5, 4), torch.randint(0, 3, (5,)))), streams=False)  # fmt: skip
+             sequence_first()), streams=False)  # fmt: skip
 sequence("sequence-first-relu",
-    lambda: (over_tokens(lambda h: h.amax(0), nn.ReLU()), MSE, (torch.randn(3, 5, 4), torch.randn(5, 3))),
+    lambda: (over_tokens(lambda h: h.amax(0), nn.ReLU()), MSE, sequence_first(real=True)),
     psd=True, streams=False)  # fmt: skip
 sequence("attention-sdpa", lambda: (attention(F.scaled_dot_product_attention), CE, labelled(3, 4, n=4)))
 sequence("attention-causal", lambda: (attention(causal_attention), CE, labelled(3, 4, n=4)))

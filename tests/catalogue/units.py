@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.catalogue.cases import add, double
-from tests.catalogue.parts import CE, Net, classes, labelled
+from tests.catalogue.parts import CE, Net, classes, tokens
 from tests.catalogue.truths import Spectrum, Truth
 
 GROUP = "Units of weights stored (in, out)"
@@ -106,9 +106,7 @@ stored("plain_order", "x @ Wᵀ + b (out, in)", lambda m, x: x @ m.weight.T + m.
 stored("plain_linear", "F.linear in a module of one's own", lambda m, x: F.linear(x, m.weight, m.bias), axis=0)
 stored("scaled_in_out", "x @ (0.5 W) + b", lambda m, x: x @ (0.5 * m.weight) + m.bias)
 stored("squared_in_out", "x @ W² + b", lambda m, x: x @ m.weight.square() + m.bias)
-stored(
-    "sequence_in_out", "x @ W + b of sequences", lambda m, x: in_out(m, x).mean(1), data=lambda: labelled(3, 4, n=12)
-)
+stored("sequence_in_out", "x @ W + b of sequences", lambda m, x: in_out(m, x).mean(1), data=lambda: tokens(12, 3))
 stored("batched_product", "bmm with an expanded W", bmm)
 stored("outer_sum", "(x[:, :, None] · W).sum(1) + b", lambda m, x: (x[:, :, None] * m.weight).sum(1) + m.bias)
 row("unit_transposed_linear", "a Linear whose forward applies its weight transposed",

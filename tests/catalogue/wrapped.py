@@ -110,6 +110,11 @@ def fully_sharded():
     return model, CE, classes()
 
 
+def in_bfloat16():
+    x, y = labelled(5)
+    return mlp(sizes=(5, 6, 4, 3)).bfloat16(), CE, (x.bfloat16(), y)
+
+
 without_checkpoint = changed(lambda twin: setattr(twin, "reentrant", None))
 wrapped("checkpoint_reentrant", "activation checkpointing, reentrant", checkpointed(True), "block.0",
     twin=without_checkpoint)  # fmt: skip
@@ -119,9 +124,7 @@ wrapped("compiled", "torch.compile", lambda: (torch.compile(mlp(), backend="eage
     twin=inside("_orig_mod"))  # fmt: skip
 wrapped("data_parallel", "DataParallel", lambda: (nn.DataParallel(mlp()), CE, classes()), "2", twin=inside("module"))
 wrapped("scripted", "torch.jit.script", lambda: (torch.jit.script(mlp(nn.Tanh())), CE, classes()), "2", twin=eager_twin)
-wrapped("bfloat16", "bfloat16 model",
-    lambda: (mlp(sizes=(5, 6, 4, 3)).bfloat16(), CE, (torch.randn(7, 5).bfloat16(), torch.randint(0, 3, (7,)))), "2",
-    grid=True, dtype=torch.bfloat16, psd=True)  # fmt: skip
+wrapped("bfloat16", "bfloat16 model", in_bfloat16, "2", grid=True, dtype=torch.bfloat16, psd=True)
 wrapped("casting", "casts to float32 inside",
     lambda: (Net(casting, first=nn.Linear(4, 3), head=nn.Linear(3, 3)), CE, classes()), "first")  # fmt: skip
 wrapped("autocast", "autocast to bfloat16 inside",

@@ -14,10 +14,11 @@ from tests.catalogue.parts import (
     Applied,
     Net,
     classes,
-    labelled,
+    images,
     middle,
     replaced,
     scaled_loss,
+    tokens,
     values,
     with_functions,
 )
@@ -287,7 +288,7 @@ row("stale_deep", "stale tanh deep in a network",
                            nn.Linear(4, 3)), CE, classes()), twin=with_functions({"3": torch.tanh}))  # fmt: skip
 row("stale_convolution", "stale square in a convolutional network",
     lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), Applied(stale_square), nn.Flatten(), nn.Linear(8, 3)), CE,
-             labelled(1, 4, 4, n=12)), twin=with_functions({"1": torch.square}))  # fmt: skip
+             images(12, 1)), twin=with_functions({"1": torch.square}))  # fmt: skip
 
 
 for exponent in (-30, 30):
@@ -392,7 +393,7 @@ row("stale_one_unit", "stale square of one unit of six, all others ReLU",
 row("stale_behind_frozen", "stale square behind a frozen layer", stale_behind_frozen,
     twin=with_functions({"3": torch.square}))  # fmt: skip
 row("stale_attention", "softmax attention, its weights kept",
-    lambda: (nn.Sequential(nn.Linear(3, 3), Applied(attend(stale_softmax)), nn.Linear(3, 3)), CE, labelled(4, 3, n=10)),
+    lambda: (nn.Sequential(nn.Linear(3, 3), Applied(attend(stale_softmax)), nn.Linear(3, 3)), CE, tokens(10, 4, 3)),
     twin=with_functions({"1": attend(softmax)}))  # fmt: skip
 row("tensor_hook", "gradient halved by a hook on a tensor", lambda: (middle(halved), CE, classes()),
     twin=with_functions({"1": torch.tanh}), signed=False)  # fmt: skip
