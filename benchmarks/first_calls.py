@@ -498,13 +498,6 @@ def ctc():
     return model, loss, (torch.randn(3, 8, 3), torch.randint(1, 5, (3, 3)))
 
 
-@case("torch", "quantile regression (pinball loss)")
-def quantiles():
-    q = torch.tensor([0.1, 0.5, 0.9])
-    loss = lambda out, y: torch.maximum(q * (y - out), (q - 1) * (y - out)).mean()  # noqa: E731
-    return mlp(3, 6, 3), loss, (torch.randn(12, 3), torch.randn(12, 1))
-
-
 @case("torch", "Chebyshev KAN (einsum over polynomials), no layer of torch")
 def chebyshev():
     def forward(m, x):
@@ -517,7 +510,7 @@ def chebyshev():
 
 #: Kinds of the support table, whose models are those of the tests.
 NAMES = """geometric geometric_loader tensor_dict pinn gradient_penalty all_against_all siamese mixture_of_experts vae
-    detection list_of_records embedding_bag loose packed bert vit llama"""
+    detection list_of_records kink_quantile embedding_bag loose packed bert vit llama"""
 KINDS = [one for one in CATALOGUE if one.name in NAMES.split()]
 SHARED = {(one.library or "torch", one.title): one for one in KINDS}
 CASES |= {key: one.build for key, one in SHARED.items()}
