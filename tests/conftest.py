@@ -110,7 +110,7 @@ def workplace(tmp_path, monkeypatch):
     def refuse(*args):
         raise DownloadError("there is no network in a test")
 
-    monkeypatch.setattr("hesscond.data.published.download_files", refuse)
+    monkeypatch.setattr("hesscond.data.files.download_files", refuse)
     work = tmp_path / "work"
     work.mkdir()
     (work / "tiny.toml").write_text(cli_targets.STUDY)

@@ -13,8 +13,8 @@ import typer
 from hesscond.commands import options
 from hesscond.commands.printing import print_table, sign_of_life, stdout
 from hesscond.errors import ConfigError, did_you_mean
+from hesscond.report import registry
 from hesscond.report.page import COLUMN, METADATA, Page, resized, save_figure, venue_page
-from hesscond.report.registry import FIGURES, QUANTITIES, RATED, TABLES, UNIT
 from hesscond.report.tables import FORMATS
 
 #: Figure that is not drawn from runs but from the trials of a statement.
@@ -24,17 +24,17 @@ Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probe
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
 Quantity = Annotated[
     str | None,
-    typer.Option(help=f"Of blocks: {' | '.join(QUANTITIES)}."),
+    typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}."),
 ]
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join([*FIGURES, RATE]))],
+    kind: Annotated[str, typer.Argument(help=" | ".join([*registry.FIGURES, RATE]))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(RATED)}).",
+            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(registry.RATED)}).",
         ),
     ] = None,
     layer: Layer = None,
@@ -51,8 +51,8 @@ def figure(
 
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind != RATE and kind not in FIGURES:
-        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*FIGURES, RATE])}")
+    if kind != RATE and kind not in registry.FIGURES:
+        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*registry.FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
@@ -63,9 +63,9 @@ def figure(
         drawn = drawn_rate(names, page)
     else:
         if not names:
-            raise ConfigError(f"figure {kind} takes {FIGURES[kind].needs}: name at least one run folder")
-        asked = taken(f"figure {kind}", FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
-        drawn = FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
+            raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
+        asked = taken(f"figure {kind}", registry.FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
+        drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
 
@@ -89,16 +89,16 @@ def drawn_rate(names: list[str], page: Page) -> Any:
     """Figure of the rates of a statement; by default of the first statement that has one."""
     from hesscond.report.margins import rate_figure, rate_trials
 
-    id, *others = names or RATED[:1]
+    id, *others = names or registry.RATED[:1]
     if others:
-        raise ConfigError(f"{RATE} takes one statement: {', '.join(RATED)}")
+        raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
     with sign_of_life(id) as say:
         found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
     return rate_figure(found, id, page=page)
 
 
 def table(
-    kind: Annotated[str, typer.Argument(help=" | ".join(TABLES))],
+    kind: Annotated[str, typer.Argument(help=" | ".join(registry.TABLES))],
     runs: options.Runs,
     format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
     layer: Layer = None,
@@ -108,11 +108,11 @@ def table(
 
     Example: hesscond table seeds runs/fc-digits-1 --format latex
     """
-    if kind not in TABLES:
-        raise ConfigError(f"unknown table {kind!r}: {did_you_mean(kind, TABLES)}")
+    if kind not in registry.TABLES:
+        raise ConfigError(f"unknown table {kind!r}: {did_you_mean(kind, registry.TABLES)}")
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
-    chosen = TABLES[kind]
+    chosen = registry.TABLES[kind]
     asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)
     if format == "text":
@@ -126,7 +126,7 @@ def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:
-            reason = ": it shows all that were probed" if name in UNIT else ""
+            reason = ": it shows all that were probed" if name in registry.UNIT else ""
             raise ConfigError(f"{what} has no --{name}{reason}")
     return found
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands.printing import AsJson, listing, print_docstring, print_prose, print_source, stdout
+from hesscond.commands import printing
 from hesscond.errors import ConfigError
 from hesscond.study.listing import described, panels_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def studies(
     name: Annotated[str | None, typer.Argument(help="Show the panels and methods of this study.")] = None,
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
 ) -> None:
     """List the built-in studies, or the panels of one.
 
@@ -27,12 +27,12 @@ def studies(
     rows = described() if name is None else panels_of(name)
     if not rows:
         raise ConfigError(f"unknown study {name!r}: hesscond studies lists them")
-    listing(rows, as_json)
+    printing.listing(rows, as_json)
 
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None,
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
 ) -> None:
     """List the methods, or show one; --method NAME:option=value sets an option, --method NAME+NAME joins two.
 
@@ -42,17 +42,17 @@ def methods(
     from hesscond.methods.spec import shown_options
 
     if name is None:
-        listing([method_row(m) for m in registered()], as_json, ["name", "rate", "summary"])
+        printing.listing([method_row(m) for m in registered()], as_json, ["name", "rate", "summary"])
         return
     chosen = method_class(name)
     if as_json:
-        listing([method_row(chosen) | {"text": inspect.getdoc(chosen)}], as_json)
+        printing.listing([method_row(chosen) | {"text": inspect.getdoc(chosen)}], as_json)
         return
-    stdout.print(Text(f"{chosen.name}: {chosen.summary}", style="bold"), soft_wrap=True)
-    print_source(chosen.source)
-    print_prose(shown_options(chosen) or "none", "options: ", " " * 9)
-    stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)
-    print_docstring(inspect.getdoc(chosen) or "")
+    printing.stdout.print(Text(f"{chosen.name}: {chosen.summary}", style="bold"), soft_wrap=True)
+    printing.print_source(chosen.source)
+    printing.print_prose(shown_options(chosen) or "none", "options: ", " " * 9)
+    printing.stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)
+    printing.print_docstring(inspect.getdoc(chosen) or "")
 
 
 def method_row(method: type[Method]) -> dict[str, str | float]:

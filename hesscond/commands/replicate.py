@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import options
+from hesscond.commands import options, printing
 from hesscond.commands.performing import Place, complain_of, data_of, perform
-from hesscond.commands.printing import AsJson, listing, print_table, stderr, stdout
 from hesscond.data import locate
 from hesscond.errors import ConfigError
 from hesscond.report.replication import write_replication
@@ -42,7 +41,7 @@ def replicate(
     list_: Annotated[
         bool, typer.Option("--list", help="List the figures and tables, and what their runs take.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
 ) -> None:
     """Run all of a figure or table of a paper, several runs at once, and show paper and result side by side.
 
@@ -79,11 +78,11 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
         if (plan.folder / "run.sqlite").exists():
             runs[plan.study.panel].append(open_run(plan.folder))
     table, written, drawn = write_replication(found, runs, where)
-    print_table(table)
-    stdout.print(f"runs:   {where}", soft_wrap=True)
-    stdout.print(f"table:  {written}.md (and .csv)", soft_wrap=True)
+    printing.print_table(table)
+    printing.stdout.print(f"runs:   {where}", soft_wrap=True)
+    printing.stdout.print(f"table:  {written}.md (and .csv)", soft_wrap=True)
     for path in drawn:
-        stdout.print(f"figure: {path}.png (and .pdf)", soft_wrap=True)
+        printing.stdout.print(f"figure: {path}.png (and .pdf)", soft_wrap=True)
 
 
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
@@ -103,9 +102,9 @@ def list_replications(data_dir: Path | None, as_json: bool) -> None:
                 "core hours": f"{cost.core_hours:.2g} {cost.how}" if cost.core_hours else "",
             }
         )
-    listing(rows, as_json)
+    printing.listing(rows, as_json)
     if not as_json:
-        stderr.print(
+        printing.stderr.print(
             "runs: of one seed; core hours: of all with five seeds, on one core of a machine with two, measured or "
             "extrapolated from the first 100 iterations of each method"
         )

@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import options
+from hesscond.commands import options, printing
 from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
 from hesscond.commands.exits import DIVERGED
 from hesscond.commands.performing import loaded, one_by_one, tell_default_rates
-from hesscond.commands.printing import complain, print_table, stderr, stdout
 from hesscond.expectations import Expectation
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
@@ -77,7 +76,7 @@ def study(
     for plan in plans:
         check_plan(plan, data)
     if name in aliases():
-        stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
+        printing.stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
     if lr is None:
         tell_default_rates(plans)
     data = data.to(plans[0].device)
@@ -85,7 +84,7 @@ def study(
     stored = [open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:
-        complain(sentence)
+        printing.complain(sentence)
     if expectations:
         meet(expectations, stored, unresolved)
     if diverged:
@@ -94,15 +93,15 @@ def study(
 
 def finish(where: Path, runs: list[StoredRun]) -> None:
     """Print the summary and draw the figure next to the runs."""
-    stdout.print(summary_table(runs))
+    printing.stdout.print(summary_table(runs))
     if any(run.config.get("statements") for run in runs):
-        print_table(TABLES["statements"].print(runs))
+        printing.print_table(TABLES["statements"].print(runs))
     if note := rounding_note(runs):
-        stdout.print(f"note:   {note}", soft_wrap=True)
-    stdout.print()
+        printing.stdout.print(f"note:   {note}", soft_wrap=True)
+    printing.stdout.print()
     for sentence in verdict_sentences(runs):
-        stdout.print(Text(sentence))
-    stdout.print(f"runs:   {where}", soft_wrap=True)
+        printing.stdout.print(Text(sentence))
+    printing.stdout.print(f"runs:   {where}", soft_wrap=True)
     # training where nothing was probed
     if drawn := draw_first(("equal-loss", "training"), runs, where):
-        stdout.print(f"figure: {drawn}.png (and .pdf)", soft_wrap=True)
+        printing.stdout.print(f"figure: {drawn}.png (and .pdf)", soft_wrap=True)

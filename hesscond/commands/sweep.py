@@ -10,14 +10,12 @@ from typing import Annotated
 import torch
 import typer
 
-from hesscond.commands import options
-from hesscond.commands.performing import Place, complain_of, data_of, perform, tell_default_rates
+from hesscond.commands import options, performing
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.report.sweeps import best_frame, best_table, sweep_frame
 from hesscond.runs import open_run
-from hesscond.study import RunPlan, load_study
-from hesscond.study.grid import Overrides, SweepConfig, check_config, parse_settings, plan_sweep, read_sweep
+from hesscond.study import RunPlan, grid, load_study
 from hesscond.study.sweep import Outcome, prepare_sweep
 
 
@@ -56,17 +54,17 @@ def sweep(
     The same command, or the sweep's folder, resumes an interrupted sweep, and repeats no finished run. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
-    place = Place.of(jobs, device)
+    place = performing.Place.of(jobs, device)
     grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
     if Path(name).is_dir():
         if any(option is not None for option in grid_options) or out is not None:
             raise ConfigError(f"{name} is the folder of a sweep, which says what to run: leave the other options out")
         where = Path(name)
-        config = read_sweep(where)
+        config = grid.read_sweep(where)
         changed = {} if threads is None else {"threads": threads}
-        config = check_config(config.model_dump(exclude_none=True) | changed)
+        config = grid.check_config(config.model_dump(exclude_none=True) | changed)
     else:
-        study = Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
+        study = grid.Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
         where = out or Path("runs") / f"sweep-{study.name}"
         content = {
             "study": study.model_dump(mode="json", exclude_none=True, exclude={"run"}),
@@ -76,22 +74,22 @@ def sweep(
             "batch_sizes": [study.training.batch_size]
             if batch_size is None
             else options.integers("--batch-size", batch_size, 1),
-            "settings": parse_settings(set_ or []),
+            "settings": grid.parse_settings(set_ or []),
             "threads": threads if threads is not None else place.threads(where),
         }
         if not method:
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
-        config = check_config(content)
-    plans = plan_sweep(config, where, torch.device(place.devices[0].type))
+        config = grid.check_config(content)
+    plans = grid.plan_sweep(config, where, torch.device(place.devices[0].type))
     if config.rates == "study":
-        tell_default_rates(plans)
-    data = data_of(plans, data_dir)
+        performing.tell_default_rates(plans)
+    data = performing.data_of(plans, data_dir)
     prepared = prepare_sweep(config, plans, data, where)
-    outcomes = perform(plans, prepared, data, place, config.threads, f"hesscond sweep {where}")
+    outcomes = performing.perform(plans, prepared, data, place, config.threads, f"hesscond sweep {where}")
     finish(config, where, plans, outcomes)
 
 
-def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dict[str, Outcome]) -> None:
+def finish(config: grid.SweepConfig, where: Path, plans: list[RunPlan], outcomes: dict[str, Outcome]) -> None:
     """Write the tables, print the summary and name what went wrong; exit code 1 if something did."""
     stored = [open_run(p.folder) for p in plans if outcomes[p.folder.name].status in ("finished", "diverged")]
     if stored:
@@ -107,4 +105,4 @@ def finish(config: SweepConfig, where: Path, plans: list[RunPlan], outcomes: dic
         print_table(best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
         stdout.print(f"runs:   {where}", soft_wrap=True)
         stdout.print(f"tables: {where / 'best.csv'}, {where / 'runs.csv'}", soft_wrap=True)
-    complain_of(outcomes)
+    performing.complain_of(outcomes)

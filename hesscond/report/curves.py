@@ -16,10 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report import plotting, series
+from hesscond.report import plotting, registry, series
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import DASHED, MethodLook
-from hesscond.report.registry import PROBED, STUDY, UNIT, FigureKind
 from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
 
 if TYPE_CHECKING:
@@ -396,31 +395,31 @@ def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
     return values.where(probe["resolved"].fillna(False).astype(bool)) if column == "lambda_min" else values
 
 
-TRAINING_FIGURE = FigureKind(
+TRAINING_FIGURE = registry.FigureKind(
     "training",
     30,
     "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
-    STUDY,
+    registry.STUDY,
     training_figure,
     trained_groups,
 )
 
-CONDITIONING_FIGURE = FigureKind(
+CONDITIONING_FIGURE = registry.FigureKind(
     "conditioning",
     20,
     "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
-    STUDY,
+    registry.STUDY,
     conditioning_figure,
     unit_of_groups,
-    UNIT,
+    registry.UNIT,
 )
 
-EIGENVALUES_FIGURE = FigureKind(
+EIGENVALUES_FIGURE = registry.FigureKind(
     "spectra",
     90,
     "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
-    PROBED,
+    registry.PROBED,
     eigenvalue_figure,
     eigenvalues_logged,
-    UNIT,
+    registry.UNIT,
 )

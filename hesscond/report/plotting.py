@@ -17,10 +17,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import Formatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
+from hesscond.report import series
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
 from hesscond.report.selection import Group, groups_of, looks_of
-from hesscond.report.series import across_seeds, mean_over_seeds, running_median, thinned, thinned_band
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -323,12 +323,12 @@ def draw_curve(
     if not curves:
         return False
     if len(curves) == 1 and look.raw and window > 1:
-        raw = thinned(curves[0])
+        raw = series.thinned(curves[0])
         ax.plot(raw.index, raw, color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
-    together = across_seeds([running_median(curve, window) for curve in curves])
+    together = series.across_seeds([series.running_median(curve, window) for curve in curves])
     if len(curves) > 1:
         draw_band(ax, together, color, name)
-    median = thinned(together["median"])
+    median = series.thinned(together["median"])
     style: dict[str, Any] = {"color": color, "lw": look.width, "ls": look.dash, "zorder": 3, "gid": f"{name}-median"}
     ax.plot(median.index, median, **style, **(along(marker, len(median)) if marker else {}))
     return True
@@ -336,7 +336,7 @@ def draw_curve(
 
 def draw_band(ax: Axes, together: pd.DataFrame, color: str, name: str) -> None:
     """Draw the band (``NAME-band``) from the lowest to the highest of the seeds."""
-    band = thinned_band(together)
+    band = series.thinned_band(together)
     shade = ax.fill_between(band.index, band["low"], band["high"], color=color, alpha=0.2, lw=0, zorder=2)
     shade.set_gid(f"{name}-band")
 
@@ -346,14 +346,14 @@ def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: Method
     there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
     whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))
     if whole:
-        together = mean_over_seeds(whole)
+        together = series.mean_over_seeds(whole)
         if len(whole) > 1:
             draw_band(ax, together, look.color, name)
-        mean = thinned(together["mean"])
+        mean = series.thinned(together["mean"])
         style = along(look.marker, len(mean)) | {"ls": dash if len(mean) > FEW else "none", "lw": 1.0}
         ax.plot(mean.index, mean, color=look.color, zorder=3, gid=f"{name}-mean", **style)
     for number, curve in enumerate(broken):
-        drawn = thinned(curve.dropna())
+        drawn = series.thinned(curve.dropna())
         ax.plot(drawn.index, drawn, color=look.color, ls=dash, lw=0.5, zorder=3, gid=f"{name}-diverged-{number}")
         end: dict[str, Any] = {"marker": "x", "ms": 4, "ls": "none", "zorder": 4}
         ax.plot(drawn.index[-1:], drawn.iloc[-1:], color=look.color, gid=f"{name}-end-{number}", **end)
@@ -369,7 +369,7 @@ def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, n
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
         return False
-    points = across_seeds(curves)
+    points = series.across_seeds(curves)
     if len(curves) > 1:
         bars = ax.vlines(points.index, points["low"], points["high"], color=color, lw=0.8, zorder=4)
         bars.set_gid(f"{name}-range")

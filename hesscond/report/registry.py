@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import Registry
+from hesscond.report import tables
 from hesscond.report.page import save_both
-from hesscond.report.tables import Column, Format, TextTable, text_table, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,19 +82,19 @@ class TableKind:
     summary: str
     needs: str
     frame: Callable[..., pd.DataFrame]
-    columns: Callable[[pd.DataFrame], Sequence[Column]]
+    columns: Callable[[pd.DataFrame], Sequence[tables.Column]]
     caption: str | Callable[[pd.DataFrame], str]
     options: tuple[str, ...] = ()
 
-    def write(self, runs: Sequence[StoredRun], format: Format, **options: Any) -> str:
+    def write(self, runs: Sequence[StoredRun], format: tables.Format, **options: Any) -> str:
         """The table as Markdown, LaTeX or CSV."""
         frame = self.frame(runs, **options)
-        return write_table(frame, self.columns(frame), self.explained(frame), format)
+        return tables.write_table(frame, self.columns(frame), self.explained(frame), format)
 
-    def print(self, runs: Sequence[StoredRun], **options: Any) -> TextTable:
+    def print(self, runs: Sequence[StoredRun], **options: Any) -> tables.TextTable:
         """The table for the terminal."""
         frame = self.frame(runs, **options)
-        return text_table(frame, self.columns(frame), self.explained(frame), frame.attrs.get("title", ""))
+        return tables.text_table(frame, self.columns(frame), self.explained(frame), frame.attrs.get("title", ""))
 
     def explained(self, frame: pd.DataFrame) -> str:
         """The caption of a frame."""

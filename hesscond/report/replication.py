@@ -15,11 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import plotting
+from hesscond.report import plotting, selection
 from hesscond.report.curves import accuracies_of, conditioning_figure, stretch
 from hesscond.report.page import COLUMN, Page, save_both
 from hesscond.report.palette import DASHED
-from hesscond.report.selection import Group, at_place, first_place, groups_of, looks_of
 from hesscond.report.series import loss_of, means_of_stretches, values_of
 from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
@@ -92,8 +91,8 @@ def probed(name: str) -> Callable[[StoredRun], pd.Series]:
         import pandas as pd
 
         probe = run.table("probe")
-        layer, unit = first_place(run, probe)
-        found = values_of(probe[(probe["data"] == "batch") & at_place(probe, layer, unit)], name).dropna()
+        layer, unit = selection.first_place(run, probe)
+        found = values_of(probe[(probe["data"] == "batch") & selection.at_place(probe, layer, unit)], name).dropna()
         return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
 
     return values
@@ -332,11 +331,11 @@ def write_replication(
 
 def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
     """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds."""
-    drawn = [(panel, groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
+    drawn = [(panel, selection.groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
     if not drawn:
         raise ConfigError(f"no run of {found.name} has trained yet")
     every = [group for _, groups in drawn for group in groups]
-    looks = looks_of(every)
+    looks = selection.looks_of(every)
     names = dict.fromkeys(group.method for group in every)
     timing = found.cost.figure == "timing"
     kinds = {"training loss": DASHED, "training time" if timing else "test": "-"}
@@ -360,7 +359,7 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
     return figure
 
 
-def shown_of(groups: Sequence[Group]) -> str:
+def shown_of(groups: Sequence[selection.Group]) -> str:
     """Quantity to show of runs: the test accuracy, else the PSNR, else the test loss."""
     if any(len(curve) for group in groups for curve in accuracies_of(group)):
         return "test_accuracy"
@@ -369,7 +368,7 @@ def shown_of(groups: Sequence[Group]) -> str:
 
 
 def draw_panel(
-    axes: tuple[Axes, Axes], panel: Panel, groups: Sequence[Group], looks: Mapping[str, Any], what: str
+    axes: tuple[Axes, Axes], panel: Panel, groups: Sequence[selection.Group], looks: Mapping[str, Any], what: str
 ) -> None:
     """Draw a quantity above the training loss, by epoch."""
     above, below = axes

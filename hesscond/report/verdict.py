@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import series
+from hesscond.report import series, tables
 from hesscond.report.registry import PROBED, UNIT, TableKind
 from hesscond.report.selection import Selection, probed_groups, select
-from hesscond.report.tables import DASH, Column, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -274,28 +273,28 @@ def quartiles(low: float, high: float) -> str:
     return f"quartiles {factor(low)} to {factor(high)}"
 
 
-def verdict_columns(frame: pd.DataFrame) -> list[Column]:
+def verdict_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `verdict_frame` as they are written."""
     return [
-        words("method", "method"),
-        Column("training loss", loss_range),
-        numbers("probes", "probes", "d"),
-        Column("κ smaller than baseline's", lambda row: ratio_cell(row, "ratio")),
-        Column("κ(H) / κ own", lambda row: ratio_cell(row, "gain_own")),
-        Column("κ(H) / κ(PᵀHP)", lambda row: ratio_cell(row, "gain_P")),
+        tables.words("method", "method"),
+        tables.Column("training loss", loss_range),
+        tables.numbers("probes", "probes", "d"),
+        tables.Column("κ smaller than baseline's", lambda row: ratio_cell(row, "ratio")),
+        tables.Column("κ(H) / κ own", lambda row: ratio_cell(row, "gain_own")),
+        tables.Column("κ(H) / κ(PᵀHP)", lambda row: ratio_cell(row, "gain_P")),
     ]
 
 
 def loss_range(row: Mapping[str, Any]) -> str:
     """Text of the range of loss that a method shares with the baseline; a dash if there is none."""
-    low, high = (number(row[name], ".2g") for name in ("loss_low", "loss_high"))
-    return low if low == DASH else f"{low} … {high}"
+    low, high = (tables.number(row[name], ".2g") for name in ("loss_low", "loss_high"))
+    return low if low == tables.DASH else f"{low} … {high}"
 
 
 def ratio_cell(row: Mapping[str, Any], name: str) -> str:
     """Text of the median (quartiles) of a ratio; a dash if it is open."""
-    median, first, last = (number(float(row[f"{name}{end}"]), ".2g") for end in ("", "_q25", "_q75"))
-    return DASH if DASH in (median, first, last) else f"{median} ({first} … {last})"
+    median, first, last = (tables.number(float(row[f"{name}{end}"]), ".2g") for end in ("", "_q25", "_q75"))
+    return tables.DASH if tables.DASH in (median, first, last) else f"{median} ({first} … {last})"
 
 
 VERDICT_TABLE = TableKind(

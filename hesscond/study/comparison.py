@@ -19,8 +19,8 @@ from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.runs import OVER, StoredRun, open_run
+from hesscond.study import runner
 from hesscond.study.config import StudyConfig
-from hesscond.study.runner import RunPlan, Training, check_plan, rehearsal
 from hesscond.study.sweep import Outcome
 
 #: The learning rates that are tried unless others are given.
@@ -60,7 +60,7 @@ class Comparison:
     seeds: Sequence[int]
     out: Path
     device: torch.device
-    perform: Callable[[Sequence[RunPlan]], Mapping[Path, Outcome]]
+    perform: Callable[[Sequence[runner.RunPlan]], Mapping[Path, Outcome]]
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
     #: By method, the first and last index of the part of `AROUND` that is tried.
     reach: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Comparison:
         refusals: dict[str, str] = {}
         for method in methods:
             try:
-                check_plan(self.probed(method, self.grid(method)[0], self.seeds[0]), self.data)
+                runner.check_plan(self.probed(method, self.grid(method)[0], self.seeds[0]), self.data)
             except ConfigError as refusal:
                 refusals[method] = str(refusal)
         due = able = [method for method in methods if method not in refusals]
@@ -91,7 +91,7 @@ class Comparison:
             edge = len(grid) > 1 and rate in (grid[0], grid[-1])
             yield Compared(method, rate, edge, runs, self.cost(method, rate), "" if runs else "no probed run has ended")
 
-    def do(self, plans: Sequence[RunPlan]) -> None:
+    def do(self, plans: Sequence[runner.RunPlan]) -> None:
         """Perform those of the runs that were not performed yet."""
         if due := [plan for plan in plans if plan.folder not in self.outcomes]:
             self.outcomes |= self.perform(due)
@@ -121,15 +121,15 @@ class Comparison:
         """The study without its probes."""
         return self.study.model_copy(update={"probe": self.study.probe.unmeasured})
 
-    def tried(self, method: str, rate: float) -> RunPlan:
+    def tried(self, method: str, rate: float) -> runner.RunPlan:
         """Plan of a run of the grid, without probes."""
         folder = self.out / "grid" / f"{parse(method).folder}-lr{rate:g}"
-        return RunPlan(self.unprobed, located(method), self.seeds[0], rate, folder, self.device)
+        return runner.RunPlan(self.unprobed, located(method), self.seeds[0], rate, folder, self.device)
 
-    def probed(self, method: str, rate: float, seed: int) -> RunPlan:
+    def probed(self, method: str, rate: float, seed: int) -> runner.RunPlan:
         """Plan of a run with the study's probe."""
         folder = self.out / f"{parse(method).folder}-seed{seed}"
-        return RunPlan(self.study, located(method), seed, rate, folder, self.device)
+        return runner.RunPlan(self.study, located(method), seed, rate, folder, self.device)
 
     def best(self, method: str) -> float | None:
         """The rate with the smallest loss at the end; None if every run diverged or failed."""
@@ -163,10 +163,10 @@ def final_loss(folder: Path) -> float:
     return float(losses.tail(max(1, len(losses) // 10)).mean())
 
 
-def relative_cost(plan: RunPlan, vanilla: RunPlan, data: Dataset) -> float:
+def relative_cost(plan: runner.RunPlan, vanilla: runner.RunPlan, data: Dataset) -> float:
     """Time of an iteration over that of the vanilla method, from blocks of iterations of both in turn."""
     total = [0.0, 0.0]
-    with suppress(DivergedError), rehearsal(vanilla, data) as base, rehearsal(plan, data) as own:
+    with suppress(DivergedError), runner.rehearsal(vanilla, data) as base, runner.rehearsal(plan, data) as own:
         for number in range(ROUNDS):
             times = [block_time(training, number * BLOCK) for training in (base, own)]
             # the first is slow; what a method does only every few steps has its share
@@ -176,7 +176,7 @@ def relative_cost(plan: RunPlan, vanilla: RunPlan, data: Dataset) -> float:
     return math.nan
 
 
-def block_time(training: Training, first: int) -> float:
+def block_time(training: runner.Training, first: int) -> float:
     """Seconds for some iterations from ``first`` on, on the first batches of the training set."""
     size, batches = training.batch_size, max(1, training.per_epoch)
     start = time.perf_counter()

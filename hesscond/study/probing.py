@@ -26,12 +26,12 @@ from hesscond.hessians.coordinates.statistics import scaling_conditions
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import Method
 from hesscond.methods.bnp import regularized
+from hesscond.probing import training
 from hesscond.probing.check import CheckDirection
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.question import Question
 from hesscond.probing.results import LayerResult
-from hesscond.probing.training import Again, ProbeData, TakenProbe, TrainedLayers, UnitConditions
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
@@ -55,7 +55,7 @@ class ProbeRow(NamedTuple):
 class Probe(NamedTuple):
     """Probe of a mini-batch before κ of its captured layers is computed."""
 
-    taken: TakenProbe
+    taken: training.TakenProbe
     others: list[ProbeRow]  # rows that are complete already
 
     @property
@@ -95,7 +95,7 @@ class Prober:
         if "layer" in config.levels:
             self.further["layer"] = list(self.blocks)
         units = {place: self.blocks[place].chosen(self._wanted) for place in layers}
-        self.layers = TrainedLayers(
+        self.layers = training.TrainedLayers(
             model=model,
             loss_fn=loss_fn,
             method=method,
@@ -128,7 +128,7 @@ class Prober:
         targets: torch.Tensor,
         output: torch.Tensor,
         *,
-        again: Again = nullcontext,
+        again: training.Again = nullcontext,
         check: bool = False,
     ) -> Probe:
         """Probe, for `rows`, of the mini-batch whose training pass gave ``output`` while the recorder was armed."""
@@ -171,7 +171,7 @@ class Prober:
         pairs: Any = SampleStream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
-        data = ProbeData("train", pairs, self.layers.maker(pairs), checks)
+        data = training.ProbeData("train", pairs, self.layers.maker(pairs), checks)
         found = self.layers.streamed(chunks, data, samples)
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
@@ -287,11 +287,11 @@ class Prober:
 
     # layers that are captured
 
-    def _rows(self, measured: Sequence[UnitConditions]) -> list[ProbeRow]:
+    def _rows(self, measured: Sequence[training.UnitConditions]) -> list[ProbeRow]:
         columns = scaling_columns([one.raw for one in measured])
         return [self._row(one, own | {"trace": one.trace}) for one, own in zip(measured, columns, strict=True)]
 
-    def _row(self, measured: UnitConditions, columns: dict[str, Any]) -> ProbeRow:
+    def _row(self, measured: training.UnitConditions, columns: dict[str, Any]) -> ProbeRow:
         """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
         one, found = measured.unit, measured.kappa
         own, inputs, hessian = one.systems.own, one.inputs, one.hessian

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from hesscond.errors import ConfigError
+from hesscond.study import files
 from hesscond.study.config import StudyConfig
-from hesscond.study.files import Claim, Cost, Published, StudyFile, split_name
 from hesscond.study.grid import Overrides, folder_name, plain
 from hesscond.study.listing import contents
 from hesscond.study.runner import RunPlan
@@ -21,7 +21,7 @@ class Panel:
     """Part of a figure: a network on a data set, trained with the methods of the study, and the paper's numbers."""
 
     study: StudyConfig
-    published: tuple[Published, ...]
+    published: tuple[files.Published, ...]
 
     @property
     def name(self) -> str:
@@ -42,14 +42,14 @@ class Replication:
     description: str
     source: str
     panels: tuple[Panel, ...]
-    claims: tuple[Claim, ...]
-    cost: Cost
+    claims: tuple[files.Claim, ...]
+    cost: files.Cost
 
 
 def replication(name: str, scale: str | None = None) -> Replication:
     """The figure or table called ``name``, or one panel of it (``NAME/PANEL``), or that of a TOML file."""
-    of_file, chosen = split_name(name)
-    file = StudyFile.named(of_file)
+    of_file, chosen = files.split_name(name)
+    file = files.StudyFile.named(of_file)
     layout = file.layout
     published = {table.name: tuple(table.paper) for table in layout.panels} or {"": tuple(layout.paper)}
     studies = [file.study(panel, scale) for panel in ([chosen] if chosen else file.panels or [""])]
@@ -65,7 +65,7 @@ def replication(name: str, scale: str | None = None) -> Replication:
     )
 
 
-def check_names(path: Path, panel: Panel, claims: Sequence[Claim]) -> None:
+def check_names(path: Path, panel: Panel, claims: Sequence[files.Claim]) -> None:
     """Refuse claims and numbers of methods that a panel does not have."""
     known = [entry.name for entry in panel.study.methods]
     if not known:
@@ -100,6 +100,6 @@ def plan_replication(
     ]
 
 
-def replicable() -> list[StudyFile]:
+def replicable() -> list[files.StudyFile]:
     """Files of the figures and tables that come with hesscond, by name; the studies in them are not yet checked."""
-    return [StudyFile.named(content["name"]) for content in contents() if "replicate" in content]
+    return [files.StudyFile.named(content["name"]) for content in contents() if "replicate" in content]

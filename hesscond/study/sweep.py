@@ -28,8 +28,8 @@ from threadpoolctl import threadpool_limits
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
 from hesscond.runs import BusyError, open_run
+from hesscond.study import runner
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
-from hesscond.study.runner import RunPlan, check_plan, run, standing
 
 #: Seconds that calls have to end by themselves after SIGTERM.
 GRACE = 20.0
@@ -134,7 +134,7 @@ DataKey = tuple[str, tuple[str, ...]]
 one_at_a_time = threading.Lock()
 
 
-def data_key(plan: RunPlan) -> DataKey:
+def data_key(plan: runner.RunPlan) -> DataKey:
     """Key that is the same for runs on the same data: the name of the data set, and its preparation."""
     return plan.study.data.name, plan.study.data.preparation
 
@@ -166,17 +166,17 @@ class Prepared:
     """Checked runs: outcomes of those that are over, by name, and those that are left to do."""
 
     done: dict[str, Outcome]
-    left: list[RunPlan]
+    left: list[runner.RunPlan]
 
 
-def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
+def prepare(plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], out: Path) -> Prepared:
     """Check the runs, given their data on the CPU, and their folders; ``out``, the folder of all, is made."""
     # seeds and rates make no difference to what can be checked
     for plan in {(id(plan.study), plan.method): plan for plan in reversed(plans)}.values():
-        check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
+        runner.check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
     done, left = {}, []
     for plan in plans:
-        if standing(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
+        if runner.standing(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
             done[plan.folder.name] = ended(plan)
         else:
             left.append(plan)
@@ -188,7 +188,7 @@ def prepare(plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
 
 
 def prepare_sweep(
-    config: SweepConfig, plans: Sequence[RunPlan], data: Mapping[DataKey, Dataset], out: Path
+    config: SweepConfig, plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], out: Path
 ) -> Prepared:
     """`prepare` the runs of a sweep, then describe it in its folder."""
     check_same_sweep(config, out)
@@ -198,7 +198,7 @@ def prepare_sweep(
 
 
 def sweep(
-    plans: Sequence[RunPlan],
+    plans: Sequence[runner.RunPlan],
     executor: Executor,
     watcher: Watcher,
     *,
@@ -208,12 +208,12 @@ def sweep(
     """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them."""
     outcomes: dict[str, Outcome] = {}
     breakdowns: Counter[str] = Counter()
-    flying: dict[Future[Outcome], RunPlan] = {}
+    flying: dict[Future[Outcome], runner.RunPlan] = {}
 
-    def submit(plan: RunPlan) -> None:
+    def submit(plan: runner.RunPlan) -> None:
         flying[executor.submit(work, plan, files[data_key(plan)], threads)] = plan
 
-    def take(plan: RunPlan, future: Future[Outcome]) -> None:
+    def take(plan: runner.RunPlan, future: Future[Outcome]) -> None:
         name = plan.folder.name
         try:
             outcome = future.result()
@@ -256,7 +256,7 @@ def shared_files(data: Mapping[DataKey, Dataset]) -> Iterator[tuple[Path, dict[D
         yield Path(folder), files
 
 
-def work(plan: RunPlan, file: Path, threads: int) -> Outcome:
+def work(plan: runner.RunPlan, file: Path, threads: int) -> Outcome:
     """Perform or resume a run in a worker; returns its outcome, also where it fails."""
     name = plan.folder.name
     # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
@@ -266,10 +266,10 @@ def work(plan: RunPlan, file: Path, threads: int) -> Outcome:
             with sigterm_interrupts():
                 data = dataset(file, plan.device)
                 try:
-                    run(plan, data, resume=True)
+                    runner.run(plan, data, resume=True)
                 except BusyError:
                     time.sleep(AGAIN)
-                    run(plan, data, resume=True)
+                    runner.run(plan, data, resume=True)
         except BusyError:
             return Outcome(name, "busy", "another process works on it")
         except DivergedError as error:
@@ -287,7 +287,7 @@ def work(plan: RunPlan, file: Path, threads: int) -> Outcome:
         return ended(plan)
 
 
-def ended(plan: RunPlan) -> Outcome:
+def ended(plan: runner.RunPlan) -> Outcome:
     """Outcome of a run that is over, from its log."""
     try:
         stored = open_run(plan.folder)

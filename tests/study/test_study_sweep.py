@@ -280,7 +280,7 @@ def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatc
     def broken(*_, **__):
         raise ZeroDivisionError("so it goes\nand on")
 
-    monkeypatch.setattr("hesscond.study.sweep.run", broken)
+    monkeypatch.setattr("hesscond.study.runner.run", broken)
     ready = prepared(config_of(methods=["vanilla"], seeds=[0], rates=[0.1]), tmp_path, digits)
     (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1, files=files).values()
     trace = tmp_path / f"{outcome.name}.traceback"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hesscond.errors import ConfigError
 from hesscond.hessians import ParameterMap
 from hesscond.methods.by_parameter import ByParameter
-from hesscond.methods.optimizers.reading import Known, Look, as_map, held, reader_of
+from hesscond.methods.optimizers import reading
 
 
 class AtWork(ByParameter):
@@ -37,10 +37,10 @@ class AtWork(ByParameter):
         super().__init__(model)
         self.name = " and ".join(dict.fromkeys(map(named, optimizers)))  # type: ignore[misc]
         self.summary = f"the state of {self.name}"  # type: ignore[misc]
-        self._held: dict[int, tuple[Known, Optimizer, dict[str, Any]]] = {}
+        self._held: dict[int, tuple[reading.Known, Optimizer, dict[str, Any]]] = {}
         own = {id(p) for p in model.parameters()}
-        for optimizer in map(held, optimizers):
-            known = reader_of(optimizer)
+        for optimizer in map(reading.held, optimizers):
+            known = reading.reader_of(optimizer)
             for group in optimizer.param_groups:
                 if group.get("maximize") or getattr(optimizer, "maximize", False):
                     raise ConfigError(f"{known.name} maximizes: its step goes along +M g, and κ is that of descent")
@@ -67,7 +67,7 @@ class AtWork(ByParameter):
                     f"the state {key!r} of {known.name} is on {value.device}, and its parameter on {parameter.device}: "
                     "move both to one device (optimizer.load_state_dict does)"
                 )
-        found = known.map(Look(optimizer, group, parameter, state))
+        found = known.map(reading.Look(optimizer, group, parameter, state))
         return None if found is None else found.scaled(rate_of(known, group) / self.rate)
 
     def holds(self, parameter: nn.Parameter) -> bool:
@@ -105,7 +105,7 @@ class Given(ByParameter):
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
         if id(parameter) not in self._maps:
             M = self._function(parameter)
-            self._maps[id(parameter)] = as_map(M, parameter, f"what {self.name} returns")
+            self._maps[id(parameter)] = reading.as_map(M, parameter, f"what {self.name} returns")
         return self._maps[id(parameter)]
 
     def holds(self, parameter: nn.Parameter) -> bool:
@@ -130,12 +130,12 @@ def at_work(model: nn.Module, given: Any) -> AtWork | Given:
     """
     several = given if isinstance(given, (list, tuple)) else [given]
     for one in several:
-        if isinstance(held(one), Optimizer):
+        if isinstance(reading.held(one), Optimizer):
             continue
         if one is given and moves(one) and not hasattr(one, "step"):
             return Given(model, one)
         if moves(one) and hasattr(one, "step"):
-            reader_of(one)
+            reading.reader_of(one)
         among = "a list with " if one is not given else ""
         raise ConfigError(
             "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
@@ -146,12 +146,12 @@ def at_work(model: nn.Module, given: Any) -> AtWork | Given:
 
 def named(optimizer: Any) -> str:
     """Name of an optimizer, and of the wrapper that holds it."""
-    inside = held(optimizer)
+    inside = reading.held(optimizer)
     name = type(inside).__name__
     return name if inside is optimizer else f"{name} in {type(optimizer).__name__}"
 
 
-def rate_of(known: Known, group: dict[str, Any]) -> float:
+def rate_of(known: reading.Known, group: dict[str, Any]) -> float:
     """The learning rate of a parameter group."""
     try:
         return float(group["lr"])

@@ -22,7 +22,7 @@ from hesscond.errors import MatrixError
 from hesscond.operators.operator import in_halves
 from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
 from hesscond.spectra.forms import FactorStack
-from hesscond.spectra.solvers.base import GRADED, Form, StackSolver, register, zero_if_rounding
+from hesscond.spectra.solvers import base
 from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Units of similar rank, and numbers in their stack, that a thread takes at a time, so that little is padded.
@@ -48,11 +48,11 @@ SIGNED = "batched eigenvalues"
 SOLVERS = ("batched Gram", "batched Cholesky", SIGNED)
 
 
-@register
-class Batched(StackSolver):
+@base.register
+class Batched(base.StackSolver):
     """κ of a `FactorStack`: each result is that of its form alone, up to rounding, which is measured where needed."""
 
-    def conditions(self, forms: Sequence[Form], rtol: float) -> dict[int, ConditionNumber]:
+    def conditions(self, forms: Sequence[base.Form], rtol: float) -> dict[int, ConditionNumber]:
         if not isinstance(forms, FactorStack) or len(forms) == 0:
             return {}
         if forms.roots is None:
@@ -61,7 +61,7 @@ class Batched(StackSolver):
             table = scaled_table(forms.rows, forms.roots, rtol)
         else:
             table = signed_table(forms.rows, forms.roots, forms.signs, forms.noises, rtol)
-        return dict(enumerate(map(zero_if_rounding, concluded(table, forms, rtol))))
+        return dict(enumerate(map(base.zero_if_rounding, concluded(table, forms, rtol))))
 
 
 def scaled_table(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndarray:
@@ -124,7 +124,7 @@ def signed_table(
         given = noises * power_of_two(-2 * peaks.clamp(-ROW_POWERS // 2, ROW_POWERS // 2))
         entries = entries + given[:, None] * (lengths / torch.linalg.vector_norm(lengths)).square()
         terms = terms + given
-    finer = entries.amax(1) > GRADED * entries.amin(1)
+    finer = entries.amax(1) > base.GRADED * entries.amin(1)
     if noises is None:
         # ±H ≥ 0 is known as accurately as its factor
         finer |= (signs.T * weights).sum(1).abs() == terms

@@ -14,7 +14,7 @@ from hesscond.spectra.condition import EPS, ConditionNumber, Values, conclude, z
 from hesscond.spectra.forms import DualForm
 from hesscond.spectra.matrices import as_array
 from hesscond.spectra.reductions import factor_condition, signed_condition
-from hesscond.spectra.solvers.base import GRAM_RANGE, Form, Solver, is_good_enough, register
+from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.gram import GRAM_RTOL
 from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
 from hesscond.spectra.threads import one_thread
@@ -26,11 +26,11 @@ WIDE, MINUTES = 1e-3, 2e12
 DUAL_RTOL = 1e-9
 
 
-@register
-class DualGram(Solver[DualForm]):
+@base.register
+class DualGram(base.Solver[DualForm]):
     """Eigenvalues of FFᵀ, the smallest one refined if that suffices."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
+    def fits(self, form: base.Form, rtol: float) -> bool:
         return isinstance(form, DualForm) and form.signs is None and rtol >= DUAL_RTOL
 
     def cost(self, form: DualForm) -> float:
@@ -42,17 +42,17 @@ class DualGram(Solver[DualForm]):
         top = float(K.diagonal().sum())
         if top == 0:
             return zero_matrix(form.order)
-        if not GRAM_RANGE[0] < top < GRAM_RANGE[1]:
+        if not base.GRAM_RANGE[0] < top < base.GRAM_RANGE[1]:
             return None
         found = gram_condition(K, error, order=form.order, limit=form.rank_bound(), rtol=rtol)
-        return found if found is not None and is_good_enough(found, rtol) else None
+        return found if found is not None and base.is_good_enough(found, rtol) else None
 
 
-@register
-class DualTriangular(Solver[DualForm]):
+@base.register
+class DualTriangular(base.Solver[DualForm]):
     """κ of R, or of R diag(signs) Rᵀ, with RᵀR = FFᵀ."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
+    def fits(self, form: base.Form, rtol: float) -> bool:
         return isinstance(form, DualForm)
 
     def cost(self, form: DualForm) -> float:
@@ -72,11 +72,11 @@ class DualTriangular(Solver[DualForm]):
         return replace(found, nullity=form.order - found.rank, solver=f"dual {found.solver}")
 
 
-@register
-class WholeFactor(Solver[DualForm]):
+@base.register
+class WholeFactor(base.Solver[DualForm]):
     """κ of F itself, if it fits: its errors are bounded column by column."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
+    def fits(self, form: base.Form, rtol: float) -> bool:
         return isinstance(form, DualForm) and form.factor is not None
 
     def cost(self, form: DualForm) -> float:
@@ -95,7 +95,7 @@ def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rto
         values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
     ends = Values.normwise(values, (len(K), len(K)), error, power=1, solver="dual Gram")
     found = conclude(ends, order=order, limit=limit, scale=0)
-    if is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
+    if base.is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
         return found
     return conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
 

@@ -5,35 +5,35 @@ from __future__ import annotations
 import numpy as np
 
 from hesscond.spectra.condition import Values
-from hesscond.spectra.solvers.base import EigenvalueForm, Form, SingularForm, Solver, register
+from hesscond.spectra.solvers import base
 
 
-@register
-class SVD(Solver[SingularForm]):
+@base.register
+class SVD(base.Solver[base.SingularForm]):
     """Singular values of the core to c·eps·σ_max: κ(FᵀF) = κ(F)², so float64 resolves it to 1e30."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, SingularForm)
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.SingularForm)
 
-    def cost(self, form: SingularForm) -> float:
+    def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
         return 2 * m * n**2 + 2 * n**3
 
-    def values(self, form: SingularForm, rtol: float) -> Values:
+    def values(self, form: base.SingularForm, rtol: float) -> Values:
         return form.normwise
 
 
-@register
-class Eigenvalues(Solver[EigenvalueForm]):
+@base.register
+class Eigenvalues(base.Solver[base.EigenvalueForm]):
     """Eigenvalues of the core to c·eps·|λ|_max."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, EigenvalueForm)
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.EigenvalueForm)
 
-    def cost(self, form: EigenvalueForm) -> float:
+    def cost(self, form: base.EigenvalueForm) -> float:
         return 4 / 3 * len(form.core) ** 3
 
-    def values(self, form: EigenvalueForm, rtol: float) -> Values:
+    def values(self, form: base.EigenvalueForm, rtol: float) -> Values:
         return eigenvalue_values(form.core, form.error, form.floor)
 
 

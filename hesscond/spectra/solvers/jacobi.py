@@ -12,7 +12,7 @@ import numpy as np
 from scipy.linalg import eigh, lapack, solve_triangular
 
 from hesscond.spectra.condition import EPS, NOISE, Values, error_factor
-from hesscond.spectra.solvers.base import EigenvalueForm, Form, SingularForm, Solver, register
+from hesscond.spectra.solvers import base
 
 #: Relative excess of ‖Av‖ over σ_n, estimated and certified, up to which no Jacobi is needed.
 SHARP = 1e-10
@@ -24,8 +24,8 @@ EQUILIBRATION_STEPS = 12
 JACOBI_ORDER = 1000
 
 
-@register
-class GradedSVD(Solver[SingularForm]):
+@base.register
+class GradedSVD(base.Solver[base.SingularForm]):
     """Singular values of the core, the smallest one certified, or all by Jacobi's method.
 
     They are the normwise ones except for the smallest, which comes from `smallest_singular_value`: the others do not
@@ -33,14 +33,14 @@ class GradedSVD(Solver[SingularForm]):
     order is too large for that, the normwise values have to tell the smallest from zero.
     """
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, SingularForm)
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.SingularForm)
 
-    def cost(self, form: SingularForm) -> float:
+    def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
         return 10 * m * n**2 + 30 * n**3
 
-    def values(self, form: SingularForm, rtol: float) -> Values:
+    def values(self, form: base.SingularForm, rtol: float) -> Values:
         core, found = form.core, form.normwise
         jacobi = core.shape[1] <= form.jacobi_order
         if not jacobi and found.magnitudes[-1] <= found.errors[-1]:
@@ -61,17 +61,17 @@ class GradedSVD(Solver[SingularForm]):
         return found._replace(magnitudes=values, errors=below, above=above, solver="certified SVD")
 
 
-@register
-class SignedJacobi(Solver[EigenvalueForm]):
+@base.register
+class SignedJacobi(base.Solver[base.EigenvalueForm]):
     """|λ| of the core from its singular values by one-sided Jacobi, with the signs and entry-by-entry error bounds."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, EigenvalueForm) and form.graded
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.EigenvalueForm) and form.graded
 
-    def cost(self, form: EigenvalueForm) -> float:
+    def cost(self, form: base.EigenvalueForm) -> float:
         return 40 * len(form.core) ** 3
 
-    def values(self, form: EigenvalueForm, rtol: float) -> Values:
+    def values(self, form: base.EigenvalueForm, rtol: float) -> Values:
         core = form.core
         values, signs, u, v = signed_jacobi(core)
         if form.entries is not None:
