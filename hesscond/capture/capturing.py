@@ -43,6 +43,7 @@ class Captures(dict[str, LayerCapture]):
     slopes: dict[str, Slopes]  # if asked for
     loss: float
     in_parameters: set[str]  # layers that were differentiated in their parameters
+    differentiated: set[str]  # those of them that the model takes a derivative through, and nothing else
     stopped: list[str]  # layers that are missing because of a request to stop
 
     def __init__(self, forward: ForwardPass) -> None:
@@ -117,9 +118,11 @@ def capture(
     run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
     in_parameters = (tied_layers(model) | with_own_forward(chosen) | in_parameters) & set(chosen)
     forward = run(in_parameters=in_parameters)
+    differentiated = forward.differentiated
     if forward.entangled or forward.overwritten:
         forward = run(in_parameters=in_parameters | forward.entangled, keep_inputs=forward.overwritten)
     result = Captures(forward)
+    result.differentiated = differentiated
     result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
+from hesscond.capture import curved, weight_products
 from hesscond.capture.backward import (
     CANCELLED,
     LOST,
@@ -36,8 +37,6 @@ from hesscond.capture.captured import (
     LayerCapture,
     Request,
 )
-from hesscond.capture.curved import CANCELLED as SATURATED
-from hesscond.capture.curved import without_cancellation
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import parameter_rows, parameter_tensors, unit_weights
 from hesscond.capture.progress import ProgressRecord
@@ -157,7 +156,7 @@ class SecondDerivatives:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
         every = [variable for own in self.variables.values() for variable in own]
         sizes = [0.0] * len(every)
-        for parts in without_cancellation(loss, every, below=SATURATED):
+        for parts in curved.without_cancellation(loss, every, below=curved.CANCELLED):
             sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
         each = iter(sizes)
         return {name: max(next(each) for _ in own) for name, own in self.variables.items()}
@@ -224,6 +223,8 @@ class SecondDerivatives:
         each, steps = (time.perf_counter() - began) / (count + batched), float(plan.directions)
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
+        if (products := weight_products.WeightProducts.of(self.loss, request, self.samples)) is not None:
+            steps *= products.share(len(request.units))
         self.progress.plan(request.name, steps, each)
 
     def capture(self, request: Request, plan: CurvaturePlan) -> LayerCapture:
@@ -461,11 +462,21 @@ class SecondDerivatives:
 
     def in_weights(self, request: Request) -> FormedH:
         """Return Hessians in the weight and bias themselves, for a layer that is used in several ways."""
-        geometry, layer = Geometry.of(request.layer), request.layer
-        n, units = geometry.n_params, geometry.units
-        order = n * units if request.whole else n
-        count = 1 if request.whole else len(request.units)
+        n, units = Geometry.of(request.layer).n_params, Geometry.of(request.layer).units
+        count, order = (1, n * units) if request.whole else (len(request.units), n)
         self.budget.take(request, count * order * order)
+        found = self.by_products(request)
+        if found is None:
+            matrices = self.one_by_one(request, count, order)
+            found = matrices, torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
+        matrices, largest = found
+        sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
+        spread = sizes.sqrt()[:, None].expand(count, order)
+        return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
+
+    def one_by_one(self, request: Request, count: int, order: int) -> torch.Tensor:
+        """Hessians (u, n̂, n̂), or that of the whole layer, by a direction for each parameter of the units."""
+        n, units = Geometry.of(request.layer).n_params, Geometry.of(request.layer).units
         like = self.variables[request.name][0]
         matrices = torch.zeros(count, order, order, dtype=torch.float64, device=like.device)
         directions = len(request.units) * n
@@ -476,21 +487,32 @@ class SecondDerivatives:
             own = torch.tensor(request.units, device=like.device)[number]
             seeds = torch.zeros(len(index), units, n, dtype=like.dtype, device=like.device)
             seeds[torch.arange(len(index), device="cpu"), own, parameter] = 1
-            tensors = parameter_tensors(layer, seeds)
-            found = self.derivatives(request, tensors)
-            if found is None:
-                break
-            parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(found, tensors, strict=True)]
-            products = parameter_rows(layer, parts)
+            products = self.in_rows(request, seeds)
             if request.whole:
-                matrices[0, index] = products.flatten(1).to(torch.float64)
+                matrices[0, index] = products.flatten(1)
             else:
-                matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), own].to(torch.float64)
+                matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), own]
             self.progress.advance(request.name, len(index))
-        largest = torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
-        sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
-        spread = sizes.sqrt()[:, None].expand(count, order)
-        return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
+        return matrices
+
+    def in_rows(self, request: Request, seeds: torch.Tensor) -> torch.Tensor:
+        """Products (k, m, n̂) with the Hessian in the parameters of a layer, float64, for ``seeds`` (k, m, n̂)."""
+        tensors = parameter_tensors(request.layer, seeds)
+        found = self.derivatives(request, tensors) or [None] * len(tensors)
+        parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(found, tensors, strict=True)]
+        return parameter_rows(request.layer, parts).to(torch.float64)
+
+    def by_products(self, request: Request) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the Hessians of `WeightProducts`; None: not available, or a product differs."""
+        products = weight_products.WeightProducts.of(self.loss, request, self.samples)
+        if products is None:
+            return None
+        found = products.hessians(request.units, self.budget, partial(self.progress.advance, request.name))
+        return (
+            found
+            if found is not None and weight_products.confirmed(*found, request, partial(self.in_rows, request))
+            else None
+        )
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

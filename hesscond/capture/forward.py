@@ -43,6 +43,7 @@ class ForwardPass(Evaluation):
     # layers with parameters used outside, or an input that depends on an earlier call: to be differentiated in their
     # parameters
     entangled: set[str]
+    differentiated: set[str]  # those of them that are entangled only since the model takes a derivative through them
     overwritten: bool  # whether an input was changed in place after the call: the pass must be repeated with copies
     repeating: set[str]  # layers with inputs that rounding may have made equal
 
@@ -83,6 +84,7 @@ def run_forward(
         parameters=parameters,
         bypassed=bypassed,
         entangled=hooks.entangled,
+        differentiated=hooks.differentiated,
         overwritten=hooks.overwritten,
         repeating={name for name, count in hooks.functions.items() if flattened < count},
     )
@@ -108,6 +110,7 @@ class Perturbations:
         self.unfit = dict.fromkeys(self.complex, COMPLEX)
         self.calls: dict[str, list[Call]] = {name: [] for name in self.layers}
         self.entangled: set[str] = set()
+        self.differentiated: set[str] = set()
         self.functions: dict[str, int] = {}
         self._entered: set[str] = set()
         self._versions: list[tuple[torch.Tensor, int]] = []
@@ -158,8 +161,13 @@ class Perturbations:
         return any(seen._version != version for seen, version in self._versions)
 
     def look_outside(self) -> None:
-        """Note the layers whose parameters were used outside of them."""
+        """Note the layers whose parameters were used outside of them, or in a derivative that the model takes."""
         self.entangled |= {self.watch.weights[number] for number in self.watch.used_outside}
+        for outputs, inputs in self.watch.derivatives:
+            within = dependent([o.grad_fn for o in outputs], {get_gradient_edge(i).node for i in inputs})
+            self.differentiated |= {name for name, own in self.calls.items() if within & {call.node for call in own}}
+        self.differentiated -= self.entangled
+        self.entangled |= self.differentiated
         self.entangled -= self.in_parameters | self.complex
 
     def bypassed(self, depended_on: Set[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.problem.graph import ELEMENTWISE, backward, dimension, nodes, shape_of
+from hesscond.problem.graph import ELEMENTWISE, backward, dimension, shape_of, users
 
 #: The parts of one dimension of a tensor, outermost first: dimension of the parameter (None: another), size, stride.
 Factors = tuple[tuple[int | None, int, int], ...]
@@ -230,12 +230,7 @@ class Uses:
 
     @cached_property
     def _consumers(self) -> dict[Any, list[tuple[Any, int]]]:
-        """Nodes that take a result, and the position of the input, by node and index of the result."""
-        found: dict[Any, list[tuple[Any, int]]] = {}
-        for node in nodes([self._loss.grad_fn]):
-            for number, edge in enumerate(node.next_functions):
-                found.setdefault(edge, []).append((node, number))
-        return found
+        return users([self._loss.grad_fn])
 
     def _use(self, leaf: torch.Tensor) -> Use:
         trail = Trail(leaf.shape)

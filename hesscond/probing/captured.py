@@ -293,7 +293,7 @@ class LayerCapturing:
     def _skip_without_units(self, captures: Captures, batch: Batch) -> None:
         """Leave out layers whose weight is also used elsewhere in a way that its rows are not outputs."""
         odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.without_units.keys()
-        odd = {name for name in odd if stock_class(self.layers[name]) is not None}
+        odd = {name for name in odd - captures.differentiated if stock_class(self.layers[name]) is not None}
         if odd and self.question.level == "unit":
             turned, why = units_by_use(self.measurement, odd, batch)
             words = "its weight is used elsewhere, where its rows are no outputs: use level='layer'"

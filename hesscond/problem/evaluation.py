@@ -266,6 +266,8 @@ class WeightWatch(TorchFunctionMode):
         self.weights, self.flattening = weights, flattening
         self.inside: list[str] = []
         self.used_outside: set[int] = set()
+        #: outputs and inputs of derivatives taken with their graph
+        self.derivatives: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
         #: whether casts to float32 become casts to float64, whether these copy (as casts do unless the model is in
         #: float32), and their number
         self.lifts, self.clones, self.lifted = False, False, 0
@@ -279,6 +281,12 @@ class WeightWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.note_uses(func, args, kwargs)
+        if func is torch.autograd.grad and (kwargs.get("create_graph") or True in args[4:5]):
+            named = dict(zip(("outputs", "inputs"), args, strict=False)) | kwargs
+            outputs, inputs = (list(tensors_of(named[key])) for key in ("outputs", "inputs"))
+            # tensors inside torch.func do not exist outside
+            if not any(map(is_transformed, outputs)):
+                self.derivatives.append((outputs, inputs))
         if func in LOOKUPS:
             args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
             kwargs = {key: value for key, value in kwargs.items() if key not in ("scale_grad_by_freq", "sparse")}

@@ -197,6 +197,15 @@ def consumers(start: Iterable[Any]) -> dict[Any, int]:
     return count
 
 
+def users(start: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
+    """Nodes that take a result, and the position of the input, by node and index of the result."""
+    found: dict[Any, list[tuple[Any, int]]] = {}
+    for node in nodes(start):
+        for number, edge in enumerate(node.next_functions):
+            found.setdefault(edge, []).append((node, number))
+    return found
+
+
 def shape_of(node: Any, number: int = 0) -> torch.Size:
     """Shape of a node's output; of a leaf, of the tensor itself."""
     variable = getattr(node, "variable", None)
