@@ -8,8 +8,8 @@ from torch import nn
 
 import hesscond
 from hesscond.capture.double_backward import SecondDerivatives
-from tests.cases import Net
-from tests.support.kinds import forces, laplacian, pinn_loss
+from tests.catalogue.inside import forces, laplacian, pinn_loss
+from tests.catalogue.parts import Net
 from tests.truth import unit_truth
 
 
