@@ -82,7 +82,7 @@ def bmm(m, x):
 
 
 def other_map(m, x):
-    return (x @ m.weight) @ torch.linspace(-1, 1, 16).view(4, 4).to(x).cos() + m.bias
+    return (x @ m.weight) @ torch.linspace(-1, 1, 16, dtype=x.dtype).view(4, 4).cos() + m.bias
 
 
 def permuted(m, x):
