@@ -11,21 +11,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import curved, weight_products
-from hesscond.capture.backward import (
-    CANCELLED,
-    LOST,
-    PROBES,
-    Budget,
-    Derivatives,
-    agree,
-    enlarged_rounding,
-    mixes,
-    root_sum_squares,
-    scattered_signs,
-    size_of_terms,
-    slopes,
-)
+from hesscond.capture import backward, curved, weight_products
 from hesscond.capture.captured import (
     EPS,
     NOT_FINITE,
@@ -80,7 +66,7 @@ class SecondDerivatives:
         loss: torch.Tensor,
         requests: Sequence[Request],
         samples: int,
-        budget: Budget,
+        budget: backward.Budget,
         proved_apart: Callable[[Request], bool],
         progress: ProgressRecord,
     ) -> None:
@@ -96,12 +82,12 @@ class SecondDerivatives:
         self.hidden: set[str] = set()
         every = [variable for own in self.variables.values() for variable in own]
         began = time.perf_counter()
-        first = slopes(loss, every)
+        first = backward.slopes(loss, every)
         #: time of a gradient: a second derivative takes about as long, in a batch less
         self.seconds = time.perf_counter() - began
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
         refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
-        self.along = {name: Derivatives(own, self.variables[name]) for name, own in gradients.items()}
+        self.along = {name: backward.Derivatives(own, self.variables[name]) for name, own in gradients.items()}
         refuse_wrong_derivatives([loss.grad_fn])
         #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
         self.hides = any(node.name() in BENT for node in nodes([loss.grad_fn]))
@@ -114,7 +100,7 @@ class SecondDerivatives:
         # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
             name: [
-                (scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel(), device="cpu").to(v).view_as(v))[None]
+                (backward.scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel(), device="cpu").to(v).view_as(v))[None]
                 for v in own
             ]
             for name, own in self.variables.items()
@@ -126,9 +112,9 @@ class SecondDerivatives:
                 exact[request.name] = self.derivatives(request, seeds[request.name]) or ()
         for trial in range(TRIALS):
             with Perturbed(trial << 20):
-                first = slopes(loss, every)
+                first = backward.slopes(loss, every)
                 for name, own in self.variables.items():
-                    other = Derivatives([next(first) for _ in own], own)
+                    other = backward.Derivatives([next(first) for _ in own], own)
                     if name in exact:
                         self.note_errors(name, exact[name], other(seeds[name]))
         softmaxes = [node for node in nodes([loss.grad_fn]) if node.name() in SOFTMAXES]
@@ -195,7 +181,7 @@ class SecondDerivatives:
             return [found]
 
         numel = blocks * units * positions
-        return not mixes(product, numel, blocks, request.deltas[0].device, symmetric=True)
+        return not backward.mixes(product, numel, blocks, request.deltas[0].device, symmetric=True)
 
     def planned(self, request: Request) -> CurvaturePlan:
         """Plan S, or the Hessian in the parameters where that takes fewer derivatives or S does not fit."""
@@ -215,7 +201,7 @@ class SecondDerivatives:
 
     def report_plan(self, request: Request, plan: CurvaturePlan, batched: bool) -> None:
         """Report the expected cost of a plan, from the time of one derivative or a few, and what a separator saves."""
-        count = Derivatives.WORTH_COMPARING if batched else 1
+        count = backward.Derivatives.WORTH_COMPARING if batched else 1
         seeds = [torch.ones_like(variable).expand(count, *variable.shape) for variable in self.variables[request.name]]
         began = time.perf_counter()
         self.derivatives(request, seeds)
@@ -282,35 +268,35 @@ class SecondDerivatives:
             sizes = sizes.amax()[None]
         else:
             sizes = sizes[list(request.units)]
-            for k in ((found > 0) & (found <= CANCELLED * sizes)).nonzero()[:, 0].tolist():
+            for k in ((found > 0) & (found <= backward.CANCELLED * sizes)).nonzero()[:, 0].tolist():
                 unit = request.units[k]
                 mask = found.new_zeros(1, blocks, geometry.units, positions)
                 mask[:, :, unit] = 1
                 alone = self.terms(request, self.spread_out(request, mask))
                 sizes[k] = self.by_unit(request, alone, blocks)[unit]
-        if bool(((found > 0) & (found <= LOST * EPS * lost)).any()):
+        if bool(((found > 0) & (found <= backward.LOST * EPS * lost)).any()):
             self.hidden.add(request.name)
         # in units of the eps of float64, and enlarged where a draw may underestimate them
-        sizes = torch.where(found <= LOST**2 * eps * sizes, sizes * (LOST * eps / EPS), sizes)
+        sizes = torch.where(found <= backward.LOST**2 * eps * sizes, sizes * (backward.LOST * eps / EPS), sizes)
         return sizes.clamp_min(lost)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
-        seeds, changed = [(mask * scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
+        seeds, changed = [(mask * backward.scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
         plain, own, squares = self.along[request.name](seeds), self.variables[request.name], []
         # a single entry may change little by chance
-        for draw in range(PROBES if sum(mask.numel() for mask in masks) < FEW else 1):
-            with enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
-                squares.append(list(map(size_of_terms, changed(seeds), plain, own)))
-        return [root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
+        for draw in range(backward.PROBES if sum(mask.numel() for mask in masks) < FEW else 1):
+            with backward.enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
+                squares.append(list(map(backward.size_of_terms, changed(seeds), plain, own)))
+        return [backward.root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
 
     @cached_property
-    def changed(self) -> dict[str, Derivatives]:
+    def changed(self) -> dict[str, backward.Derivatives]:
         """Second derivatives as in ``along``, of slopes from a backward pass with `enlarged_rounding`."""
         every = [variable for own in self.variables.values() for variable in own]
-        with enlarged_rounding([self.loss.grad_fn], 0):
-            first = slopes(self.loss, every)
-        return {name: Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
+        with backward.enlarged_rounding([self.loss.grad_fn], 0):
+            first = backward.slopes(self.loss, every)
+        return {name: backward.Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
 
     def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
         """Largest entry of each unit (m,), from tensors in the shapes of a layer's variables."""
@@ -419,14 +405,14 @@ class SecondDerivatives:
         largest = int(S.flatten(1).norm(dim=1).argmax())
         units = Geometry.of(request.layer).units
         own = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
-        v = scattered_signs(S[largest, :, 0])
+        v = backward.scattered_signs(S[largest, :, 0])
         by_unit = v.unflatten(1, (units if request.whole else 1, -1))
         values = v.new_zeros(1, len(v), units, by_unit.shape[2])
         values[0, :, own] = by_unit
         product = self.product(request, values)[0, :, own].flatten(1)
         expected = torch.einsum("jpq,jq->jp", S[largest], v)
         rounding = ROUNDING * (sizes[largest] * v.norm(dim=1)).norm()
-        return agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
+        return backward.agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
 
     def in_parameters(self, request: Request, blocks: int) -> FormedH:
         """Return Hessians Ĥᵀ(SĤ), one direction per parameter; rounding, bounded by `spread`, limits their κ."""

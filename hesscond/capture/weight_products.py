@@ -20,14 +20,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import pad
 
-from hesscond.capture.backward import (
-    Budget,
-    Derivatives,
-    agree,
-    on_samples,
-    scattered_signs,
-    separating_subsets,
-)
+from hesscond.capture import backward
 from hesscond.capture.captured import Request
 from hesscond.capture.kinds import Geometry, is_turned
 from hesscond.problem.graph import shape_of, users
@@ -117,7 +110,7 @@ class WeightProducts:
         return Product(GradientEdge(node, 0), forward, columns, rows, factor and GradientEdge(factor, at))
 
     def hessians(
-        self, units: Sequence[int], budget: Budget, advance: Callable[[float], None]
+        self, units: Sequence[int], budget: backward.Budget, advance: Callable[[float], None]
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return H (u, n̂, n̂) of some units and the largest term (u,) in each; None: samples are not apart."""
         slopes = torch.autograd.grad(self.loss, self.edges, create_graph=True, allow_unused=True)
@@ -153,10 +146,10 @@ class WeightProducts:
         return (H + H.mT) / 2, largest
 
     def _along(
-        self, output: Node, product: Product, entries: Sequence[int], budget: Budget
+        self, output: Node, product: Product, entries: Sequence[int], budget: backward.Budget
     ) -> Iterator[tuple[slice, list[torch.Tensor | None]]]:
         """Yield derivatives (k, N, ·) of a slope or factor in every ε, along k of its entries in all samples."""
-        derivatives, sizes = Derivatives([output], self.edges), [shape_at(edge).numel() for edge in self.edges]
+        derivatives, sizes = backward.Derivatives([output], self.edges), [shape_at(edge).numel() for edge in self.edges]
         size = budget.cached(len(entries), 2 * sum(sizes), max(sizes))
         for start in range(0, len(entries), size):
             own = slice(start, min(start + size, len(entries)))
@@ -165,21 +158,21 @@ class WeightProducts:
             product.turned(seeds)[torch.arange(len(seeds), device="cpu"), :, places] = 1
             yield own, self._rows(derivatives, [seeds])
 
-    def _rows(self, derivatives: Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _rows(self, derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Derivatives along ``seeds`` in every ε, with samples as rows; None: zero."""
         found = zip(derivatives(seeds), self.found, strict=True)
         return [None if g is None else product.turned(g) for g, product in found]
 
     def _mixes(self, outputs: Sequence[tuple[Product, Node]], *, half: bool) -> bool:
         """Whether derivatives of slopes or factors in the ε are not exactly zero between different samples."""
-        subsets = separating_subsets(self.samples, self.loss.device)[:: 2 if half else 1]
+        subsets = backward.separating_subsets(self.samples, self.loss.device)[:: 2 if half else 1]
         if not outputs or not subsets:
             return False
         widths = [shape_at(output).numel() // self.samples for _, output in outputs]
         shape = torch.Size((self.samples, sum(widths)))
-        seeds = torch.stack([on_samples(subset, shape, torch.float64, self.samples) for subset in subsets])
+        seeds = torch.stack([backward.on_samples(subset, shape, torch.float64, self.samples) for subset in subsets])
         parts = [product.turned(part) for (product, _), part in zip(outputs, seeds.split(widths, 2), strict=True)]
-        found = self._rows(Derivatives([output for _, output in outputs], self.edges), parts)
+        found = self._rows(backward.Derivatives([output for _, output in outputs], self.edges), parts)
         return any(bool(g[~torch.stack(subsets)].any()) for g in found if g is not None)
 
 
@@ -202,12 +195,12 @@ def confirmed(
 ) -> bool:
     """Whether a product with the Hessian (k, m, n̂) of the layer agrees with the largest H up to rounding."""
     unit = int(H.flatten(1).norm(dim=1).argmax())
-    v, own = scattered_signs(H[unit, 0]), request.units[unit]
+    v, own = backward.scattered_signs(H[unit, 0]), request.units[unit]
     seeds = H.new_zeros(1, Geometry.of(request.layer).units, len(v))
     seeds[0, own] = v
     found, expected = product(seeds)[0, own], H[unit] @ v
     near = (found - expected).norm() <= ROUNDING * len(v) * largest[unit]
-    return bool(near) or agree(found[None], expected[None])
+    return bool(near) or backward.agree(found[None], expected[None])
 
 
 def shape_at(output: Node) -> torch.Size:

@@ -18,18 +18,9 @@ from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError
 from hesscond.lazy import optional
 from hesscond.study import RunPlan, load_data, resolve_device, run
+from hesscond.study import sweep as sweeps
 from hesscond.study.grid import FILE, read_sweep
 from hesscond.study.sections import DataConfig
-from hesscond.study.sweep import (
-    DataKey,
-    Outcome,
-    Prepared,
-    WorkerProcesses,
-    data_key,
-    shared_files,
-    sigterm_interrupts,
-    sweep,
-)
 
 #: Exit code after SIGTERM, as a shell has it.
 TERMINATED = 128 + signal.SIGTERM
@@ -90,7 +81,7 @@ class Place:
     def workers(self, runs: int, folder: Path) -> Executor:
         """The executor for a number of runs."""
         jobs = min(self.jobs, runs)
-        return WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder)
+        return sweeps.WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder)
 
 
 def cores() -> int:
@@ -111,9 +102,9 @@ def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
         )
 
 
-def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[DataKey, Dataset]:
+def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[sweeps.DataKey, Dataset]:
     """The data sets of many runs, each loaded once."""
-    wanted = {data_key(plan): plan.study.data for plan in plans}
+    wanted = {sweeps.data_key(plan): plan.study.data for plan in plans}
     return {key: loaded(one, data_dir) for key, one in wanted.items()}
 
 
@@ -127,12 +118,12 @@ def tell_default_rates(plans: Sequence[RunPlan]) -> None:
 
 def perform(
     plans: Sequence[RunPlan],
-    prepared: Prepared,
-    data: dict[DataKey, Dataset],
+    prepared: sweeps.Prepared,
+    data: dict[sweeps.DataKey, Dataset],
     place: Place,
     threads: int,
     again: str,
-) -> dict[str, Outcome]:
+) -> dict[str, sweeps.Outcome]:
     """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
     left = prepared.left
     runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
@@ -141,17 +132,17 @@ def perform(
     outcomes = dict(prepared.done)
     if left:
         try:
-            with sigterm_interrupts(Terminated), shared_files(data) as (folder, files):
+            with sweeps.sigterm_interrupts(Terminated), sweeps.shared_files(data) as (folder, files):
                 data.clear()
                 shown = SweepView(stderr, [plan.folder for plan in left], len(plans))
-                outcomes |= sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
+                outcomes |= sweeps.sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
             stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
     return outcomes
 
 
-def complain_of(outcomes: Mapping[str, Outcome]) -> None:
+def complain_of(outcomes: Mapping[str, sweeps.Outcome]) -> None:
     """Name the runs that went wrong; exit code 1 if some did."""
     bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
     for outcome in bad:

@@ -14,14 +14,7 @@ import torch
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
-from hesscond.hessians.coordinates.base import (
-    LOST_IN_FACTOR,
-    LOST_IN_SQUARE,
-    KeptHessian,
-    Padded,
-    Preconditioner,
-    Spectrum,
-)
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian, noise_of, signed_norm
 from hesscond.operators import Estimate
 from hesscond.spectra import ConditionNumber
@@ -39,7 +32,7 @@ PANEL = 8192
 
 
 @dataclass(frozen=True)
-class LayerHessian(KeptHessian):
+class LayerHessian(base.KeptHessian):
     """Σ_r s_r f_r f_rᵀ with f_r = Σ_p b_rp ⊗ ĥ_p in R^(m n̂): F (R J, m n̂) with fewer rows than columns.
 
     Its nonzero eigenvalues are those of FFᵀ, with one position a sample (BBᵀ)∘(ĤĤᵀ), so that F is never formed.
@@ -162,7 +155,7 @@ class LayerHessian(KeptHessian):
             return self.dense().frobenius_norm(probes, seed)
         return Estimate(signed_norm(self.gram()[0], self.sign), 0.0, 0, 0)
 
-    def damped(self, damping: float) -> Spectrum:
+    def damped(self, damping: float) -> base.Spectrum:
         """Spectrum from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has that of RRᵀ, and zeros."""
         if not self.has_dual or self.columns <= max(SMALL, self.count):
             return self.dense().damped(damping)
@@ -170,7 +163,7 @@ class LayerHessian(KeptHessian):
         error = R.new_full((len(R),), float(np.linalg.norm(errors)))
         dual = FactoredHessian(R.T, None, self.sign, error)
         noise = error_factor(len(R), 1) * EPS * noise_of(self._spread, self.P, self.units)
-        return Padded(dual.damped(damping), damping, self.columns - len(R), noise)
+        return base.Padded(dual.damped(damping), damping, self.columns - len(R), noise)
 
     def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
         if self.columns <= SMALL or damping == 0:
@@ -190,10 +183,10 @@ class LayerHessian(KeptHessian):
         else:
             found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
         if self._spread is not None:
-            found = torch.maximum(found, LOST_IN_SQUARE * self._spread)
+            found = torch.maximum(found, base.LOST_IN_SQUARE * self._spread)
         bounds = self.captured.row_rounding(range(self.units))
         errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
-        return torch.maximum(found, LOST_IN_FACTOR * torch.cat(errors)) if errors else found
+        return torch.maximum(found, base.LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         return self.form().condition(rtol=rtol) if self.has_dual else self.dense().condition_number(rtol=rtol)
@@ -351,7 +344,7 @@ class LayerHessian(KeptHessian):
         if parts:
             yield torch.cat(parts)
 
-    def _unit_panels(self, P: Preconditioner | None) -> Iterator[torch.Tensor]:
+    def _unit_panels(self, P: base.Preconditioner | None) -> Iterator[torch.Tensor]:
         """Factors F_iP (u, R J, k) of some units at a time."""
         geometry = self.captured.inputs.geometry
         one = 8 * self.count * geometry.n_params

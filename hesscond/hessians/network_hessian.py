@@ -13,13 +13,7 @@ import torch
 from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians.coordinates.base import (
-    BlockHessian,
-    Coordinates,
-    HessianMaker,
-    Padded,
-    Preconditioner,
-)
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
@@ -39,7 +33,7 @@ SMALL = 1000
 EXACT, PROBES = 4096, 30
 
 
-class NetworkHessian(BlockHessian):
+class NetworkHessian(base.BlockHessian):
     """H (n, n) of an operator; with a cause by ``saturated``, only known null directions are zeros."""
 
     def __init__(
@@ -153,7 +147,7 @@ class NetworkHessian(BlockHessian):
     def plain(self) -> NetworkHessian:
         return self._plain or self
 
-    def in_coordinates(self, P: Preconditioner | None) -> NetworkHessian:
+    def in_coordinates(self, P: base.Preconditioner | None) -> NetworkHessian:
         if P is None:
             return self
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
@@ -197,18 +191,18 @@ class LeftBehind(SymmetricOperator):
         refuse_products()
 
 
-class ZeroPaddedHessian(BlockHessian):
+class ZeroPaddedHessian(base.BlockHessian):
     """Hessian with zero rows and columns, those of tokens that do not occur, outside of ``inner`` at ``index``."""
 
-    def __init__(self, inner: BlockHessian, order: int, index: torch.Tensor, memory: int) -> None:
+    def __init__(self, inner: base.BlockHessian, order: int, index: torch.Tensor, memory: int) -> None:
         self.inner, self._order, self._index, self._memory = inner, order, index, memory
         self.P = inner.P
 
     @property
-    def plain(self) -> BlockHessian:
+    def plain(self) -> base.BlockHessian:
         return self.inner.plain
 
-    def in_coordinates(self, P: Preconditioner | None) -> BlockHessian:
+    def in_coordinates(self, P: base.Preconditioner | None) -> base.BlockHessian:
         return ZeroPaddedHessian(self.inner.in_coordinates(P), self.order, self._index, self._memory)
 
     @property
@@ -236,8 +230,8 @@ class ZeroPaddedHessian(BlockHessian):
     def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
         return self.inner.frobenius_norm(probes, seed)
 
-    def damped(self, damping: float) -> Padded:
-        return Padded(self.inner.damped(damping), damping, self.order - len(self._index))
+    def damped(self, damping: float) -> base.Padded:
+        return base.Padded(self.inner.damped(damping), damping, self.order - len(self._index))
 
     def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
         own = self.inner.inverse(damping, rtol)
@@ -287,18 +281,18 @@ class BlockSource:
 
     def __init__(
         self,
-        evaluate: HessianMaker,
+        evaluate: base.HessianMaker,
         memory: int,
-        captured: Callable[[str, int | None], BlockHessian] | None = None,
+        captured: Callable[[str, int | None], base.BlockHessian] | None = None,
     ) -> None:
         self.memory, self._evaluate, self._captured = memory, evaluate, captured
         self._operators: dict[str, HessianOperator] = {}
 
-    def block(self, coordinates: Coordinates | None, layer: str, unit: int | None) -> BlockHessian:
+    def block(self, coordinates: base.Coordinates | None, layer: str, unit: int | None) -> base.BlockHessian:
         """Hessian of a unit, or of the layer (``unit`` None), in coordinates (None: the plain ones)."""
         return self.plain(layer, unit) if coordinates is None else coordinates.block(self, layer, unit)
 
-    def plain(self, layer: str, unit: int | None) -> BlockHessian:
+    def plain(self, layer: str, unit: int | None) -> base.BlockHessian:
         """Captured H of a unit or of a layer."""
         assert self._captured is not None
         return self._captured(layer, unit)

@@ -14,15 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture import (
-    FeatureStatistics,
-    Geometry,
-    Layer,
-    LayerInputs,
-    channel_statistics,
-    entry_statistics,
-    inputs_of,
-)
+from hesscond import capture
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.coordinates.statistics import by_group, scaling_conditions
@@ -53,7 +45,7 @@ def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2:
 class Snapshot(NamedTuple):
     """Statistics that define P of a layer, in tensors that later steps do not change; names as in `BNPState`."""
 
-    geometry: Geometry
+    geometry: capture.Geometry
     repeat: int
     q_squared: float
     mu: torch.Tensor
@@ -135,7 +127,7 @@ class BNPState(LayerState):
         G_b.view(groups, units, 1).baddbmm_(shared, mu, beta=1 / self.q_squared, alpha=-1)
 
 
-def from_statistics(statistics: FeatureStatistics, *, bias: bool = True) -> CentringScaling:
+def from_statistics(statistics: capture.FeatureStatistics, *, bias: bool = True) -> CentringScaling:
     """P = U D from raw statistics, no ε: dead features (σ = 0) are left out."""
     return CentringScaling(statistics.mu, statistics.sigma, bias, name=RAW)
 
@@ -199,7 +191,7 @@ class BNP(InputMethod[BNPState]):
         self._inputs: torch.Tensor | None = None
         super().__init__(model, **options)
 
-    def state_of(self, layer: Layer) -> BNPState:
+    def state_of(self, layer: capture.Layer) -> BNPState:
         return BNPState(layer, exact=self.exact)
 
     def fit(self, inputs: torch.Tensor) -> None:
@@ -226,7 +218,7 @@ class BNP(InputMethod[BNPState]):
         """μ and σ² of all training inputs, as the model is now."""
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
-        collect = entry_statistics if self.exact else channel_statistics
+        collect = capture.entry_statistics if self.exact else capture.channel_statistics
         modules = {name: state.module for name, state in self.layers.items()}
         found = surveyed(self.model, modules, self._inputs, collect)
         for name, statistics in found.items():
@@ -302,13 +294,15 @@ class BNP(InputMethod[BNPState]):
         return [*zip(systems, self._diagnostics(snapshots), strict=True)]
 
     @classmethod
-    def collect(cls, layer: str, inputs: LayerInputs, *, exact: bool = False, **options: Any) -> FeatureStatistics:
+    def collect(
+        cls, layer: str, inputs: capture.LayerInputs, *, exact: bool = False, **options: Any
+    ) -> capture.FeatureStatistics:
         """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches."""
         refuse_transposed(cls.name, layer, inputs.layer)
-        return entry_statistics(inputs) if exact else channel_statistics(inputs)
+        return capture.entry_statistics(inputs) if exact else capture.channel_statistics(inputs)
 
     @classmethod
-    def of_data(cls, statistics: FeatureStatistics, geometry: Geometry) -> list[CentringScaling]:
+    def of_data(cls, statistics: capture.FeatureStatistics, geometry: capture.Geometry) -> list[CentringScaling]:
         """P = U D from the raw statistics (no ε)."""
         mu, sigma = (part.view(geometry.groups, -1) for part in (statistics.mu, statistics.sigma))
         return [CentringScaling(m, s, geometry.bias, name=RAW) for m, s in zip(mu, sigma, strict=True)]
@@ -317,10 +311,10 @@ class BNP(InputMethod[BNPState]):
 @torch.no_grad()
 def surveyed(
     model: nn.Module,
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, capture.Layer],
     inputs: torch.Tensor,
-    collect: Callable[[LayerInputs], FeatureStatistics],
-) -> dict[str, FeatureStatistics]:
+    collect: Callable[[capture.LayerInputs], capture.FeatureStatistics],
+) -> dict[str, capture.FeatureStatistics]:
     """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
     calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
 
@@ -329,14 +323,14 @@ def surveyed(
 
     modes = [(module, module.training) for module in model.modules()]
     handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-    found: dict[str, FeatureStatistics] = {}
+    found: dict[str, capture.FeatureStatistics] = {}
     try:
         model.eval()
         for part in inputs.split(CHUNK):
             model(part)
             for name, layer in layers.items():
                 if calls[name]:
-                    own = collect(inputs_of(layer, calls[name]))
+                    own = collect(capture.inputs_of(layer, calls[name]))
                     found[name] = found[name].merged(own) if name in found else own
                 calls[name].clear()
     finally:

@@ -22,16 +22,8 @@ from hesscond.hessians.network_hessian import BlockSource, NetworkHessian, ZeroP
 from hesscond.hessians.parameters import BlockLayout, Layout
 from hesscond.hessians.unit_matrices import UnitMatrices, unit_matrices
 from hesscond.operators.operator import MARGIN
+from hesscond.probing import check as checks
 from hesscond.probing.applied import block_coordinates
-from hesscond.probing.check import (
-    as_block,
-    check_operator,
-    is_flat,
-    reference_of,
-    refuse_failed,
-    rounding_of,
-    uncertain,
-)
 from hesscond.probing.question import Measurement, Question, System
 from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
@@ -72,12 +64,12 @@ def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
         entries=(lambda unit: made[unit].layout.entries(question.model)) if named else None,
     )
     if question.check:
-        result.check, result.uncertainty, precision = check_operator(H)
-        result.uncertain = uncertain(precision)
+        result.check, result.uncertainty, precision = checks.check_operator(H)
+        result.uncertain = checks.uncertain(precision)
         m.precision = precision if m.precision is None else m.precision
-        refuse_failed(name, result.check)
+        checks.refuse_failed(name, result.check)
         # the gradient is in a Hessian on a manifold too
-        zero = cache(lambda own: rounding_of(own) if is_flat(own) else None)
+        zero = cache(lambda own: checks.rounding_of(own) if checks.is_flat(own) else None)
         result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
     return result
 
@@ -107,7 +99,7 @@ def by_products(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerR
 def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProducts]) -> dict[str, LayerResult]:
     """Results of blocks of the operator of a source, each compared with the model if the question asks for that."""
     H, check, memory = source.latest, m.question.check, m.question.memory
-    reference, directions = reference_of(H, [own.operator for own in work.values()], keeps_products=True)
+    reference, directions = checks.reference_of(H, [own.operator for own in work.values()], keeps_products=True)
     noise = reference.noise(directions)
     m.precision = reference.precision if m.precision is None and check else m.precision
     zero_tests = reference.zero_tests(directions, noise, H.total_mass)
@@ -123,12 +115,12 @@ def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProduct
         result.rounding = {unit: known for unit, at in rows.items() if (known := zero(at)) is not None}
         with m.skipping(name, CaptureError):
             if check:
-                result.check = reference.verdict(direction, as_block(own.operator), H.total_mass)
+                result.check = reference.verdict(direction, checks.as_block(own.operator), H.total_mass)
                 if units is not None:
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
-                refuse_failed(name, result.check)
+                checks.refuse_failed(name, result.check)
                 result.uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
-                result.uncertain = uncertain(reference.precision)
+                result.uncertain = checks.uncertain(reference.precision)
             found[name] = result
     return found
 

@@ -131,7 +131,7 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
     @cached_property
     def _places(self) -> dict[str, tuple[str, str]]:
         """Module and attribute by name, read from the text of the modules: importing them takes matplotlib along."""
-        definition = re.compile(rf'^(\w+) = {self._kind.__name__}\(\s*"([\w-]+)",\s*(\d+),', re.MULTILINE)
+        definition = re.compile(rf'^(\w+) = (?:\w+\.)?{self._kind.__name__}\(\s*"([\w-]+)",\s*(\d+),', re.MULTILINE)
         found = [
             (int(order), name, path.stem, attribute)
             for path in Path(__file__).parent.glob("*.py")

@@ -14,15 +14,7 @@ from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
-from hesscond.spectra.solvers.base import (
-    GRADED,
-    EigenvalueForm,
-    RankBound,
-    SingularForm,
-    eigenvalues_of,
-    solve,
-    svd_values,
-)
+from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import jacobi_svd, jacobi_values, signed_jacobi
 from hesscond.spectra.threads import few_threads
 
@@ -36,7 +28,7 @@ FINE = ("Jacobi", "certified")
 def factor_condition(
     factor: object,
     *,
-    rank_bound: RankBound | None = None,
+    rank_bound: base.RankBound | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
     exact: bool = False,
@@ -63,7 +55,7 @@ def factor_condition(
     elif errors.ndim == 2:
         entries = errors[np.ix_((matrix != 0).any(1), columns)]
         by_part = entries.T if transposed else entries
-    form = SingularForm(
+    form = base.SingularForm(
         core,
         order,
         power * scale,
@@ -76,7 +68,7 @@ def factor_condition(
         jacobi_order=jacobi_order,
     )
     with few_threads(matrix):
-        found = solve(form, rtol)
+        found = base.solve(form, rtol)
     if found.rank_decision == "numerical" and power == 2:
         # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
@@ -86,7 +78,7 @@ def factor_condition(
     return within_range(found, matrix, core)
 
 
-def bounds_of(core: np.ndarray, known: RankBound | None) -> list[RankBound]:
+def bounds_of(core: np.ndarray, known: base.RankBound | None) -> list[base.RankBound]:
     """Given bound of the rank, if any, and the structural one."""
     structural = partial(structural_rank_bound, core)
     return [structural] if known is None else [known, structural]
@@ -111,14 +103,14 @@ def equilibrated_rank(core: np.ndarray) -> int:
     for _ in range(2):
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(1))[1][:, None])
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
-    values = svd_values(scaled)
+    values = base.svd_values(scaled)
     return int((values.magnitudes > values.errors).sum())
 
 
 def symmetric_condition(
     matrix: np.ndarray,
     *,
-    rank_bound: RankBound | None = None,
+    rank_bound: base.RankBound | None = None,
     rtol: float = 1e-8,
     error: float = 0.0,
     floor: float = 0.0,
@@ -137,8 +129,8 @@ def symmetric_condition(
     with few_threads(matrix):
         # Jacobi is no better than an error that is larger than that of the eigenvalues
         graded = error <= error_factor(*core.shape) * EPS * float(np.linalg.norm(core)) / len(core) ** 0.5
-        form = EigenvalueForm(core, len(matrix), scale, bounds_of(core, rank_bound), rank, error, floor, graded)
-        return within_range(solve(form, rtol), matrix, core)
+        form = base.EigenvalueForm(core, len(matrix), scale, bounds_of(core, rank_bound), rank, error, floor, graded)
+        return within_range(base.solve(form, rtol), matrix, core)
 
 
 class Rounding(NamedTuple):
@@ -158,17 +150,17 @@ class Rounding(NamedTuple):
 
 
 def uncertain_condition(
-    matrix: np.ndarray, rounding: Rounding, *, order: int, bounds: Sequence[RankBound], scale: int, rtol: float
+    matrix: np.ndarray, rounding: Rounding, *, order: int, bounds: Sequence[base.RankBound], scale: int, rtol: float
 ) -> ConditionNumber:
     """κ of a symmetric matrix (k, k) that is known up to rounding of its entries."""
     unit, size, given = EPS * rounding.norm, rounding.size, rounding.given
     entries = None
-    if size is not None and size.diagonal().max() > GRADED * size.diagonal().min():
+    if size is not None and size.diagonal().max() > base.GRADED * size.diagonal().min():
         entries = EPS * rounding.growth * size + given, NOISE * EPS * size + given
     error, graded = rounding.norm_growth * unit + rounding.given_norm, entries is not None
-    form = EigenvalueForm(matrix, order, scale, bounds, None, error, NOISE * unit, graded, entries)
+    form = base.EigenvalueForm(matrix, order, scale, bounds, None, error, NOISE * unit, graded, entries)
     with few_threads(matrix):
-        found = solve(form, rtol)
+        found = base.solve(form, rtol)
     if found.rank == 0:
         return found.because(ALL_ROUNDING)
     return found.because(SUMMED) if found.cause == BELOW_BOUND else found
@@ -187,7 +179,7 @@ def rounded_condition(
         return zero_matrix(len(matrix))
     # exactly: d d may overflow where the entries do not
     d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
-    size = np.outer(d, d) if graded and (d * d).max() > GRADED * (d * d).min() else None
+    size = np.outer(d, d) if graded and (d * d).max() > base.GRADED * (d * d).min() else None
     rounding = Rounding(size, float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
     return uncertain_condition(
         core,
@@ -248,7 +240,7 @@ def signed_condition(
     factor: object,
     signs: object,
     *,
-    rank_bound: RankBound | None = None,
+    rank_bound: base.RankBound | None = None,
     rtol: float = 1e-8,
     error: float | np.ndarray = 0.0,
     noise: float = 0.0,
@@ -296,7 +288,7 @@ def signed_condition(
 def spectral_norm(core: np.ndarray) -> float:
     """‖F‖₂ of a matrix with entries of size about 1, from its smaller Gram matrix."""
     gram = core.T @ core if core.shape[0] >= core.shape[1] else core @ core.T
-    return float(eigenvalues_of(gram)[-1]) ** 0.5
+    return float(base.eigenvalues_of(gram)[-1]) ** 0.5
 
 
 def column_errors(
@@ -316,7 +308,7 @@ def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray
     core, scale, *_ = scaled_core(as_matrix(factor))
     if condition.rank == 0:
         return np.zeros(0)
-    values = (jacobi_values if condition.solver.startswith(FINE) else svd_values)(core).magnitudes
+    values = (jacobi_values if condition.solver.startswith(FINE) else base.svd_values)(core).magnitudes
     return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
 
 
