@@ -451,17 +451,13 @@ class SecondDerivatives:
         n, units = Geometry.of(request.layer).n_params, Geometry.of(request.layer).units
         count, order = (1, n * units) if request.whole else (len(request.units), n)
         self.budget.take(request, count * order * order)
-        found = self.by_products(request)
-        if found is None:
-            matrices = self.one_by_one(request, count, order)
-            found = matrices, torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
-        matrices, largest = found
+        matrices, largest = self.by_products(request) or self.one_by_one(request, count, order)
         sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
         spread = sizes.sqrt()[:, None].expand(count, order)
         return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
-    def one_by_one(self, request: Request, count: int, order: int) -> torch.Tensor:
-        """Hessians (u, n̂, n̂), or that of the whole layer, by a direction for each parameter of the units."""
+    def one_by_one(self, request: Request, count: int, order: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hessians (u, n̂, n̂), or that of the layer, by a direction for each parameter, and the largest entry of each."""
         n, units = Geometry.of(request.layer).n_params, Geometry.of(request.layer).units
         like = self.variables[request.name][0]
         matrices = torch.zeros(count, order, order, dtype=torch.float64, device=like.device)
@@ -479,7 +475,7 @@ class SecondDerivatives:
             else:
                 matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), own]
             self.progress.advance(request.name, len(index))
-        return matrices
+        return matrices, torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
 
     def in_rows(self, request: Request, seeds: torch.Tensor) -> torch.Tensor:
         """Products (k, m, n̂) with the Hessian in the parameters of a layer, float64, for ``seeds`` (k, m, n̂)."""
@@ -494,11 +490,8 @@ class SecondDerivatives:
         if products is None:
             return None
         found = products.hessians(request.units, self.budget, partial(self.progress.advance, request.name))
-        return (
-            found
-            if found is not None and weight_products.confirmed(*found, request, partial(self.in_rows, request))
-            else None
-        )
+        near = found is not None and weight_products.confirmed(*found, request, partial(self.in_rows, request))
+        return found if near else None
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

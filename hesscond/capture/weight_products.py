@@ -77,9 +77,8 @@ class WeightProducts:
     def _found(self) -> list[Product]:
         """Products of the weight; none: it is used in another way."""
         uses = users([self.loss.grad_fn])
-        biased = (
-            set() if self.bias is None else {node for node, _ in uses.get((get_gradient_edge(self.bias).node, 0), ())}
-        )
+        added = () if self.bias is None else uses.get((get_gradient_edge(self.bias).node, 0), ())
+        biased = {node for node, _ in added}
         found: dict[Any, Product] = {}
         waiting = [((get_gradient_edge(self.weight).node, 0), False)]
         while waiting:

@@ -13,9 +13,16 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 
-from hesscond import operators
 from hesscond.causes import NOTHING, Cause
 from hesscond.errors import MatrixError
+from hesscond.operators import (
+    ApproximateInverse,
+    Congruence,
+    LinearOperator,
+    Subspace,
+    SymmetricOperator,
+    as_operator,
+)
 from hesscond.spectra import reductions
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, dense
@@ -171,17 +178,17 @@ class SolverLimits:
 class SolverHints:
     """Null space, preconditioner and coordinates that a solver uses where they are known."""
 
-    null_space: operators.Subspace | None = None  # None: ``operator.null_space``
-    inverse: operators.ApproximateInverse | None = None  # for the smallest eigenvalue
+    null_space: Subspace | None = None  # None: ``operator.null_space``
+    inverse: ApproximateInverse | None = None  # for the smallest eigenvalue
     #: Z (n, k) with orthonormal columns, whose complement is null too; the other facts are then in its coordinates
-    coordinates: operators.LinearOperator | None = None
+    coordinates: LinearOperator | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ProductForm(Form):
     """Form of an operator, known by its products."""
 
-    operator: operators.SymmetricOperator
+    operator: SymmetricOperator
     known: Callable[[], SolverHints] = field(default_factory=lambda: SolverHints)
     limits: SolverLimits = field(default_factory=SolverLimits)
 
@@ -191,13 +198,13 @@ class ProductForm(Form):
         return self.known()
 
     @cached_property
-    def A(self) -> operators.SymmetricOperator:
+    def A(self) -> SymmetricOperator:
         """Operator in the coordinates of the hints."""
         Z = self.hints.coordinates
-        return self.operator if Z is None else operators.Congruence(self.operator, Z)
+        return self.operator if Z is None else Congruence(self.operator, Z)
 
     @cached_property
-    def null_space(self) -> operators.Subspace | None:
+    def null_space(self) -> Subspace | None:
         """Known null space of A."""
         return self.A.null_space if self.hints.null_space is None else self.hints.null_space
 
@@ -219,7 +226,7 @@ class ProductForm(Form):
 
 
 def operator_condition(
-    operator: operators.SymmetricOperator,
+    operator: SymmetricOperator,
     *,
     known: Callable[[], SolverHints] = SolverHints,
     rtol: float = 1e-8,
@@ -287,7 +294,7 @@ def condition_number(
     if matrix is None:
         return reductions.factor_condition(dense(factor), rtol=rtol, error=error, exact=error == 0)
     if is_operator(matrix):
-        return operator_condition(operators.as_operator(matrix), rtol=max(rtol, 1e-8))
+        return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
     measure = reductions.symmetric_condition if symmetric else partial(reductions.factor_condition, power=1)
