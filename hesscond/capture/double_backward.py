@@ -457,7 +457,7 @@ class SecondDerivatives:
         return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
 
     def one_by_one(self, request: Request, count: int, order: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hessians (u, n̂, n̂), or that of the layer, by a direction for each parameter, and the largest entry of each."""
+        """Hessians (u, n̂, n̂), or that of the layer, by a direction for each parameter, and their largest entries."""
         n, units = Geometry.of(request.layer).n_params, Geometry.of(request.layer).units
         like = self.variables[request.name][0]
         matrices = torch.zeros(count, order, order, dtype=torch.float64, device=like.device)
