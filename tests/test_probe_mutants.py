@@ -89,12 +89,14 @@ def without_first(inputs, rows):
     return rows
 
 
-def not_applied(P, rows, units):
-    return rows
+def with_factors(change):
+    """Every factor becomes ``change(P, rows, units)``, where the block alone is built."""
 
+    def each(cls, rows, systems, units, root=None):
+        own = [change(P, part, units) for P, part in zip(systems, rows, strict=True)]
+        return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
 
-def twice(P, rows, units, applied=Preconditioner.multiplied):
-    return applied(P, applied(P, rows, units), units)
+    return replacing(Preconditioner, "multiplied_each", classmethod(each))
 
 
 def first_call_only(*args):
@@ -163,8 +165,13 @@ MUTANTS = {
     "second call ignored": Mutant(replacing(capturing, "Request", first_call_only), "siamese-tanh"),
     "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
-    "P not applied": Mutant(replacing(Preconditioner, "multiplied", not_applied), "relu-ce", P=Sheared()),
-    "P applied twice": Mutant(replacing(Preconditioner, "multiplied", twice), "tanh-ce", "layer", P=Sheared()),
+    "P not applied": Mutant(with_factors(lambda P, rows, units: rows), "relu-ce", P=Sheared()),
+    "P applied twice": Mutant(
+        with_factors(lambda P, rows, units: P.multiplied(P.multiplied(rows, units), units)),
+        "tanh-ce",
+        "layer",
+        P=Sheared(),
+    ),
     "samples taken for independent": Mutant(
         replacing(SecondDerivatives, "is_apart", lambda self, request, blocks: True), "train-batchnorm-tanh-mse"
     ),
