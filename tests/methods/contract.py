@@ -185,15 +185,15 @@ def untracked(model):
             module.track_running_stats = tracks
 
 
-def on_sphere(H, layer, unit, loss, *, centred):
-    """Dense Riemannian Hessian of a unit on {‖w‖² = c} (and {1ᵀw = 0}), extended by zero, from ∇²L and ∇L."""
+def on_tangent_space(H, layer, unit, loss, *, sphere, centred):
+    """Dense Riemannian Hessian of a unit on {‖w‖² = c}, {1ᵀw = 0} or both, extended by zero, from ∇²L and ∇L."""
     w, bias = layer.weight[unit].detach().flatten(), layer.bias is not None
     n, slope = len(w), torch.autograd.grad(loss, layer.weight)[0][unit].flatten()
-    normals = torch.stack([w, torch.ones_like(w)][: 1 + centred], 1)
+    normals = torch.stack([w] * sphere + [torch.ones_like(w)] * centred, 1)
     project = torch.eye(n + bias, dtype=w.dtype)
     project[bias:, bias:] -= normals @ torch.linalg.pinv(normals)
     curved = torch.zeros_like(project)
-    curved[bias:, bias:] = torch.eye(n, dtype=w.dtype) * (w @ slope / (w @ w))
+    curved[bias:, bias:] = sphere * torch.eye(n, dtype=w.dtype) * (w @ slope / (w @ w))
     return project @ (H - curved) @ project
 
 
@@ -206,7 +206,8 @@ def dense_truth(model, method, name, unit, x, y):
         H = dense_unit_hessian(model, name, unit, x, y)
         if isinstance(own, SphereChart):
             loss = nn.functional.cross_entropy(model(x), y)
-            return on_sphere(H, model.get_submodule(name), unit, loss, centred="centred" in own.name)
+            sets = {"sphere": "sphere" in own.name, "centred": "centred" in own.name}
+            return on_tangent_space(H, model.get_submodule(name), unit, loss, **sets)
     if isinstance(own, Penalized):
         P = torch.eye(len(H)).to(H) if own.P is None else own.P.of_unit(unit).matrix(len(H))
         return P.T @ H @ P + 2 * own.strength * (torch.eye(P.shape[1]).to(H) if own.in_z else P.T @ P)
