@@ -84,10 +84,9 @@ def iterated(spectrum):
             kappa = operator_condition(as_operator(diagonal(values)), limits=limits)
             true = Spectrum(sorted(values.tolist(), key=abs, reverse=True))
             verdict = verdict_of(kappa, true)
-            told = kappa.rank + kappa.nullity
             nonzero = sum(value != 0 for value in true.values)
             if kappa.rank > nonzero:
-                verdict = Verdict("wrong", f"{kappa}: {kappa.rank} of {told} told from zero, where {nonzero} are")
+                verdict = Verdict("wrong", f"{kappa}: {kappa.rank} called nonzero, where {nonzero} are")
             found.append((f"seed {seed}", verdict))
         return found
 
