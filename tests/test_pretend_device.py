@@ -127,6 +127,17 @@ def test_methods_have_the_same_bits(method, device):
     assert numbers(there) == numbers(here)
 
 
+@pytest.mark.parametrize("drawn", [nn.Dropout1d(0.5), nn.FeatureAlphaDropout(0.3), nn.RReLU()], ids=repr)
+def test_numbers_that_the_device_draws_are_the_same_in_every_pass(drawn, device):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 6), nn.Unflatten(1, (3, 2)), drawn, nn.Flatten(), nn.Linear(6, 3)
+    model = moved(nn.Sequential(*layers).double())
+    data = moved((torch.randn(12, 4, dtype=torch.float64), torch.randint(0, 3, (12,))))
+    first, again = (hesscond.probe(model, nn.CrossEntropyLoss(), data, level="layer") for _ in range(2))
+    assert first["0"].check.difference < 1e-12
+    assert torch.equal(first["0"].hessian().cpu(), again["0"].hessian().cpu())
+
+
 def test_a_default_device_of_the_user_changes_nothing(device):
     here = {level: hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level) for level in LEVELS}
     there = moved(network()), moved(batch())

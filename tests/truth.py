@@ -141,7 +141,8 @@ def in_double(tensor):
 
 def same_random_numbers(device):
     """Draw from the present random state, and leave it as it is."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+    here = device.type == "cpu"
+    return torch.random.fork_rng(devices=[] if here else [device], device_type="cuda" if here else device.type)
 
 
 def packed(module):

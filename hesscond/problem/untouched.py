@@ -180,8 +180,8 @@ class State:
                 self._remember(value, depth - 1)
 
     def _remember(self, value: Any, depth: int) -> None:
-        kind = type(value)
-        if kind is nn.Parameter or isinstance(value, FOREIGN) or not self._first(value):
+        # parameters of other types of tensor too: they are remembered as such
+        if isinstance(value, (nn.Parameter, FOREIGN)) or not self._first(value):
             return
         if isinstance(value, dict):
             self._attributes(value, depth)
@@ -192,8 +192,6 @@ class State:
                 if type(item) not in PLAIN:
                     self._remember(item, depth - 1)
         elif isinstance(value, torch.Tensor):
-            if isinstance(value, nn.Parameter):
-                return
             self.tensors.append((value, version(value), value.detach().clone()))
         elif isinstance(value, GENERATORS):
             self.generators.append(value)
