@@ -535,6 +535,11 @@ class Davidson:
         """Lower bound of the |λ| that are not wanted, as far as the search has seen."""
         return min(self.estimates.errors.below[self.k :], default=math.inf if self.complete else 0.0)
 
+    @property
+    def floor(self) -> float:
+        """|λ| above which others of the cluster of the largest wanted value may have been missed; ∞: no cluster."""
+        return self.reach * (1 - self.slack) if self.beyond <= self.reach * (1 + self.slack) else math.inf
+
     def to_improve(self, i: int, allowed: float) -> int:
         """Index of the pair that dominates the error of the i-th: itself, one of its group, or the first beyond."""
         errors, last = self.estimates.errors, len(self.found.values) - 1

@@ -111,8 +111,9 @@ def smallest_nonzero(
     probability one, and which M⁻¹ enlarges; but there is no rate. ``converged`` and the quadratic intervals rest on
     that; that each interval θ ± (‖r‖ + ε) contains an eigenvalue does not. The first pair that lies mostly in the new
     directions, or the first four if A is not known to be positive semidefinite, are improved until their residuals
-    exclude components of smaller eigenvalues. If the search cannot be finished, nothing converges, and the message
-    says so.
+    exclude components of smaller eigenvalues. In a cluster narrower than 1e-6 (10·tol if that is more) the search does
+    not tell one eigenvalue from the next: the intervals reach down to its width. If the search cannot be finished,
+    nothing converges, and the message says so.
 
     Measured: of 2,000 random spectra (graded, clustered, indefinite, with poor inverses) and 100 graded ones with
     alternating signs, no converged result was wrong; of the latter, n 100 to 350 and κ 1e2 to 1e7, a quarter converged
@@ -250,6 +251,7 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
         noise,
         null=math.hypot(*excluded.residuals),
         beyond=search.beyond if converged else 0.0,
+        floor=search.floor if converged else math.inf,
         psd=products.psd,
     )
     place = values.abs().argsort(stable=True).argsort()
@@ -257,7 +259,8 @@ def conclusion(search: Davidson, vectors: int) -> EigenResult:
     how = f"{', then '.join(search.used)}; {products.count} products"
     if converged:
         sizes = search.found.values.abs().tolist()
-        error = max(error / size for error, size in zip(search.estimates.errors.absolute[:count], sizes, strict=False))
+        errors = zip(search.estimates.errors.absolute[:count], sizes, strict=False)
+        error = max(max(error, size - search.floor) / size for error, size in errors)
         message = (
             f"converged: {how}; relative error estimated at {error:.1e}, "
             f"and at most {noise / least:.1e} by the rounding of a product"
@@ -284,9 +287,16 @@ def rayleigh_ritz(products: CountedProducts, rows: torch.Tensor) -> tuple[torch.
 
 
 def bounds(
-    values: torch.Tensor, residuals: torch.Tensor, noise: float, *, null: float, beyond: float, psd: bool
+    values: torch.Tensor,
+    residuals: torch.Tensor,
+    noise: float,
+    *,
+    null: float,
+    beyond: float,
+    floor: float = math.inf,
+    psd: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Intervals that contain an eigenvalue each."""
+    """Intervals that contain an eigenvalue each, down to |λ| = ``floor``."""
     sizes, order = values.abs().sort(descending=True, stable=True)
     norms = residuals[order]
     if null:
@@ -296,6 +306,7 @@ def bounds(
     below, above = intervals(sizes, norms, noise, rest)
     inner, outer = torch.empty_like(values), torch.empty_like(values)
     inner[order], outer[order] = (sizes - below)[: len(values)], (above - sizes)[: len(values)]
+    inner = torch.maximum(inner, values.abs() - floor)
     positive = values > 0
     lower = values - torch.where(positive, inner, outer)
     upper = values + torch.where(positive, outer, inner)
