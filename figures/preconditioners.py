@@ -2,10 +2,11 @@
 
 Every method on four small networks at its best of five rates: loss, time, κ of layers in plain and own coordinates at
 the start, half-way and at the end, λ_max of the network times half the rate, and the share of the gain that the best
-diagonal and the best Kronecker scaling would bring. Each network is one ``hesscond compare`` of a study that the folder
-keeps; what is there is not repeated, so that the command goes on where it was stopped. The main methods at one seed
-come first, then all of them, then further seeds; the tables (preconditioners.md) are written anew after each. ``--page
-docs/preconditioners.md`` puts those that are there into the page, draws its figure, and measures nothing.
+diagonal and the best Kronecker scaling would bring. A method on a network is two sweeps of a study that the folder
+keeps, first of rates, then with probes at the best one; what is there is not repeated, so that the command goes on
+where it was stopped. The main methods at one seed come first, then all of them, then further seeds; the tables
+(preconditioners.md) are written anew after each. ``--page docs/preconditioners.md`` puts those that are there into the
+page, draws its figure, and measures nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ ITERATIONS = 200
 MOMENTS = {"start": 10, "half": 100, "end": 199}
 #: Moments of the tables.
 SHOWN = ("half", "end")
+#: Factors of a method's default rate: those from 0.1 to 10 are tried, and further ones while the best is at an end.
+AROUND = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 #: Of every network.
 PROBE: dict[str, Any] = {
     "levels": ["layer", "network"],
@@ -144,29 +147,61 @@ def described(network: str) -> dict[str, Any]:
 
 
 def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs: int) -> None:
-    """Run ``hesscond compare`` on one network.
-
-    Raises
-    ------
-    subprocess.CalledProcessError
-        It was refused, or stopped.
-    """
+    """Try the rates of each method on a network, then probe it at the best with every seed."""
     path = folder / f"{network}.toml"
     path.write_text(tomli_w.dumps(described(network)), encoding="utf-8")
-    known, _ = of_network(network, methods)
-    command = [sys.executable, "-m", "hesscond", "compare", str(path), "--rates", "around"]
-    command += ["--iterations", str(ITERATIONS), "--seeds", ",".join(map(str, range(seeds)))]
-    command += ["-j", str(jobs), "--out", str(folder / network), *(part for name in known for part in ("-m", name))]
-    subprocess.run(command, check=True)
+    study = load_study(str(path))
+    for method in of_network(network, methods)[0]:
+        out = folder / network / parse(method).folder
+        out.mkdir(parents=True, exist_ok=True)
+        own = study.learning_rate(method, study.training.batch_size)
+        reach = [AROUND.index(0.1), AROUND.index(10.0)]
+
+        def swept(place: str, rates: Sequence[float], *options: str, method: str = method, out: Path = out) -> str:
+            command = [sys.executable, "-m", "hesscond", "sweep", str(path), "-m", method, "-j", str(jobs)]
+            command += ["--lr", ",".join(f"{rate:.3g}" for rate in rates), "--out", str(out / place), *options]
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            sys.stderr.write(done.stderr)
+            if done.returncode not in (0, 1, 2):  # all is well, something diverged, it was refused
+                raise SystemExit(done.returncode)
+            return done.stderr.strip().rpartition("\n")[2].removeprefix("error: ") if done.returncode == 2 else ""
+
+        while True:
+            refusal = swept("rates", [factor * own for factor in AROUND[reach[0] : reach[1] + 1]], "--probe-every", "0")
+            best = {} if refusal else pd.read_csv(out / "rates" / "best.csv").iloc[0]
+            if not refusal and math.isnan(best["learning_rate"]):
+                refusal = "diverged or failed at every learning rate"
+            if not refusal and best["edge"] == "lowest" and reach[0] > 0:
+                reach[0] -= 1
+            elif not refusal and best["edge"] == "highest" and reach[1] < len(AROUND) - 1:
+                reach[1] += 1
+            else:
+                break
+        if not refusal:
+            refusal = swept("best", [best["learning_rate"]], "--seed", f"0:{seeds}", "--time")
+        (out / "refusal.txt").write_text(refusal, encoding="utf-8")
 
 
-def read(folder: Path, name: str) -> pd.DataFrame:
-    """A table of all networks that are there."""
-    paths = {network: folder / network / name for network in NETWORKS}
-    return pd.concat(
-        [pd.read_csv(path).assign(network=network) for network, path in paths.items() if path.exists()],
-        ignore_index=True,
-    )
+def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Results of every method on all networks that are there, and every κ."""
+    compared, cells = [], []
+    for network in NETWORKS:
+        for method in of_network(network, MAIN + FURTHER)[0]:
+            out = folder / network / parse(method).folder
+            if not (out / "refusal.txt").exists():
+                continue
+            row: dict[str, Any] = {"network": network, "method": method}
+            row["refusal"] = (out / "refusal.txt").read_text(encoding="utf-8") or math.nan
+            if (out / "best" / "best.csv").exists():
+                row |= pd.read_csv(out / "best" / "best.csv").iloc[0].to_dict()
+                runs = pd.read_csv(out / "best" / "runs.csv")
+                losses = runs.loc[runs["status"] == "finished", "loss"]
+                row |= {"at_edge": isinstance(pd.read_csv(out / "rates" / "best.csv").iloc[0]["edge"], str)}
+                row |= {"loss": losses.median(), "loss_min": losses.min(), "loss_max": losses.max()}
+                row |= {"seeds": len(losses), "diverged": len(runs) - len(losses)}
+                cells.append(pd.read_csv(out / "best" / "cells.csv").assign(network=network, method=method))
+            compared.append(row)
+    return pd.DataFrame(compared), pd.concat(cells, ignore_index=True)
 
 
 def shown(low: float, high: float) -> str:
@@ -341,7 +376,7 @@ def coupling(cells: pd.DataFrame) -> str:
 
 def tables(folder: Path) -> str:
     """The tables of docs/preconditioners.md."""
-    compared, cells = read(folder, "comparison.csv"), read(folder, "cells.csv")
+    compared, cells = read(folder)
     parts = [f"## {network}\n\n{table(network, compared, cells)}" for network in compared["network"].unique()]
     parts += [f"## λ_max of the network over that of its layers\n\n{coupling(cells)}"]
     parts += [f"## Resolved\n\n{resolved(cells)}", f"## Rank correlation with the loss\n\n{rankings(compared, cells)}"]
@@ -366,7 +401,7 @@ def main() -> None:
     if arguments.page is not None:
         fill(arguments.page, tables(arguments.out))
         picture = arguments.page.parent / "images" / "preconditioners.png"
-        draw(read(arguments.out, "comparison.csv"), read(arguments.out, "cells.csv"), picture)
+        draw(*read(arguments.out), picture)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     passes = [(MAIN, 1), *((MAIN + FURTHER, seeds) for seeds in range(1, arguments.seeds + 1))]

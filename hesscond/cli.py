@@ -43,7 +43,6 @@ SECTIONS = {
     "Train and compare methods": {
         "study": "study:study",
         "sweep": "sweep:sweep",
-        "compare": "compare:compare_methods",
         "replicate": "replicate:replicate",
     },
     "Look at runs": {

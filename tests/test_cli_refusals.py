@@ -61,13 +61,8 @@ BAD = {
     "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
     "sweep .": ["is not the folder of a sweep"],
     "sweep . -m vanilla": ["leave the other options out"],
-    # compare
-    "compare tiny.toml --out out --rates much": ["--rates takes numbers"],
-    "compare tiny.toml --out out -m bnp:rho=2": ["rho must be at least 0 and below 1"],
-    "compare tiny.toml --out out -m bnp -m bnp": ["given twice"],
-    "compare tiny.toml --out out --probe-every 0": ["at least 1"],
-    "compare tiny.toml --out out --level block": ["--level is unit, layer or network, not 'block'"],
-    "compare tiny.toml --out out --seed 1,1": ["only once"],
+    "sweep tiny.toml -m bnp:rho=2": ["rho must be at least 0 and below 1"],
+    "compare tiny.toml": ["'compare' is gone: hesscond sweep STUDY"],
     # probe
     "probe": ["target"],
     "probe net.py:fail": [f"net.py:{line_of('raise ValueError')} raised ValueError: the [/data] are missing"],

@@ -104,16 +104,16 @@ def integers(option: str, text: str, least: int = 0) -> list[int]:
     return found
 
 
-def parse_rates(option: str, text: str, word: str) -> list[float] | None:
-    """Learning rates from ``0.01,0.1``; None for ``word``."""
+def parse_rates(option: str, text: str, words: tuple[str, ...]) -> list[float] | str:
+    """Learning rates from ``0.01,0.1``, or one of the words."""
     from hesscond.study.sections import LARGEST_RATE
 
-    if text.strip() == word:
-        return None
+    if text.strip() in words:
+        return text.strip()
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} takes numbers separated by commas, or {word}, not {text!r}") from None
+        raise ConfigError(f"{option} takes numbers separated by commas, {' or '.join(words)}, not {text!r}") from None
     for rate in rates:
         if not 0 < rate <= LARGEST_RATE:
             raise ConfigError(f"{option}: rates must be positive and at most {LARGEST_RATE:.3g}, got {rate:g}")

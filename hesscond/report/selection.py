@@ -180,13 +180,13 @@ def setting_of(run: StoredRun) -> tuple[str, float, int]:
 
 
 def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Runs without unprobed ones that another run repeats with probes, as ``hesscond compare`` does."""
+    """Runs without unprobed ones that another run repeats with probes, as where rates are tried first."""
     probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
     return [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
 
 
 def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:
-    """`groups_of` the runs with probes, without those on which ``hesscond compare`` only tries learning rates."""
+    """`groups_of` the runs with probes, without those that only try learning rates."""
     probed = [run for run in runs if is_probed(run)]
     if runs and not probed:
         raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")

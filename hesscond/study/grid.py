@@ -29,6 +29,8 @@ from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, re
 
 #: Name of the file that describes a sweep, in its folder.
 FILE = "sweep.toml"
+#: Factors of a method's rate that ``around`` tries.
+AROUND = (0.1, 0.3, 1.0, 3.0, 10.0)
 #: Keys of a study that cannot be set in a grid, with what to use instead or why.
 RESERVED = {
     "training.batch_size": "use --batch-size",
@@ -146,14 +148,15 @@ class SweepConfig(Section):
     """``sweep.toml``: a study and the axes of the grid.
 
     ``rates``: numbers; ``"grid"``, those that the study tries for each method at each batch size; ``"study"``, the
-    one that it gives. ``settings``: dotted keys of the study's TOML, each with its values. ``threads``: number of
-    threads of every run; another number adds in another order and changes the last digits.
+    one that it gives, or else the method's default; ``"around"``, 0.1 to 10 times that one. ``settings``: dotted keys
+    of the study's TOML, each with its values. ``threads``: number of threads of every run; another number adds in
+    another order and changes the last digits.
     """
 
     study: StudyConfig
     methods: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[list[Annotated[int, Field(ge=0, le=2**63 - 1)]], Field(min_length=1)]
-    rates: Annotated[list[Rate], Field(min_length=1)] | Literal["grid", "study"]
+    rates: Annotated[list[Rate], Field(min_length=1)] | Literal["grid", "study", "around"]
     batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
     settings: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(default_factory=dict)]
     threads: PositiveInt = 1
@@ -215,9 +218,10 @@ def rates_for(config: SweepConfig, study: StudyConfig, method: str) -> list[floa
     """The learning rates of a method at the study's batch size."""
     if config.rates == "grid":
         return study.learning_rate_grid(method, study.training.batch_size)
-    if config.rates == "study":
-        return [study.learning_rate(method, study.training.batch_size)]
-    return list(config.rates)
+    if isinstance(config.rates, list):
+        return list(config.rates)
+    own = study.learning_rate(method, study.training.batch_size)
+    return [float(f"{factor * own:.3g}") for factor in AROUND] if config.rates == "around" else [own]
 
 
 def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfig:

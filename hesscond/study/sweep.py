@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
+from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.runs import BusyError, open_run
 from hesscond.study import runner
 from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
@@ -301,3 +303,34 @@ def dataset(file: Path, device: torch.device) -> Dataset:
     """The data of a file on the device, read once in a process; mapped, so that they are in memory once for all."""
     data: Dataset = torch.load(file, mmap=True, weights_only=False)
     return data.to(device)
+
+
+#: Iterations timed at a time, and how many times, the vanilla method's and the method's in turn.
+BLOCK, ROUNDS = 20, 7
+
+
+def relative_cost(plan: runner.RunPlan, data: Dataset) -> float:
+    """Time of an iteration without probes over that of vanilla, from blocks of iterations of both in turn."""
+    total = [0.0, 0.0]
+    plan = replace(plan, study=plan.study.model_copy(update={"probe": plan.study.probe.unmeasured}))
+    vanilla = replace(plan, method="vanilla", label="")
+    with suppress(DivergedError), runner.rehearsal(vanilla, data) as base, runner.rehearsal(plan, data) as own:
+        for number in range(ROUNDS):
+            times = [block_time(training, number * BLOCK) for training in (base, own)]
+            # the first is slow; what a method does only every few steps has its share
+            if number:
+                total = [sum(pair) for pair in zip(total, times, strict=True)]
+        return total[1] / total[0]
+    return math.nan
+
+
+def block_time(training: runner.Training, first: int) -> float:
+    """Seconds for some iterations from ``first`` on, on the first batches of the training set."""
+    size, batches = training.batch_size, max(1, training.per_epoch)
+    start = time.perf_counter()
+    for k in range(first, first + BLOCK):
+        part = slice(k % batches * size, (k % batches + 1) * size)
+        training.step(k, training.inputs[part], training.targets[part])
+    for accelerator in accelerators_of([training.targets]):
+        runtime(accelerator).synchronize(accelerator)
+    return time.perf_counter() - start

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from hesscond.errors import ConfigError
-from hesscond.report.sweeps import best_frame
+from hesscond.report.sweeps import best_frame, cells_frame
 from hesscond.runs import Checkpoints
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import (
@@ -366,23 +366,24 @@ def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thr
 
 
 def frame_of(rows):
-    keys = ("method", "learning_rate", "seed", "status", "loss", "kappa")
+    keys = ("method", "learning_rate", "seed", "status", "loss")
     frame = pd.DataFrame([dict(zip(keys, row, strict=True)) for row in rows])
-    extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "kappa_lower": 2.0}
-    return frame.assign(**extra, kappa_own=frame["kappa"], kappa_own_lower=2.0)
+    extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "collapsed": False, "run": map(str, frame.index)}
+    return frame.assign(**extra)
 
 
 def test_the_best_rate_is_that_of_the_smallest_mean_and_none_that_diverged():
-    rows = [("a", rate, seed, "finished", loss + seed, 10.0 ** (2 + 2 * seed))
+    rows = [("a", rate, seed, "finished", loss + seed)
             for rate, loss in ((0.01, 3.0), (0.1, 1.0), (1.0, 2.0)) for seed in (0, 1)]  # fmt: skip
-    rows += [("a", 10.0, 0, "finished", 0.1, 10.0), ("a", 10.0, 1, "diverged", 0.1, 10.0)]
-    rows += [("b", rate, 0, "finished", loss, 10.0) for rate, loss in ((0.1, 1.0), (1.0, 0.5))]
-    rows += [("c", rate, 0, "diverged", 1.0, 10.0) for rate in (0.1, 1.0)]
-    a, b, c = best_frame(frame_of(rows)).to_dict("records")
+    rows += [("a", 10.0, 0, "finished", 0.1), ("a", 10.0, 1, "diverged", 0.1)]
+    rows += [("b", rate, 0, "finished", loss) for rate, loss in ((0.1, 1.0), (1.0, 0.5))]
+    rows += [("c", rate, 0, "diverged", 1.0) for rate in (0.1, 1.0)]
+    rows += [("d", 0.1, 0, "finished", 1.0), ("d", 0.1, 1, "diverged", 0.1)]
+    a, b, c, d = best_frame(frame_of(rows), cells_frame([])).to_dict("records")
     assert (a["learning_rate"], a["edge"], a["seeds"], a["rates"], a["diverged"]) == (0.1, "", 2, 4, 1)
     assert (a["loss"], a["loss_min"], a["loss_max"]) == (1.5, 1.0, 2.0)
-    assert a["kappa"] == pytest.approx(1e3)
-    assert (a["kappa_min"], a["kappa_max"]) == (1e2, 1e4)
     assert (b["learning_rate"], b["edge"], b["seeds"]) == (1.0, "highest", 1)
     assert c["learning_rate"] != c["learning_rate"]
     assert (c["seeds"], c["diverged"]) == (0, 2)
+    # where every rate lost a seed, the others have results
+    assert (d["learning_rate"], d["loss"], d["seeds"], d["diverged"]) == (0.1, 1.0, 1, 1)
