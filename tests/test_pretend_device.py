@@ -8,7 +8,7 @@ import hesscond
 import hesscond.operators
 from hesscond.data import load
 from hesscond.errors import CaptureError, ConfigError, MatrixError
-from hesscond.methods.registry import registered
+from hesscond.methods.base import registered
 from hesscond.problem.devices import default_memory, has_float64
 from hesscond.runs import open_run
 from hesscond.study import RunPlan, StudyConfig, load_study, run

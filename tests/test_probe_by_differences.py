@@ -161,7 +161,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_stops_no_other_layer(name, monkeypatch):
     if name == "too many":
-        monkeypatch.setattr("hesscond.probing.by_differences.COLUMNS", 15)
+        monkeypatch.setattr("hesscond.probing.products.COLUMNS", 15)
         REFUSED[name] = REFUSED[name][0], "up to 15 are formed: name fewer units"
     make, words = REFUSED[name]
     result = hesscond.probe(make(), F.cross_entropy, BATCH)
@@ -174,7 +174,7 @@ def test_what_is_refused_stops_no_other_layer(name, monkeypatch):
 
 
 def test_units_that_are_named_are_formed_alone(monkeypatch):
-    monkeypatch.setattr("hesscond.probing.by_differences.COLUMNS", 10)
+    monkeypatch.setattr("hesscond.probing.products.COLUMNS", 10)
     result = hesscond.probe(network(SINE), F.cross_entropy, BATCH, layers=["0"], units=[1, 3])
     judged(result, network(torch.sin), "unit")
     with pytest.raises(CaptureError, match=r"35 columns, of 8 gradients each"):

@@ -1,13 +1,20 @@
-"""Hessian known as a matrix, with a bound of the rounding in its entries."""
+"""Hessians known as matrices, with bounds of the rounding in their entries, and those of units from separators."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
+from hesscond.capture.backward import Budget, scattered_signs
+from hesscond.capture.captured import EPS
+from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, KeptHessian, Preconditioner
+from hesscond.hessians.linearization import differentiable
+from hesscond.hessians.network_operator import HessianOperator
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm
 
@@ -58,3 +65,84 @@ class FormedHessian(KeptHessian):
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
         least = (lambda: self.order) if self.vanishing else None
         return SummedForm(self.matrix(), self._spread(), self.terms, least, self.vanishing, graded).condition(rtol=rtol)
+
+
+#: Two computations of a product may differ by this share of it, or by this multiple of their round-off.
+TOLERANCE, CONFIRMED = 1e-11, 64.0
+
+
+@dataclass(frozen=True)
+class UnitMatrices:
+    """Hessians of the units of a block, as matrices."""
+
+    H: torch.Tensor  # (u, w, w)
+    #: (u, w) d such that a relative change eps of the summands changes entry (k, l) of a unit's by eps·d_k·d_l
+    spread: torch.Tensor
+    terms: list[int]  # products summed up, for each unit
+    difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
+
+    def times(self, weight: float) -> UnitMatrices:
+        """Matrices of a batch with a weight, in place."""
+        return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
+
+    def plus(self, other: UnitMatrices) -> UnitMatrices:
+        """Sum of the matrices of two batches, in place of the first."""
+        terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
+        return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
+
+    def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
+        """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
+        largest = int(self.H.flatten(1).norm(dim=1).argmax())
+        own, H = index[largest], self.H[largest]
+        v = scattered_signs(operator.point)
+        least = float((operator @ v).abs().amax())
+        v = torch.zeros_like(v).index_copy_(0, own, v[own])
+        product = (operator @ v)[own]
+        apart = float((product - H @ v[own]).norm())
+        spread = self.spread.square().add(least).sqrt()
+        rounding = CONFIRMED * EPS * float(spread[largest].norm() * spread[largest].sum())
+        if not apart <= max(TOLERANCE * float(product.norm()), rounding):
+            return None
+        return replace(self, spread=spread, difference=apart / (float(product.norm()) or 1.0))
+
+
+def unit_matrices(
+    H: HessianOperator, blocks: Mapping[str, tuple[HessianOperator, torch.Tensor]], memory: int, matrices: int
+) -> dict[str, UnitMatrices]:
+    """Hessians of the units of blocks; those without a separator, or that differ from a product, are left out.
+
+    ``blocks`` have an operator `restricted` from H, and the rows (u, w) of the units; κ of a unit takes ``matrices``
+    more matrices of its order. The largest matrix of a block is compared.
+    """
+    found: dict[str, UnitMatrices] = {}
+    left = dict(blocks)
+    for number, linearization in H.linearizations():
+        loss, weight = linearization.evaluation.loss, H.weights[number] / H.total_mass
+        wanted = [
+            ParameterRows(
+                name,
+                own.leaves_of(linearization.leaves),
+                own.order,
+                index,
+                own.layout.tensors_of,
+                own.layout.vector_of,
+            )
+            for name, (own, index) in left.items()
+        ]
+        budget = Budget(memory, 1, linearization.largest, H.device)
+        with differentiable():
+            separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
+            for rows in wanted:
+                budget.taken = 8 * sum(own.H.numel() for own in found.values())
+                segment = separators.segment(rows, rows.index.numel(), rows.index.shape[1])
+                if segment is None or not separators.room_for_rows(segment, rows.index, matrices):
+                    found.pop(rows.name, None)
+                    del left[rows.name]
+                else:
+                    own = UnitMatrices(*separators.rows(segment, rows.index)).times(weight)
+                    found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
+                del segment
+                separators.release(rows)
+        del linearization
+    confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
+    return {name: own for name, own in confirmed.items() if own is not None}

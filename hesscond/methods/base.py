@@ -1,9 +1,9 @@
-"""Interface of a method: it builds the network, transforms the gradient, and names the coordinates of the Hessian."""
+"""Interface of a method, which builds the network, transforms the gradient and names coordinates; all by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from hesscond.hessians import Coordinates, Preconditioner, Reparametrized
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.parameters import UnitLayout
+from hesscond.lazy import Registry, subclass_of
 from hesscond.methods.options import declared, documented
 from hesscond.methods.wrapping import place_of
 
@@ -296,3 +297,35 @@ def no_step(method: str) -> ConfigError:
 def not_shown(method: str) -> ConfigError:
     """Error for a method that needs the loss itself but has seen only its gradients."""
     return ConfigError(f"method {method!r} was not shown the loss: call method.observe(loss) before loss.backward()")
+
+
+#: All methods by name; packages that bring some name modules that register them as entry points of the group.
+_REGISTRY: Registry[type[Method]] = Registry("method", "hesscond.methods", subclass_of(Method))
+
+MethodClass = TypeVar("MethodClass", bound=type[Method])
+
+
+def register(method: MethodClass) -> MethodClass:
+    """Make a method known by its name (a class decorator).
+
+    A `ConfigError` if the name is taken, or has a character that ``--method`` means something else by.
+    """
+    if not method.name or set(method.name) & set("+:,=/ "):
+        raise ConfigError(f"{method.name!r} cannot name a method: use letters, digits and hyphens")
+    _REGISTRY.add(method.name, method)
+    return method
+
+
+def classes() -> dict[str, type[Method]]:
+    """Registered methods by the names of their classes."""
+    return {method.__name__: method for method in _REGISTRY.values()}
+
+
+def method_class(name: str) -> type[Method]:
+    """The method registered as ``name``; a `ConfigError` if there is none."""
+    return _REGISTRY.find(name)
+
+
+def registered() -> Iterator[type[Method]]:
+    """All methods, by name."""
+    return iter(_REGISTRY.installed())

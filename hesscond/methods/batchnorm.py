@@ -1,11 +1,13 @@
-"""Batch normalization before or after the activations, with and without gradient through the statistics.
+"""Batch normalization before or after the activations, with and without gradient through the statistics; renormalized.
 
-Source: Ioffe and Szegedy, *Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
-Shift*, ICML 2015, Algorithm 1.
+Sources: Ioffe and Szegedy, *Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
+Shift*, ICML 2015, Algorithm 1; Ioffe, *Batch Renormalization: Towards Reducing Minibatch Dependence in
+Batch-Normalized Models*, NeurIPS 2017, Algorithm 1.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -14,9 +16,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hesscond.errors import ConfigError
+from hesscond.methods.base import register
 from hesscond.methods.normalization import EPS, Normalization, Site
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 
 RunningVariance = Literal["unbiased", "tensorflow"]
 
@@ -122,6 +124,147 @@ class BatchNormalization(Normalization):
             return own(site.channels, biased=biased, **options)
         kinds = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
         return kinds[site.dimensions](site.channels, **options)
+
+    def check_batch(self, samples: int) -> None:
+        refuse_single_samples(self.name, samples)
+
+
+class BatchRenorm(nn.Module):
+    """One layer of batch renormalization; takes activations (N, C, *positions). See `BatchRenormalization`."""
+
+    running_mean: torch.Tensor
+    running_std: torch.Tensor
+    moving_mean: torch.Tensor
+    moving_variance: torch.Tensor
+    num_batches_tracked: torch.Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        r_max: float,
+        d_max: float,
+        start: int,
+        r_end: int,
+        d_end: int,
+        momentum: float,
+        eps: float,
+        affine: bool,
+        debias: bool = False,
+        second_average: bool = False,
+    ) -> None:
+        super().__init__()
+        self.debias, self.second_average = debias, second_average
+        self.r_max, self.d_max, self.start, self.r_end, self.d_end = r_max, d_max, start, r_end, d_end
+        self.momentum, self.eps, self.track_running_stats = momentum, eps, True
+        self.weight = nn.Parameter(torch.ones(channels, device="cpu")) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels, device="cpu")) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels, device="cpu"))
+        self.register_buffer("running_std", torch.ones(channels, device="cpu"))
+        self.register_buffer("num_batches_tracked", torch.zeros((), dtype=torch.int64, device="cpu"))
+        if second_average:
+            self.register_buffer("moving_mean", torch.zeros(channels, device="cpu"))
+            self.register_buffer("moving_variance", torch.ones(channels, device="cpu"))
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        """Normalize with the corrections; in evaluation mode, by the running statistics or their averages."""
+        if not self.training and self.second_average:
+            mean, variance = self.moving_mean, self.moving_variance
+            return functional.batch_norm(h, mean, variance, self.weight, self.bias, eps=self.eps)
+        if not self.training:
+            variance = self.running_std.square()
+            return functional.batch_norm(h, self.running_mean, variance, self.weight, self.bias, eps=0.0)
+        variance, mean = torch.var_mean(h.detach(), over_samples(h), correction=0)
+        std = (variance + self.eps).sqrt()
+        r, d = self.correction(mean, std)
+        if self.track_running_stats:
+            self.num_batches_tracked.add_(1)
+            # debiased, the first batch is all of the average, and the share falls to the momentum
+            share = self.momentum / self._counted() if self.debias else self.momentum
+            self.running_mean.lerp_(mean, share)
+            self.running_std.lerp_(std, share)
+            if self.second_average:
+                self.moving_mean.lerp_(self.running_mean, self.momentum)
+                self.moving_variance.lerp_(self.running_std.square() - self.eps, self.momentum)
+        # γ (x̂ r + d) + β with x̂ by torch's own function
+        if self.weight is not None and self.bias is not None:
+            r, d = self.weight * r, torch.addcmul(self.bias, self.weight, d)
+        return functional.batch_norm(h, None, None, r, d, training=True, eps=self.eps)
+
+    def correction(self, mean: torch.Tensor, std: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(C,) r = clip(σ_B / σ) and d = clip((μ_B − μ) / σ), in the bounds of the present batch."""
+        r_max = 1 + (self.r_max - 1) * self._progress(self.r_end)
+        d_max = self.d_max * self._progress(self.d_end)
+        mu, sigma = self.running_mean, self.running_std
+        if self.debias:
+            counted = self._counted()
+            mu, sigma = torch.lerp(mean, mu, counted), torch.lerp(std, sigma, counted)
+        r = torch.minimum(torch.maximum(std / sigma, 1 / r_max), r_max)
+        d = torch.minimum(torch.maximum((mean - mu) / sigma, -d_max), d_max)
+        return r, d
+
+    def _counted(self) -> torch.Tensor:
+        """Total weight of all batches so far in a running average that starts from zero: 1 − (1−α)ᵗ."""
+        return (1 - (1 - self.momentum) ** self.num_batches_tracked.to(torch.float64)).to(self.running_std.dtype)
+
+    def _progress(self, end: int) -> torch.Tensor:
+        """Progress of the schedule, 0 before its start, 1 at its end; a tensor, as reading it would wait for a GPU."""
+        done = (self.num_batches_tracked - self.start).to(self.running_std.dtype)
+        return (done / (end - self.start)).clamp(0, 1) if end > self.start else (done >= 0).to(done.dtype)
+
+
+@register
+class BatchRenormalization(Normalization):
+    """Batch renormalization: y = γ ((h − μ_B) / σ_B · r + d) + β, with r and d constants to the derivatives.
+
+    r = clip(σ_B / σ, 1/r_max, r_max) and d = clip((μ_B − μ) / σ, −d_max, d_max), where μ_B and σ_B = √(var + ε) are of
+    the batch and μ and σ running averages of these, from before the batch. Where nothing is clipped, training and
+    inference compute the same function. A probe after the forward pass sees μ and σ after it.
+
+    ``clip=false,debias=true,second_average=true`` is TensorFlow 1.13's with its default arguments and, with
+    ``position=post``, that of Lange, Helfrich and Ye (JMLR 2022). It can diverge. Measured on three hidden layers of
+    100 units, CIFAR-10, batch 6, rate 0.05, ``position=post``, five seeds, 1,000 iterations: on inputs in [0, 1] three
+    did (after 600 to 900), and without ``debias`` all five (within 230); on standardized inputs none, with it or
+    without.
+    """
+
+    name = "batchrenorm"
+    summary = "batch renormalization before or after the activations of hidden layers"
+    source = "Ioffe, NeurIPS 2017, Algorithm 1"
+
+    clip: bool = option(
+        True, "Whether r and d are clipped, as ``r_max`` to ``d_end`` say. Without, there is no warm-up either."
+    )
+    debias: bool = option(
+        False,
+        "Whether the running averages start from the first batch: at batch t + 1, with c = 1 − (1−α)ᵗ, μ is c times "
+        "the average of batches 1 to t, their weights divided by c, plus 1 − c times the mean of the batch itself; σ "
+        "alike. At inference there is no such second term. False: from μ = 0, σ = 1.",
+    )
+    second_average: bool = option(
+        False,
+        "Whether inference is by running averages, from 0 and 1, of μ and of σ² − ε as they are after each batch; then "
+        "training and inference compute different functions. False: by μ and σ.",
+    )
+    r_max: float = option(3.0, "Final bound of r.", least=1)
+    d_max: float = option(5.0, "Final bound of d.", least=0)
+    start: int = option(
+        5000, "Number of training batches with r_max = 1 and d_max = 0: plain batch normalization.", least=0
+    )
+    r_end: int = option(
+        40000,
+        "Number of the batch up to which r_max grows linearly to its final value; not beyond ``start``: at once. The "
+        "defaults of the schedule are the paper's; a fixed bound from the first step is ``start=0,r_end=0,d_end=0``.",
+        least=0,
+    )
+    d_end: int = option(25000, "The same for d_max.", least=0)
+    momentum: float = option(0.01, "Share α of the batch in the running averages, 0.01 in the paper.", above=0, most=1)
+    eps: float = option(1e-3)
+
+    def normalization(self, site: Site) -> nn.Module:
+        names = ("eps", "affine", "momentum", "debias", "second_average", "r_max", "d_max", "start", "r_end", "d_end")
+        unclipped = {} if self.clip else {"r_max": math.inf, "d_max": math.inf, "start": 0, "r_end": 0, "d_end": 0}
+        return BatchRenorm(site.channels, **({name: getattr(self, name) for name in names} | unclipped))
 
     def check_batch(self, samples: int) -> None:
         refuse_single_samples(self.name, samples)

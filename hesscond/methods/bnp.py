@@ -18,10 +18,9 @@ from hesscond import capture
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.coordinates.statistics import by_group, scaling_conditions
-from hesscond.methods.base import Snapshots
+from hesscond.methods.base import Snapshots, register
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 
 EPSILON_1 = 1e-2
 EPSILON_2 = 1e-4

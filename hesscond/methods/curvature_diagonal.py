@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.base import not_shown
+from hesscond.methods.base import not_shown, register
 from hesscond.methods.by_parameter import Learned, State, as_matrix, counted
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 
 
 class CurvatureDiagonal(Learned):

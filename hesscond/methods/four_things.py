@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates
+from hesscond.methods.base import register
 from hesscond.methods.batchnorm import over_samples, refuse_single_samples
 from hesscond.methods.normalization import Normalization, Site, checked_groups
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 
 
 class GhostNorm(nn.Module):

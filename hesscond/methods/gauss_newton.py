@@ -18,11 +18,10 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
-from hesscond.methods.base import not_shown
+from hesscond.methods.base import not_shown, register
 from hesscond.methods.inputs import LayerMethod, LayerState, WholeState
 from hesscond.methods.optimizers.reading import power
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 
 #: Bytes of rows, or of products with them, that are formed at a time.
 CHUNK = 2**26

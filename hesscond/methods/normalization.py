@@ -11,9 +11,8 @@ from torch import nn
 
 from hesscond.capture import Geometry, Layer
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Method
+from hesscond.methods.base import Method, register
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 from hesscond.methods.wrapping import layers_of, wrap
 
 Position = Literal["pre", "post"]

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Method
-from hesscond.methods.registry import register
+from hesscond.methods.base import Method, register
 
 #: Number of samples in the parts in which inputs are read in float64.
 CHUNK = 4096

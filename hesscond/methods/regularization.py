@@ -25,9 +25,8 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, Preconditioner
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
-from hesscond.methods.base import Method
+from hesscond.methods.base import Method, register
 from hesscond.methods.options import option
-from hesscond.methods.registry import register
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
 STRENGTH = 1e-4

@@ -16,8 +16,7 @@ from hesscond.errors import GONE, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.lazy import without_folders
-from hesscond.methods.base import Method
-from hesscond.methods.registry import method_class
+from hesscond.methods.base import Method, method_class
 from hesscond.methods.regularization import Penalized
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hesscond.methods.base import Method
-from hesscond.methods.registry import register
+from hesscond.methods.base import Method, register
 
 
 @register

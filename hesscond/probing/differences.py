@@ -25,11 +25,11 @@ from torch.autograd.function import BackwardCFunction
 
 from hesscond.capture.curved import without_cancellation
 from hesscond.errors import HesscondError
+from hesscond.hessians.differenced import Held
 from hesscond.hessians.linearization import gradients
 from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
 from hesscond.problem.graph import nodes
-from hesscond.problem.held import Held
 from hesscond.problem.precision import Perturbed
 
 #: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.

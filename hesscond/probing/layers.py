@@ -13,9 +13,8 @@ from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import ROOT, Catalogue, Choice
 from hesscond.probing.applied import block_coordinates
-from hesscond.probing.by_differences import by_differences
 from hesscond.probing.captured import captured_results, reached
-from hesscond.probing.products import by_products, causes, in_chart, units_by_use
+from hesscond.probing.products import by_differences, by_products, causes, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import OTHER, LayerResult, ProbeResult
 from hesscond.problem.evaluation import Batch

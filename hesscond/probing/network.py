@@ -23,9 +23,9 @@ from hesscond.methods.by_parameter import ByParameter
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
 from hesscond.probing import applied
-from hesscond.probing.by_differences import difference_check
 from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
 from hesscond.probing.processes import agreed, shared
+from hesscond.probing.products import difference_check
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import NetworkResult, ProbeResult
 from hesscond.spectra import bounded

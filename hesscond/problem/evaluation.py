@@ -24,8 +24,7 @@ from hesscond.problem import precision
 from hesscond.problem.containers import attributes, kind, mapped, tensors_of
 from hesscond.problem.formulas import FORMULAS
 from hesscond.problem.graph import is_transformed
-from hesscond.problem.reentry import Reentry
-from hesscond.problem.references import References
+from hesscond.problem.references import Reentry, References
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 

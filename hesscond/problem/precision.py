@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from hesscond.problem.reentry import ran_again
+from hesscond.problem.references import ran_again
 
 #: Operations that move, choose or make numbers without rounding, apart from views.
 EXACT = {

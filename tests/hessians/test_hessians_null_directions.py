@@ -6,7 +6,7 @@ from torch import nn
 
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_space.directions import combined, holds, network_null_directions
-from hesscond.hessians.null_space.row_space import add_rows, row_space
+from hesscond.hessians.null_space.kronecker import add_rows, row_space
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Dense, Span
 from hesscond.operators.subspace import CoordinateSpan

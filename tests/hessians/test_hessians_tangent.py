@@ -9,8 +9,8 @@ from torch.func import functional_call, vmap
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling
+from hesscond.hessians.coordinates.charts import SphereTangentOperator
 from hesscond.hessians.coordinates.linear import LayerCoordinates, coordinates_of
-from hesscond.hessians.coordinates.tangent import SphereTangentOperator
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.operators import Congruence
 from tests.truth import packed, unpacked

@@ -7,8 +7,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.methods import parse
-from hesscond.methods.batchnorm import OwnBatchNorm, StopGradientBatchNorm
-from hesscond.methods.batchrenorm import BatchRenorm
+from hesscond.methods.batchnorm import BatchRenorm, OwnBatchNorm, StopGradientBatchNorm
 from hesscond.methods.four_things import GhostNorm
 from hesscond.methods.normalization import FeaturesLast
 from hesscond.methods.wrapping import Wrapped

@@ -9,7 +9,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.lazy import load_installed
-from hesscond.methods import method_class, parse, registered, registry
+from hesscond.methods import base, method_class, parse, registered
 from hesscond.theorems import base as theorems
 from hesscond.theorems import verify
 
@@ -65,7 +65,7 @@ class TraceIsSum(Statement):
 @pytest.fixture
 def forgotten():
     """Takes what a test registers out of the registries again."""
-    registries = registry._REGISTRY, theorems._REGISTRY
+    registries = base._REGISTRY, theorems._REGISTRY
     before = [dict(own) for own in registries]
     yield
     for own, kept in zip(registries, before, strict=True):

@@ -18,8 +18,7 @@ import torch
 
 from hesscond.capture import Geometry
 from hesscond.hessians.network_operator import NetworkOperator
-from hesscond.hessians.null_space.kronecker import CHUNK, Terms
-from hesscond.hessians.null_space.row_space import RowSpace, add_rows, row_space
+from hesscond.hessians.null_space.kronecker import CHUNK, RowSpace, Terms, add_rows, row_space
 from hesscond.hessians.parameters import Placement, covered
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Subspace, SymmetricOperator

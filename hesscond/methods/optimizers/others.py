@@ -1,7 +1,8 @@
-"""M of optimizers of the package pytorch-optimizer (4.1).
+"""M of optimizers of the packages pytorch-optimizer (4.1) and schedulefree (1.4).
 
 Sources: Gupta, Koren, Singer, ICML 2018 (Shampoo); Vyas et al., ICLR 2025 (SOAP); Li, IEEE TNNLS 29 (2018) (PSGD);
-Liu et al., ICLR 2024 (Sophia); Yao et al., AAAI 2021 (AdaHessian); Jordan et al., 2024 (Muon).
+Liu et al., ICLR 2024 (Sophia); Yao et al., AAAI 2021 (AdaHessian); Jordan et al., 2024 (Muon); Defazio
+et al., NeurIPS 2024 (schedule-free).
 """
 
 from __future__ import annotations
@@ -82,3 +83,11 @@ def muon(look: Look) -> ParameterMap | torch.Tensor:
     steps = list(group["ns_coeffs"])
     steps = [steps[min(k, len(steps) - 1)] for k in range(group["ns_steps"])]
     return newton_schulz(u, steps, 1e-7, scale=adjusted)
+
+
+@reads("schedulefree.adamw_schedulefree.AdamWScheduleFree")
+def adamw(look: Look) -> torch.Tensor:
+    """M = s/(√v̂ + ε) of the steps of z, which the weights average; s: share of the rate that the warm-up allows."""
+    group = look.group
+    v = look.tensor("exp_avg_sq") / (1 - group["betas"][1] ** group["k"])
+    return float(group["scheduled_lr"]) / float(group["lr"]) / (v.sqrt() + group["eps"])
