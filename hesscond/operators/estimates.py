@@ -68,10 +68,6 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[
     seed
         Seed of the random signs.
 
-    Returns
-    -------
-    Estimate[float]
-
     Raises
     ------
     ConfigError

@@ -318,10 +318,6 @@ def ritz_range(A: SymmetricOperator, steps: int = STEPS, *, seed: int = 0) -> tu
         Largest number of products.
     seed
         Seed of the random start vector.
-
-    Returns
-    -------
-    tuple[float, float]
     """
     generator = torch.Generator().manual_seed(seed)
     vector = torch.randn(A.order, 1, generator=generator, dtype=torch.float64, device="cpu")

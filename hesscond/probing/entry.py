@@ -158,10 +158,6 @@ def probe(
         products, or by one backward pass for all layers, are not reported. None: in a terminal or a notebook, a line
         on standard error where they take more than five seconds.
 
-    Returns
-    -------
-    ProbeResult
-
     Raises
     ------
     ConfigError

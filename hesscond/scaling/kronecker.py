@@ -145,10 +145,6 @@ def optimal_kronecker_scaling(
     rank_bound
         Function that finds an upper bound of the rank; called only where it is needed.
 
-    Returns
-    -------
-    OptimalKronecker
-
     Raises
     ------
     ConfigError

@@ -383,10 +383,6 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
     rtol
         Gap at which the search ends.
 
-    Returns
-    -------
-    OptimalScaling
-
     Raises
     ------
     ConfigError

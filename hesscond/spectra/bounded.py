@@ -101,10 +101,6 @@ def bounded_condition(
     seed
         Seed of the random start.
 
-    Returns
-    -------
-    Bounded
-
     Raises
     ------
     ConfigError

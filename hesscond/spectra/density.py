@@ -272,10 +272,6 @@ def density(
     null_space
         A subspace of the null space that is known; None: ``operator.null_space``.
 
-    Returns
-    -------
-    Density
-
     Raises
     ------
     ConfigError

@@ -267,10 +267,6 @@ def condition_number(
         Absolute bound, in the 2-norm, of the error already in the matrix or factor. With 0 it is taken as exact: if
         the size of its values does not decide how many are zero, its exact rank does (up to an order of about 1,000).
 
-    Returns
-    -------
-    ConditionNumber
-
     Raises
     ------
     MatrixError

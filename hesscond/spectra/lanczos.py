@@ -76,10 +76,6 @@ def lanczos(
         Probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no such
         claim.
 
-    Returns
-    -------
-    EigenResult
-
     Raises
     ------
     ConfigError

@@ -75,10 +75,6 @@ def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
     seed
         Seed of the generator of the primes.
 
-    Returns
-    -------
-    ExactRank
-
     Raises
     ------
     MatrixError
@@ -280,10 +276,6 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
         Symmetric or not; at most float64.
     error
         Absolute bound, in the 2-norm, of the error that is already in the matrix; None: the rounding of its type.
-
-    Returns
-    -------
-    Rank
 
     Raises
     ------

@@ -156,10 +156,6 @@ def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
     whose
         Description of M's origin for errors.
 
-    Returns
-    -------
-    ParameterMap or None
-
     Raises
     ------
     ConfigError
