@@ -5,15 +5,9 @@ barrier
 
     f = −τ log λ − log det(M − λX) − log det(X − M) − Σ log w_i
 
-is minimized for growing τ. For one side f is convex and self-concordant (a semidefinite program: Boyd, El Ghaoui,
-Feron and Balakrishnan, Linear Matrix Inequalities in System and Control Theory, SIAM 1994, section 3.1); for both sides
-its level sets in (w, x) at fixed λ are convex (Braatz and Morari, SIAM J. Control Optim. 32 (1994), 1763-1768), and one
-scale is free.
-
-All terms are of rank one, so that in relative steps p = dw/w, q = dx/x, e = dλ/λ the Hessian consists of entrywise
-squares of matrices that U, Σ, V of W^½LX^−½ = UΣVᵀ supply: a step costs O((m + r)³), and only ratios of singular values
-enter, however large κ is. The corrected inverses Y = S₁⁻¹(S₁ − dS₁)S₁⁻¹ of S₁ = M − λX and likewise Z satisfy the dual
-constraints up to rounding as soon as Newton's decrement is below 1.
+is minimized for growing τ; a step costs O((m + r)³). The corrected inverses Y = S₁⁻¹(S₁ − dS₁)S₁⁻¹ of S₁ = M − λX and
+likewise Z satisfy the dual constraints up to rounding as soon as Newton's decrement is below 1
+(docs/concepts/bounds.md).
 """
 
 from __future__ import annotations

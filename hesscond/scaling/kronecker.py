@@ -348,15 +348,10 @@ class PairSearch:
 def lower_bound(found: Spectrum, shape: tuple[int, int], power: int) -> float:
     """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
-    Let G = KᵀK, Z = (L ⊗ R)(L ⊗ R)ᵀ = exp(S ⊗ I + I ⊗ T), and P = Σ p uuᵀ, Q = Σ q vvᵀ for unit vectors u, v and
-    weights that sum to 1. Then log λ_max(ZG) ≥ log (uᵀZu / uᵀG⁻¹u) for each u, so ≥ tr P log Z − Σ p log uᵀG⁻¹u; and
-    likewise log 1/λ_min(ZG) ≥ log (vᵀZ⁻¹v / vᵀGv), so ≥ −tr Q log Z − Σ q log vᵀGv. If P and Q have the same partial
-    traces, the terms with Z cancel, whatever S and T are:
-
-        log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv.
-
-    Here u and v are eigenvectors, with weights ∝ λ^p and λ^−p for p = ``power``: their partial traces agree where the
-    smooth objective is stationary. A difference is compensated by a share of product states.
+    With G = KᵀK and Z the scaling, log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv for Σ p uuᵀ and Σ q vvᵀ of trace 1 that
+    have the same partial traces (docs/concepts/bounds.md). Here u and v are eigenvectors, with weights ∝ λ^p and λ^−p,
+    p = ``power``, whose partial traces agree where the smooth objective is stationary; a share of product states
+    compensates a difference.
     """
     s, vectors = found
     above, below, _ = weighted(np.log(s), power)

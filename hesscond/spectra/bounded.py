@@ -77,16 +77,9 @@ def bounded_condition(
 ) -> Bounded:
     """Bound λ_max, and κ from below without need of convergence, by Lanczos with a given number of products.
 
-    A product with any unit vector u bounds both ends of the spectrum. ‖A‖₂ ≥ ‖Au‖; and with the weights w_i = (uᵀv_i)²
-
-        ‖Au‖² = Σ w_i λ_i² ≥ m Σ w_i abs(λ_i) ≥ m abs(uᵀAu)
-
-    if no nonzero |λ| is smaller than m, so that the smallest nonzero |λ| is ‖Au‖²/|uᵀAu| at most, whatever the null
-    space and the signs. Over a Krylov space V with AVᵀ = VᵀT + wᵀB the least of these quotients are harmonic Ritz
-    values, eigenvalues of the pencil (T² + BᵀB, T) (Paige, Parlett and van der Vorst 1995, Numer. Linear Algebra Appl.
-    2). The vectors of the largest Ritz value and of the least quotient are multiplied once more: these quotients alone
-    are used, and hold whatever became of orthogonality. They are known up to the rounding of a product and ``error``,
-    which the bounds include.
+    Any unit vector u gives ‖A‖₂ ≥ ‖Au‖, and the smallest nonzero |λ| is ‖Au‖²/|uᵀAu| at most, whatever the null space
+    and the signs (docs/concepts/bounds.md). The vectors of the largest Ritz value and of the least quotient in the
+    Krylov space are multiplied once more for it; the bounds include the rounding of a product and ``error``.
 
     Parameters
     ----------

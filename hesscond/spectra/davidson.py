@@ -83,12 +83,8 @@ def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, comple
 def preconditioned_errors(magnitudes: torch.Tensor, energies: torch.Tensor, *, complete: bool) -> Errors:
     r"""Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r.
 
-    With u = Σ c_i v_i, r = Σ c_i (λ_i − θ) v_i, some eigenvalue has (λ − θ)²/λ ≤ rᵀA⁻¹r, and the smallest has
-
-    .. math:: θ − λ_1 ≤ rᵀA⁻¹r / (1 − θ/λ_2),
-
-    because λ_i − θ ≥ (1 − θ/λ_2) λ_i for the others. High eigenvalues, which fill ‖r‖ long after θ has converged,
-    have the weight here that they have in the error.
+    Some eigenvalue has (λ − θ)²/λ ≤ rᵀA⁻¹r, and θ − λ₁ ≤ rᵀA⁻¹r / (1 − θ/λ₂) for the smallest: high eigenvalues, which
+    fill ‖r‖ long after θ has converged, have the weight here that they have in the error (docs/concepts/bounds.md).
     """
     theta, eta = magnitudes.tolist(), energies.tolist()
     alone = [math.sqrt(value * energy) for value, energy in zip(theta, eta, strict=True)]

@@ -102,13 +102,8 @@ def intervals(
     multiplicity, as there are values (Kahan; Parlett 1998, Theorem 11.5.1).
 
     With bounds ``rest`` of the spectrum of A on the complement of U (empty if low > high) the i-th interval contains
-    the eigenvalue of the same place in the order of values and rest. It is the narrower
-
-        |λ_i − θ_i| ≤ 2 ρ² / (g + √(g² + 4ρ²)),   ρ = ‖R‖_F + rounding,
-
-    where θ_i is at a distance g > 0 from the spectrum on the complement of its group (Li and Li 2005, Linear Algebra
-    Appl. 395; ρ²/g is the bound of Kato and Temple), which is known from the other values and ``rest``. Where the rest
-    reaches as far out as a value, the interval reaches as far as the rest.
+    the eigenvalue of the same place in the order of values and rest, and is quadratic in ‖R‖_F over the gap to the
+    rest (Li and Li 2005, Linear Algebra Appl. 395). Derived in docs/concepts/bounds.md.
     """
     theta, norms = values.tolist(), residuals.tolist()
     lower, upper = [], []

@@ -208,11 +208,9 @@ class Krylov:
     def excludes(self, place: float, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
         """Whether no eigenvalue is at ``place`` or beyond, except with the probability ``missed`` of a bad start.
 
-        Let u be the eigenvector of the outermost eigenvalue λ on one side and v the random start. Since abs(p(λ))
-        abs(uᵀv) ≤ ‖p(A)v‖, λ is at no place beyond all roots of p where abs(p) exceeds ‖p(A)v‖/δ, if abs(uᵀv) ≥ δ,
-        which fails with a probability of δ√(2m/π) at most where v is uniform on the sphere of Rᵐ. That is one event,
-        however often the question is asked (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix Anal.
-        Appl. 22). The components of u in the Ritz vectors count as well, as far as B is known.
+        There is none where abs(p) exceeds ‖p(A)v‖/δ, for the polynomial p of the iteration and a start v with a
+        component of size δ in the eigenvector (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix
+        Anal. Appl. 22; docs/concepts/bounds.md). Components in the Ritz vectors count as well, as far as B is known.
         """
         if self.roots is None:
             return False

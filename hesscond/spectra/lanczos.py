@@ -89,14 +89,10 @@ def lanczos(
     overlapping intervals contain as many as there are, and the i-th eigenvalue from the top is no smaller than the i-th
     value (from the bottom: no larger).
 
-    *Except with the probability* ``missed`` *over random vectors*, nothing further out was missed. The eigenvector of
-    the outermost eigenvalue λ has a component of known size in a random start v, which bounds λ by the Ritz values and
-    ‖p(A)v‖, p being the polynomial of the iteration (`Krylov.excludes`). One eigenvalue at an end
-    is iterated on until this bound is ``tol`` away, or for as many products again and 20 more;
-    its interval extends to the bound. Otherwise, since a Krylov space of one vector has one copy of a multiple
-    eigenvalue, the values found are locked and a process is started on their complement, until it bounds all others
-    half way to the values found (or by 10 ``tol`` beyond its own outermost value), or finds a wanted one, with which
-    the iteration continues. The i-th interval then contains the i-th eigenvalue: see `intervals`.
+    *Except with the probability* ``missed`` *over random vectors*, nothing further out was missed, so that the i-th
+    interval contains the i-th eigenvalue: the eigenvector of the outermost one has a component of known size in a
+    random start. If several are wanted, a second process on the complement of the values found looks for further
+    copies of multiple ones (docs/concepts/bounds.md).
 
     Examples
     --------
