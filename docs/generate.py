@@ -25,8 +25,7 @@ import tomllib
 from itertools import groupby
 from pathlib import Path
 
-from hesscond.commands.papers import Paper, citations, papers
-from hesscond.commands.printing import FOR_PROGRAMS, SECTION
+from hesscond.commands.printing import FOR_PROGRAMS, SECTION, Paper, citations, papers
 from hesscond.commands.verify import known
 from hesscond.errors import HesscondError
 from hesscond.methods import Method, registered

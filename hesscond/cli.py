@@ -17,8 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hesscond
-from hesscond.commands.exits import BAD_USE, INTERRUPTED
-from hesscond.commands.printing import complain, stderr, write_everywhere
+from hesscond.commands.printing import BAD_USE, INTERRUPTED, complain, stderr, write_everywhere
 from hesscond.errors import GONE, HesscondError, one_line, out_of_memory
 from hesscond.lazy import optional
 
@@ -51,14 +50,14 @@ SECTIONS = {
         "table": "drawing:table",
         "report": "drawing:report",
         "runs": "runs:runs",
-        "export": "export:export",
+        "export": "runs:export",
     },
     "What there is": {
         "studies": "listings:studies",
         "methods": "listings:methods",
         "statements": "verify:list_statements",
     },
-    "This machine": {"doctor": "doctor:doctor", "data": "data:data"},
+    "This machine": {"doctor": "doctor:doctor", "data": "listings:data"},
 }
 #: Characters of a summary in a list of commands; it may take two lines.
 LONGEST = 160
@@ -80,7 +79,7 @@ class Imported(TyperCommand):
     def imported(self) -> Any:
         """Import the command, or group of commands."""
         module = import_module(f"hesscond.commands.{self.module}")
-        app = getattr(module, "app", None)
+        app = getattr(module, f"{self.function}_app", None)
         if app is None:
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
             app.command(self.name)(getattr(module, self.function))

@@ -15,7 +15,7 @@ PACKAGE = Path(hesscond.__file__).parent
 ORDER = [
     *("errors", "lazy", "causes", "sheets", "runs", "operators", "problem", "capture", "spectra", "scaling"),
     *("hessians", "methods", "probing", "theorems", "models", "data", "study", "expectations", "testing", "report"),
-    *("export", "watching", "integrations", "commands", "cli"),
+    *("watching", "integrations", "commands", "cli"),
 ]
 #: spectra is numbers only, models and data know nothing of Hessians
 FORBIDDEN = {

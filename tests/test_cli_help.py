@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from hesscond.cli import app
-from hesscond.commands.papers import citations
+from hesscond.commands.printing import citations
 from hesscond.methods import method_class, registered
 
 ROOT = typer.main.get_command(app)

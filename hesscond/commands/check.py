@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import options
-from hesscond.commands.exits import UNMET
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands.printing import UNMET, print_table, stdout
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
 from hesscond.runs import StoredRun

@@ -14,8 +14,7 @@ from joblib import cpu_count
 from scipy.linalg import hadamard
 
 import hesscond
-from hesscond.commands.exits import UNMET
-from hesscond.commands.printing import AsJson, listing
+from hesscond.commands.printing import UNMET, AsJson, listing
 from hesscond.spectra import condition_number
 
 #: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the largest relative error that passes.

@@ -1,8 +1,9 @@
-"""``hesscond studies`` and ``hesscond methods``: lists of the built-in studies and of the methods."""
+"""``hesscond studies``, ``methods`` and ``data``: the built-in studies and the methods, and data sets to fetch."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,3 +67,30 @@ def method_row(method: type[Method]) -> dict[str, str | float]:
         "summary": method.summary,
         "source": method.source,
     }
+
+
+data_app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@data_app.callback()
+def data() -> None:
+    """Get data sets.
+
+    Example: hesscond data fetch mnist
+    """
+
+
+@data_app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets. Default: the cache.")] = None,
+) -> None:
+    """Download a data set and check it.
+
+    Example: hesscond data fetch cifar10
+    """
+    from hesscond.data import fetch
+
+    with printing.sign_of_life(f"fetching {name}"):
+        folder = fetch(name, data_dir)
+    printing.stdout.print(str(folder), soft_wrap=True)

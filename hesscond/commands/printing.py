@@ -1,4 +1,4 @@
-"""Output of the commands: the two streams, rows as JSON, and a sign of life while something takes long."""
+"""Output of the commands: the two streams, exit codes, rows as JSON, cited papers, and a sign of life."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import re
 import shlex
 import sys
 import textwrap
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from itertools import groupby
 from threading import Event, Thread, Timer
 from typing import Annotated, Any, Protocol
@@ -19,9 +23,14 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from hesscond.commands.papers import citations
 from hesscond.runs import printable
 from hesscond.sheets import TextTable, duration, plain_text
+
+DIVERGED = 1
+#: An expectation is not met, a true statement is violated, or a check of this machine failed.
+UNMET = 1
+BAD_USE = 2
+INTERRUPTED = 130
 
 # no markup: a path or a name from a file may contain square brackets
 stdout = Console(markup=False, highlight=False)
@@ -62,6 +71,41 @@ def write_everywhere() -> None:
         # others stand in for them in tests and notebooks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, a book or a lecture; ``cited``: words with which sources cite it, ``venue`` includes the year."""
+
+    group: str
+    cited: tuple[str, ...]
+    authors: str
+    title: str
+    venue: str
+    url: str = ""
+    about: str = ""
+
+    def __str__(self) -> str:
+        """Return the reference in one line."""
+        end = f", {self.url}" if self.url else ""
+        return f"{self.authors}: {self.title}. {self.venue}{end}"
+
+
+@cache
+def papers() -> tuple[Paper, ...]:
+    """All papers, in the order of the file."""
+    text = files("hesscond.commands").joinpath("papers.toml").read_text(encoding="utf-8")
+    return tuple(Paper(**(entry | {"cited": tuple(entry["cited"])})) for entry in tomllib.loads(text)["paper"])
+
+
+@cache
+def citations(source: str) -> tuple[tuple[str, Paper], ...]:
+    """Papers that a source names, each with the words that name it, in their order."""
+    known = {words: paper for paper in papers() for words in paper.cited}
+    # the longest first: the name of one paper may be part of that of another
+    names = "|".join(re.escape(words) for words in sorted(known, key=len, reverse=True))
+    found = dict.fromkeys(re.findall(rf"\b(?:{names})(?!\w)", source))
+    return tuple((words, known[words]) for words in found)
 
 
 def print_source(source: str) -> None:

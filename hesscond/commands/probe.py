@@ -21,12 +21,11 @@ from rich.text import Text
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options
-from hesscond.commands.exits import INTERRUPTED
-from hesscond.commands.printing import Say, as_options, stderr, stdout
+from hesscond.commands.printing import INTERRUPTED, Say, as_options, stderr, stdout
 from hesscond.commands.processes import of_user, own_device, own_share, processes
+from hesscond.commands.runs import json_rows
 from hesscond.commands.target import Target, load_target, one_sentence
 from hesscond.errors import CaptureError, ConfigError, bytes_of
-from hesscond.export import json_rows
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse

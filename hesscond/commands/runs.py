@@ -1,18 +1,27 @@
-"""``hesscond runs``: the stored runs and their status."""
+"""``hesscond runs`` and ``hesscond export``: the stored runs, and tables of their logs as CSV, JSON and Parquet."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.commands.exits import BAD_USE
-from hesscond.commands.printing import AsJson, complain, listing, stdout
-from hesscond.errors import RunError
-from hesscond.runs import StoredRun, open_run, run_folders
+from hesscond.commands import options
+from hesscond.commands.printing import BAD_USE, AsJson, complain, listing, stdout
+from hesscond.errors import ConfigError, RunError
+from hesscond.lazy import optional
+from hesscond.runs import TABLES, StoredRun, open_run, printable, run_folders
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMATS = ("csv", "json", "parquet")
 
 
 def runs(
@@ -76,3 +85,76 @@ def shown(row: dict[str, Any], folder: Path) -> dict[str, str]:
 def clock_time(seconds: float) -> str:
     """Hours, minutes and seconds, as 1:01:01."""
     return str(timedelta(seconds=round(min(max(0.0, seconds), 8.64e13))))
+
+
+def export(
+    runs: options.Runs,
+    table: Annotated[str, typer.Option(help=" | ".join(TABLES))] = "probe",
+    format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "csv",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File, else standard output.")] = None,
+) -> None:
+    """Write a table of the log.
+
+    Several runs, or a folder that holds some, give one table with the columns run, study, method, seed and
+    learning_rate in front.
+
+    Example: hesscond export runs/fc-digits-1/bnp-seed0 --table probe -o probe.csv
+
+    Example: hesscond export runs --table evaluation --format parquet -o evaluation.parquet
+    """
+    options.choice("--format", format, FORMATS)
+    if table not in TABLES:
+        raise ConfigError(f"unknown table {table!r}: choose from {', '.join(TABLES)}")
+    stored = options.collect(runs)
+    single = len(runs) == 1 and stored[0].folder == runs[0]
+    frame = stored[0].table(table) if single else joint_table(stored, table)
+    write_table(frame, format, sys.stdout if output is None else output)
+
+
+def joint_table(runs: Sequence[StoredRun], name: str) -> pd.DataFrame:
+    """A table of several runs, with columns run (the folder), study, method, seed and learning_rate in front."""
+    import pandas as pd
+
+    frames = []
+    for run in runs:
+        frame = run.table(name)
+        whose = {
+            "run": printable(str(run.folder)),
+            "study": str(run.config["name"]),
+            "method": run.method,
+            "seed": run.seed,
+            "learning_rate": float(run.config["run"]["learning_rate"]),
+        }
+        for place, (column, value) in enumerate(whose.items()):
+            frame.insert(place, column, value)
+        frames.append(frame)
+    # an empty table has columns of no type, which must not decide that of the others
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
+
+
+def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows of a table for JSON; missing and infinite (unresolved) values are null, as JSON has neither."""
+    return [
+        {name: None if cell is None or cell != cell or cell == math.inf else cell for name, cell in row.items()}
+        for row in frame.astype(object).where(frame.notna(), math.nan).to_dict("records")
+    ]
+
+
+def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> None:
+    """Write a table to a file, or CSV and JSON to an open stream; numbers are read back to the last bit."""
+    if format == "parquet" and not isinstance(target, Path):
+        raise ConfigError("parquet is a binary format: give a file with -o")
+    try:
+        if format == "csv":
+            frame.to_csv(target, index=False, lineterminator="\n")
+        elif format == "parquet":
+            with optional("--format parquet"):
+                import pyarrow  # type: ignore[import-untyped]  # noqa: F401  (pandas would not say which package)
+            frame.to_parquet(target, index=False, engine="pyarrow")
+        else:
+            text = json.dumps(json_rows(frame), indent=1) + "\n"
+            target.write_text(text, encoding="utf-8") if isinstance(target, Path) else target.write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None

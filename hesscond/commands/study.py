@@ -11,7 +11,6 @@ from rich.text import Text
 
 from hesscond.commands import options, printing
 from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
-from hesscond.commands.exits import DIVERGED
 from hesscond.commands.performing import loaded, one_by_one, tell_default_rates
 from hesscond.expectations import Expectation
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
@@ -88,7 +87,7 @@ def study(
     if expectations:
         meet(expectations, stored, unresolved)
     if diverged:
-        raise typer.Exit(DIVERGED)
+        raise typer.Exit(printing.DIVERGED)
 
 
 def finish(where: Path, runs: list[StoredRun]) -> None:

@@ -12,7 +12,6 @@ import typer
 from rich.text import Text
 
 from hesscond.commands import options, printing
-from hesscond.commands.exits import UNMET
 from hesscond.errors import ConfigError
 from hesscond.report.page import METADATA, save_figure
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
@@ -66,7 +65,7 @@ def verify_statements(
 
         save_figure(margin_figure(verdicts[0]), figure)
     if not all(verdict.ok for verdict in verdicts):
-        raise typer.Exit(UNMET)
+        raise typer.Exit(printing.UNMET)
 
 
 def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:

@@ -8,8 +8,8 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from hesscond.data import fetch, load, names
-from hesscond.data import shapes as solids
-from hesscond.data.occupancy import BOX, SPHERES, TORUS, inside
+from hesscond.data import generated as solids
+from hesscond.data.generated import BOX, SOLID_TORUS, SPHERES, inside
 from hesscond.data.sources import SOURCES, Generated
 from hesscond.errors import ConfigError
 
@@ -48,7 +48,7 @@ def test_they_are_listed_and_there_is_nothing_to_fetch(name):
 
 def occupied_volume():
     """Spheres less their common lens, torus (Pappus), box."""
-    ((first, R), (second, r)), (_, circle, tube), corners = SPHERES, TORUS, BOX
+    ((first, R), (second, r)), (_, circle, tube), corners = SPHERES, SOLID_TORUS, BOX
     d = math.dist(first, second)
     lens = math.pi * (R + r - d) ** 2 * (d**2 + 2 * d * (R + r) - 3 * (R - r) ** 2) / (12 * d)
     balls = 4 / 3 * math.pi * (R**3 + r**3) - lens

@@ -5,7 +5,7 @@ import re
 
 from rich.console import Console
 
-from hesscond.commands.live_view import progress_bar
+from hesscond.commands.performing import progress_bar
 from hesscond.study import Progress
 
 ROW = {"kappa": 1.5e5, "resolved": 1, "kappa_own": 2.5e3, "resolved_own": 1, "kappa_D": 77.0}
