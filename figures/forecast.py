@@ -1,6 +1,7 @@
 """Which number tells how much a method will gain? ``python figures/forecast.py --out FILE.csv [--seconds 600]``.
 
-Networks are trained with every method on scikit-learn's digits, each at its best rate of a grid. At some iterations κ,
+Networks are trained with every method on scikit-learn's digits, each at its best rate of a grid; a second call goes on
+with the methods and seeds that the file lacks, at the rates that it has. At some iterations κ,
 λ_max · rate and others are measured over the training set in the method's coordinates, and the forecast of the
 quadratic model: with eigenvalues λ of the Hessian and the parts c of the gradient along them, s steps of size η lower
 the loss by Σ c² (1 − (1 − ηλ)^2s) / 2λ. Then by how much the loss falls in the next 1, 10 and 100 iterations.
@@ -93,7 +94,7 @@ def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[s
     values, vectors = np.linalg.eigh(A.numpy())
     squares = (vectors.T @ start.numpy()) ** 2
     top, length = spectrum["lambda_max"], float(start @ start)
-    (own,) = recurrences(Formed(A), [start / length**0.5], 1, PRODUCTS, dtype=torch.float64, null_space=None)
+    (own,) = recurrences(Formed(A), [start / length**0.5], 1, PRODUCTS, null_space=None)
     nodes, weights, _ = own.gauss()
     row = {
         "loss": loss,
@@ -153,21 +154,25 @@ def main() -> None:
     study, data, *_ = task(setup)
     shape, outputs = data.form.input_shape, data.form.outputs
     layers = list(eligible_layers(build(study.model.name, input_shape=shape, outputs=outputs, **study.model.options)))
-    rates: dict[str, float] = {}
-    with given.out.open("w", newline="", encoding="utf-8") as stream:
+    with given.out.open("a+", newline="", encoding="utf-8") as stream:
+        stream.seek(0)
+        over = list(csv.DictReader(stream))
+        rates: dict[str, float | None] = {row["method"]: float(row["rate"]) for row in over}
         writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
+        if not over:
+            writer.writeheader()
         for seed in given.seeds:
-            for method in given.methods or [own.name for own in registered()]:
+            left = given.methods or [own.name for own in registered()]
+            for method in (one for one in left if (one, str(seed)) not in {(r["method"], r["seed"]) for r in over}):
                 if time.monotonic() > until:
                     return
                 try:
-                    if seed == given.seeds[0]:
-                        rates[method] = best_rate(setup, method)
-                    rows = rows_of(setup, method, seed, rates[method], layers) if method in rates else []
+                    rate = rates[method] if method in rates else best_rate(setup, method)
+                    rows = [] if rate is None else rows_of(setup, method, seed, rate, layers)
+                    rates[method] = rate
                 except (HesscondError, RuntimeError, AssertionError) as refusal:
                     print(f"{method}: {refusal}", flush=True)
-                    rates.pop(method, None)
+                    rates[method] = None
                     continue
                 for row in rows:
                     numbers = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in row.items()}

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from hesscond.report.replication import Seeds, judged, of_seeds, verdict_of
+from hesscond.report.replication import NOT_REPLICATED, REPLICATED, UNDECIDED, Seeds, judged, of_seeds, verdict_of
 from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, Published, StudyFile
 from hesscond.study.replication import replication
 
@@ -163,6 +163,42 @@ def block_norms() -> list[str]:
 
 table("block-norms", block_norms)
 
+#: Readings of WC's Proposition 1 and Theorem 2: statement and claim, and the words for them.
+READINGS = {
+    ("wc-proposition-1", "improves"): ("Proposition 1: equilibrated weights have a smaller κ", "κ(EW) ≤ κ(W), rows"),
+    ("wc-proposition-1", "columns"): ("", "columns"),
+    ("wc-proposition-1", "row-column"): ("", "rows, then columns"),
+    ("wc-theorem-2", "(a) through E(W)W"): ("Theorem 2: so has the Hessian", "(a) in W through E(W)W, rows"),
+    ("wc-theorem-2", "(a) row-column"): ("", "(a), rows, then columns"),
+    ("wc-theorem-2", "(b) at the point EW"): ("", "(b) at the point EW, rows"),
+    ("wc-theorem-2", "(b) row-column"): ("", "(b), rows, then columns"),
+    ("wc-theorem-2", "(c) E frozen"): ("", "(c) in W, E held fixed, rows"),
+    ("wc-theorem-2", "(c) row-column"): ("", "(c), rows, then columns"),
+}
+
+
+def wc_statements() -> list[str]:
+    """How often WC's statements hold along training, by iteration."""
+    frame, rows = read("wc-statements"), []
+    for (statement, claim), (paper, reading) in READINGS.items():
+        own = frame[(frame["statement"] == statement) & (frame["claim"] == claim)]
+        holds = own["status"] == "holds"
+        by_iteration = ", ".join(str(found) for found in holds.groupby(own["iteration"]).sum())
+        rows.append(
+            [
+                paper,
+                reading,
+                f"{holds.sum()} of {len(own)}",
+                by_iteration,
+                REPLICATED if holds.all() else NOT_REPLICATED,
+            ]
+        )
+    points = ", ".join(map(str, sorted(set(frame["iteration"]))))
+    seeds = frame["seed"].nunique()
+    return markdown(["the paper", "reading", "holds", f"of {seeds} seeds, at iteration {points}", "verdict"], rows)
+
+
+table("wc-statements", wc_statements)
 
 # Tables of CWO and WC at a small size
 
@@ -203,9 +239,15 @@ def paper_of(study: str, panel: str, method: str) -> str:
     return "–"
 
 
+@cache
+def all_runs() -> pd.DataFrame:
+    """Rows of all runs at a small size."""
+    return pd.concat([read("small-comparisons"), read("bnp-prec-comparisons")], ignore_index=True)
+
+
 def runs_of(study: str, panel: str) -> pd.DataFrame:
     """Rows of the runs of a panel, with the error."""
-    frame = read("small-comparisons")
+    frame = all_runs()
     own = frame[(frame["study"] == study) & (frame["panel"] == panel)].copy()
     own["error"] = 100 - own["accuracy"].astype(float)
     return own
@@ -232,19 +274,43 @@ OF = {
     ("test_error", "end"): ("error", -1, "error (%)"),
     ("test_accuracy", "end"): ("accuracy", 1, "accuracy (%)"),
     ("test_accuracy", "mean"): ("mean_accuracy", 1, "accuracy, mean over the epochs (%)"),
+    ("test_accuracy", "first"): ("first_accuracy", 1, "accuracy after an epoch (%)"),
+    ("before_drop", "end"): ("before_drop", 1, "accuracy before the first drop, mean over the epochs (%)"),
+    ("by_drops", "end"): ("by_drops", 1, "points gained after it"),
     ("train_loss", "end"): ("train_loss", -1, "training loss"),
 }
 
 
-def verdict_on(study: str, panel: PanelTable, claim: Claim) -> str:
-    """Verdict on a claim in a panel, with the numbers behind it that the tables above do not have."""
+def judgement(study: str, panel: PanelTable, claim: Claim) -> tuple[str, int, str]:
+    """Verdict on a claim in a panel, the fewest seeds of a method, and the numbers behind it."""
     column, better, words = OF[claim.of, claim.at]
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: by_seed(runs_of(study, panel.name), name, column, better) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
     fewest = min(len(one.values) for one in seeds.values())
-    numbers = "" if column in ("error", "accuracy") else f"; {words}: {', '.join(map(str, seeds.values()))}"
-    return f"{title_of(panel).partition(',')[0]}: {of_seeds(verdict, fewest)} ({fewest} seeds{numbers})"
+    return of_seeds(verdict, fewest), fewest, f"{words}: {', '.join(map(str, seeds.values()))}"
+
+
+def verdict_on(study: str, panel: PanelTable, claim: Claim) -> str:
+    """Verdict on a claim in a panel, with the numbers behind it that the tables above do not have."""
+    verdict, fewest, numbers = judgement(study, panel, claim)
+    numbers = "" if OF[claim.of, claim.at][0] in ("error", "accuracy") else f"; {numbers}"
+    return f"{title_of(panel).partition(',')[0]}: {verdict} ({fewest} seeds{numbers})"
+
+
+def claims_with_numbers(*studies: str) -> list[str]:
+    """The claims of studies, a row for each panel, with the numbers that decide them."""
+    rows = []
+    for study in studies:
+        found = small(study)
+        for claim in found.claims:
+            for panel in (own for own in found.panels if own.name in claim.of_panels):
+                verdict, fewest, numbers = judgement(study, panel, claim)
+                rows.append([claim.says, f"{title_of(panel)}: {numbers}", f"{verdict} ({fewest} seeds)"])
+    says = [row[0] for row in rows]
+    for place, row in enumerate(rows[1:], 1):
+        row[0] = "" if says[place] == says[place - 1] else row[0]
+    return markdown(["the paper", "here", "verdict"], rows)
 
 
 def small_claims(*studies: str) -> list[str]:
@@ -258,15 +324,25 @@ def small_claims(*studies: str) -> list[str]:
     return markdown(["the paper", "verdicts"], rows)
 
 
+#: What the papers say of times: which method takes longer than which other, in words, and the verdict if it does.
+LONGER = {
+    "cwo": ("Ours", "no normalization", "as efficient as SGD", NOT_REPLICATED),
+    "wc": ("BN+E", "BN", "iterations take longer", REPLICATED),
+}
+
+
 def iteration_times() -> list[str]:
-    """Time of an iteration by method, over that with BN, at the papers' sizes."""
+    """Time of an iteration by method, over that with BN, at the papers' sizes; blocks that overlap decide nothing."""
     frame = read("iteration-times")
     rows = []
-    for (_, network), own in frame.groupby(["paper", "network"], sort=False):
-        median = own.set_index("method")["median_ms"]
+    for (paper, network), own in frame.groupby(["paper", "network"], sort=False):
+        own = own.set_index("method")
+        median = own["median_ms"]
         others = ", ".join(f"{name} {value / median['BN']:.2f}" for name, value in median.items() if name != "BN")
-        rows.append([f"`{network}`", f"{median['BN']:.3g}", others])
-    return markdown(["network", "BN, ms", "the others, BN = 1"], rows)
+        one, other, words, longer = LONGER[paper]
+        apart = own["least_ms"][one] > own["most_ms"][other]
+        rows.append([f"`{network}`", f"{median['BN']:.3g}", others, words, longer if apart else UNDECIDED])
+    return markdown(["network", "BN, ms", "the others, BN = 1", "the paper", "verdict"], rows)
 
 
 #: Predictors of the gain, with their words and the sign that the argument for them gives the correlation.
@@ -289,20 +365,29 @@ def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def forecast() -> list[str]:
-    """Rank correlation of each predictor with the gain over the methods: the mean over the points of the runs."""
+    """Rank correlation of each predictor with the gain over the methods: the mean over seeds and points of the runs.
+
+    Intervals: methods and seeds are drawn anew.
+    """
     frame, rows = read("forecast"), []
-    methods = sorted(set(frame["method"]))
-    groups = [own.set_index("method").reindex(methods) for _, own in frame.groupby(["seed", "iteration"])]
+    by_run = frame.groupby("method").size()
+    methods = sorted(by_run[by_run == by_run.max()].index)
+    seeds, points = sorted(set(frame["seed"])), sorted(set(frame["iteration"]))
+    runs = frame.set_index(["seed", "iteration", "method"]).sort_index()
+    of_methods, of_seeds = (
+        np.random.default_rng(seed).integers(n, size=(DRAWS, n)) for seed, n in enumerate((len(methods), len(seeds)))
+    )
     for name, (words, sign) in PREDICTORS.items():
         row = [words]
         for s in AHEAD:
             column = f"{name}_{s}" if name in ("forecast", "stable") else name
-            pairs = [(sign * own[column].to_numpy(), own[f"gain_{s}"].to_numpy()) for own in groups]
-            drawn = np.random.default_rng(0).integers(len(methods), size=(DRAWS, len(methods)))
-            means = np.mean([rank_correlations(x[drawn], y[drawn]) for x, y in pairs], axis=0)
-            low, high = np.quantile(means, (0.025, 0.975))
-            found = np.mean([rank_correlations(x, y) for x, y in pairs])
-            row.append(f"{found:+.2f} ({low:+.2f} … {high:+.2f})")
+            x, y = (
+                np.array([[runs.loc[seed, point][of].reindex(methods) for point in points] for seed in seeds])
+                for of in (column, f"gain_{s}")
+            )
+            drawn = rank_correlations(sign * x[..., of_methods], y[..., of_methods]).mean(1)
+            low, high = np.quantile(drawn[of_seeds, np.arange(DRAWS)[:, None]].mean(1), (0.025, 0.975))
+            row.append(f"{rank_correlations(sign * x, y).mean():+.2f} ({low:+.2f} … {high:+.2f})")
         rows.append(row)
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
 
@@ -325,6 +410,7 @@ table("wc-claims", lambda: small_claims("wc-table-1", "wc-table-2", "wc-figure-1
 table("iteration-times", iteration_times)
 table("forecast", forecast)
 table("machines", machines)
+table("bnp-statistics", lambda: claims_with_numbers("bnp-statistics"))
 
 
 def filled(page: str) -> str:

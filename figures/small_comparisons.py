@@ -1,9 +1,11 @@
-"""The tables of CWO and WC at a small size: ``python figures/small_comparisons.py run --out FOLDER``, at the root.
+"""The papers' tables and claims at a small size: ``python figures/small_comparisons.py run --out FOLDER``, at the root.
 
 The studies in figures/small are those of the papers' tables with CIFAR-10 at 16 × 16, smaller networks and fewer
-iterations. ``run`` trains them, all methods with seed 0, then with seed 1, and so on, until seeds or seconds are used
-up; a second call goes on. It leaves a row for each run that is over in FOLDER/small-comparisons.csv.
-``time`` measures an iteration of each method in the networks of the papers at their full size, on random images.
+iterations. ``run`` trains those of CWO and WC, or those named by ``--studies``, all methods with seed 0, then with
+seed 1, and so on, until seeds or seconds are used up; a second call goes on. It leaves a row for each run that is over
+in FOLDER/small-comparisons.csv, or ``--table``. ``time`` measures an iteration of each method in the networks of the
+papers at their full size, on random images. ``statements`` trains figures/small/wc-statements.toml, and leaves what was
+found of WC's statements in FOLDER/wc-statements.csv.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import csv
 import os
 import platform
 import statistics
+import tempfile
 import threading
 import time
 import traceback
@@ -21,14 +24,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
 from hesscond.methods import parse
 from hesscond.models import build
 from hesscond.report.replication import measured
-from hesscond.runs import open_run
-from hesscond.study import RunPlan, load_data
+from hesscond.runs import StoredRun, open_run
+from hesscond.study import RunPlan, load_data, load_study, run
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import plan_replication, replication
 from hesscond.study.sweep import Outcome, WorkerProcesses, data_key, prepare, shared_files, sweep
@@ -42,10 +46,14 @@ QUANTITIES = {
     "accuracy": ("test_accuracy", "end"),
     "best_accuracy": ("test_accuracy", "best"),
     "mean_accuracy": ("test_accuracy", "mean"),
+    "first_accuracy": ("test_accuracy", "first"),
     "train_loss": ("train_loss", "end"),
     "seconds": ("seconds", "end"),
 }
+#: Mean accuracy over the epochs before the rate first drops, and what it gains from there to the end.
+DROPS = ("before_drop", "by_drops")
 COLUMNS = ("study", "panel", "method", "seed", "rate", "batch_size", "iterations", "device", "status", *QUANTITIES)
+COLUMNS += DROPS
 
 
 def plans_of(names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None) -> list[RunPlan]:
@@ -68,10 +76,20 @@ def key_of(plan: RunPlan) -> str:
     return f"{study} {plan.method} {plan.seed} {plan.learning_rate} {plan.device}"
 
 
+def around_drop(plan: RunPlan, stored: StoredRun) -> dict[str, float]:
+    """Accuracy before the rate first drops and what it gains afterwards, if it drops."""
+    schedule = plan.study.schedule
+    if schedule.kind != "steps" or stored.status == "diverged":
+        return {}
+    accuracy = 100 * stored.table("evaluation").set_index("epoch")["test_accuracy"].astype(float)
+    before = accuracy[(accuracy.index >= 1) & (accuracy.index <= schedule.milestones[0])]
+    return dict(zip(DROPS, (before.mean(), accuracy.iloc[-1] - before.iloc[-1]), strict=True))
+
+
 def row_of(plan: RunPlan, folder: Path) -> dict[str, Any]:
     """Row of a run that is over, from the folder of a run with the same numbers."""
     stored = open_run(folder)
-    values = {name: measured(stored, *of) for name, of in QUANTITIES.items()}
+    values = {name: measured(stored, *of) for name, of in QUANTITIES.items()} | around_drop(plan, stored)
     return {
         "study": plan.study.name,
         "panel": plan.study.panel,
@@ -143,8 +161,8 @@ def train(given: argparse.Namespace) -> None:
     """Train the studies; a second call goes on."""
     until = time.monotonic() + given.seconds
     runs = given.runs or given.out / "runs"
-    pools = {"cpu": ([*ON_CORES, *([] if given.gpu_jobs else ON_GPU)], given.jobs)}
-    if given.gpu_jobs:
+    pools = {"cpu": (given.studies or [*ON_CORES, *([] if given.gpu_jobs else ON_GPU)], given.jobs)}
+    if given.gpu_jobs and not given.studies:
         pools["cuda"] = (list(ON_GPU), given.gpu_jobs)
     plans = {
         device: plans_of(names, given.seeds, runs, device, given.iterations) for device, (names, _) in pools.items()
@@ -160,7 +178,7 @@ def train(given: argparse.Namespace) -> None:
     data = {data_key(plan): plan.study.data for plan in every}
     loaded = {key: load_data(config) for key, config in data.items()}
     given.out.mkdir(parents=True, exist_ok=True)
-    rows = Rows(given.out / "small-comparisons.csv")
+    rows = Rows(given.out / f"{given.table}.csv")
     rows.file.unlink(missing_ok=True)
     threads = []
     with shared_files(loaded) as (scratch, files):
@@ -255,6 +273,20 @@ def measure_times(given: argparse.Namespace) -> None:
                 del running
 
 
+def record_statements(given: argparse.Namespace) -> None:
+    """What was found of WC's statements along training, a row for each claim, seed and iteration."""
+    study = load_study(FOLDER / "wc-statements.toml")
+    data, rate = load_data(study.data), study.learning_rate("vanilla", study.training.batch_size)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(given.seeds):
+            plan = RunPlan(study, "vanilla", seed, rate, Path(folder) / str(seed), torch.device("cpu"))
+            run(plan, data)
+            found.append(open_run(plan.folder).table("statements").assign(seed=seed))
+    columns = ["statement", "claim", "seed", "iteration", "status"]
+    pd.concat(found)[columns].to_csv(given.out / "wc-statements.csv", index=False, lineterminator="\n")
+
+
 def describe_machine(out: Path) -> None:
     """Write down what the numbers were made with."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
@@ -267,9 +299,11 @@ def describe_machine(out: Path) -> None:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("run", "time"))
+    parser.add_argument("what", choices=("run", "time", "statements"))
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs, in --out")
+    parser.add_argument("--studies", nargs="+", help="names in figures/small, or NAME/PANEL, for those of CWO and WC")
+    parser.add_argument("--table", default="small-comparisons", help="name of the file of rows")
     parser.add_argument("--without", type=Path, help="file of rows of runs that are left out")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1e9, help="when to stop")
@@ -279,7 +313,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     describe_machine(given.out)
-    (train if given.what == "run" else measure_times)(given)
+    {"run": train, "time": measure_times, "statements": record_statements}[given.what](given)
 
 
 if __name__ == "__main__":
