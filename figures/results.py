@@ -23,6 +23,8 @@ from hesscond.study.replication import replication
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
 SMALL = Path(__file__).parent / "small"
+#: Studies of tables at a small size.
+STUDIES = sorted(path.stem for path in SMALL.glob("*.toml") if "[[panels]]" in path.read_text(encoding="utf-8"))
 MARK = re.compile(r"(<!-- results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 #: Tables by name.
