@@ -1,26 +1,26 @@
-"""Runs performed where the options say, one by one or several at a time, and shown meanwhile by lines or a bar."""
+"""Runs performed where the options say, one by one or several at a time, and shown meanwhile."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import typer
 from rich.console import Console
-from rich.progress import Progress as Bar
-from rich.progress import TextColumn, TimeRemainingColumn
 
-from hesscond.commands.printing import DIVERGED, INTERRUPTED, complain, sign_of_life, stderr
+from hesscond.commands.printing import DIVERGED, INTERRUPTED, Say, complain, sign_of_life, stderr
 from hesscond.commands.runs import clock_time
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.lazy import optional
+from hesscond.report.tables import number
 from hesscond.runs import open_run, printable
 from hesscond.study import Progress, RunPlan, load_data, resolve_device, run
 from hesscond.study import sweep as sweeps
@@ -82,51 +82,30 @@ class SweepView:
         self.console.print(printable(text), soft_wrap=True)
 
 
-def kappa_text(value: float | None, resolved: bool = True) -> str:
-    """Return κ with one digit, or ``unresolved``."""
-    if value is None or value != value:
-        return "–"
-    return f"{value:.0e}" if resolved else "unresolved"
+#: Condition numbers that are shown while a run trains: title, and columns of the value and of whether it is resolved.
+WATCHED = (("κ(H)", "kappa", "resolved"), ("κ own", "kappa_own", "resolved_own"), ("κ(D)", "kappa_D", ""))
 
 
-@contextmanager
-def progress_bar(console: Console, label: str) -> Iterator[Callable[[Progress], None] | None]:
-    """Yield a callback for `hesscond.study.run` that draws a bar; None if the console is no terminal."""
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}", style="bold", markup=False),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("loss {task.fields[loss]} κ(H) {task.fields[kappa]}"),
-        TextColumn("κ own {task.fields[own]} κ(D) {task.fields[kappa_D]}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Bar(*columns, console=console, refresh_per_second=8) as bar:
-        task = bar.add_task(label, total=0, loss="–", kappa="–", own="–", kappa_D="–")
+def shown_by(say: Say, name: str) -> Callable[[Progress], None]:
+    """Callback for `hesscond.study.run` that says how far a run is."""
 
-        def show(progress: Progress) -> None:
-            row = progress.row or {}
-            bar.update(
-                task,
-                total=progress.iterations,
-                completed=progress.iteration,
-                loss=f"{progress.loss:.3f}",
-                kappa=kappa_text(row.get("kappa"), bool(row.get("resolved", True))),
-                own=kappa_text(row.get("kappa_own"), bool(row.get("resolved_own", True))),
-                kappa_D=kappa_text(row.get("kappa_D")),
-            )
+    def show(progress: Progress) -> None:
+        row, text = progress.row or {}, f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f}"
+        for title, key, resolved in WATCHED:
+            value = math.nan if row.get(key) is None else row[key]
+            text += f" {title} {number(value, '.0e') if row.get(resolved, True) else 'unresolved'}"
+        say(text, progress.iteration / progress.iterations)
 
-        yield show
+    return show
 
 
 def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
-    """Run plans one after another, each with a progress bar; returns the sentences of those that diverged."""
+    """Run plans one after another, each with a sign of life; returns the sentences of those that diverged."""
     sentences = []
     for plan in plans:
         try:
-            with progress_bar(stderr, plan.name) as on_progress:
-                run(plan, data, on_progress, resume=resume)
+            with sign_of_life(plan.name) as say:
+                run(plan, data, shown_by(say, plan.name), resume=resume)
         except KeyboardInterrupt:
             stderr.print(f"interrupted: the log up to here is in {plan.folder}; --resume continues", soft_wrap=True)
             raise typer.Exit(INTERRUPTED) from None
