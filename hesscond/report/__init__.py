@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hesscond.report.curves import (
         accuracy_axes,
         conditioning_figure,
+        eigenvalue_figure,
         loss_axes,
         training_figure,
     )
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from hesscond.report.layers import bands_figure, heatmap_figure, layer_axes
     from hesscond.report.margins import (
         margin_figure,
+        rate_figure,
+        rate_trials,
     )
     from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
     from hesscond.report.palette import method_colors, method_looks
@@ -45,6 +48,7 @@ __all__ = [
     "accuracy_axes",
     "bands_figure",
     "conditioning_figure",
+    "eigenvalue_figure",
     "equal_loss_figure",
     "heatmap_figure",
     "layer_axes",
@@ -54,6 +58,8 @@ __all__ = [
     "method_legend",
     "method_looks",
     "probe_figure",
+    "rate_figure",
+    "rate_trials",
     "rounding_note",
     "save_figure",
     "statement_frame",

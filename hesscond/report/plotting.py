@@ -315,7 +315,9 @@ def marker_style(look: Look) -> dict[str, Any]:
     return {"marker": look.marker, "markersize": 4.2, "markeredgewidth": 0.5, "markeredgecolor": "white"}
 
 
-def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str) -> bool:
+def draw_curve(
+    ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, window: int, name: str, marker: str = ""
+) -> bool:
     """Draw a noisy quantity: the running median of one run over its faint values, or of several seeds with a band."""
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
@@ -328,7 +330,7 @@ def draw_curve(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, wi
         draw_band(ax, together, color, name)
     median = series.thinned(together["median"])
     style: dict[str, Any] = {"color": color, "lw": look.width, "ls": look.dash, "zorder": 3, "gid": f"{name}-median"}
-    ax.plot(median.index, median, **style)
+    ax.plot(median.index, median, **style, **(along(marker, len(median)) if marker else {}))
     return True
 
 
