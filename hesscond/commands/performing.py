@@ -82,18 +82,14 @@ class SweepView:
         self.console.print(printable(text), soft_wrap=True)
 
 
-#: Condition numbers that are shown while a run trains: title, and columns of the value and of whether it is resolved.
-WATCHED = (("κ(H)", "kappa", "resolved"), ("κ own", "kappa_own", "resolved_own"), ("κ(D)", "kappa_D", ""))
-
-
 def shown_by(say: Say, name: str) -> Callable[[Progress], None]:
     """Callback for `hesscond.study.run` that says how far a run is."""
 
     def show(progress: Progress) -> None:
-        row, text = progress.row or {}, f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f}"
-        for title, key, resolved in WATCHED:
-            value = math.nan if row.get(key) is None else row[key]
-            text += f" {title} {number(value, '.0e') if row.get(resolved, True) else 'unresolved'}"
+        row = progress.row or {}
+        kappa = math.nan if row.get("kappa_own") is None else row["kappa_own"]
+        own = number(kappa, ".0e") if row.get("resolved_own", True) else "unresolved"
+        text = f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f} κ own {own}"
         say(text, progress.iteration / progress.iterations)
 
     return show
