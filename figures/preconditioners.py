@@ -15,6 +15,7 @@ import argparse
 import math
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,11 +156,15 @@ def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs
         out = folder / network / parse(method).folder
         out.mkdir(parents=True, exist_ok=True)
         own = study.learning_rate(method, study.training.batch_size)
+        rates = [float(f"{factor * own:.3g}") for factor in AROUND]
         reach = [AROUND.index(0.1), AROUND.index(10.0)]
+        if (out / "rates" / "sweep.toml").exists():
+            tried = tomllib.loads((out / "rates" / "sweep.toml").read_text(encoding="utf-8"))["rates"]
+            reach = [rates.index(tried[0]), rates.index(tried[-1])]
 
         def swept(place: str, rates: Sequence[float], *options: str, method: str = method, out: Path = out) -> str:
             command = [sys.executable, "-m", "hesscond", "sweep", str(path), "-m", method, "-j", str(jobs)]
-            command += ["--lr", ",".join(f"{rate:.3g}" for rate in rates), "--out", str(out / place), *options]
+            command += ["--lr", ",".join(map(str, rates)), "--out", str(out / place), *options]
             done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
             sys.stderr.write(done.stderr)
             if done.returncode not in (0, 1, 2):  # all is well, something diverged, it was refused
@@ -167,7 +172,7 @@ def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs
             return done.stderr.strip().rpartition("\n")[2].removeprefix("error: ") if done.returncode == 2 else ""
 
         while True:
-            refusal = swept("rates", [factor * own for factor in AROUND[reach[0] : reach[1] + 1]], "--probe-every", "0")
+            refusal = swept("rates", rates[reach[0] : reach[1] + 1], "--probe-every", "0")
             best = {} if refusal else pd.read_csv(out / "rates" / "best.csv").iloc[0]
             if not refusal and math.isnan(best["learning_rate"]):
                 refusal = "diverged or failed at every learning rate"
@@ -178,7 +183,9 @@ def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs
             else:
                 break
         if not refusal:
-            refusal = swept("best", [best["learning_rate"]], "--seed", f"0:{seeds}", "--time")
+            there = out / "best" / "sweep.toml"
+            done = tomllib.loads(there.read_text(encoding="utf-8"))["seeds"] if there.exists() else []
+            refusal = swept("best", [best["learning_rate"]], "--seed", f"0:{max(seeds, len(done))}", "--time")
         (out / "refusal.txt").write_text(refusal, encoding="utf-8")
 
 
