@@ -93,7 +93,6 @@ class Method:
 
     def fit(self, inputs: torch.Tensor) -> None:
         """Take over what the method needs of all training inputs (N, …), before the first step."""
-        return
 
     @property
     def reads_all_inputs(self) -> bool:
@@ -102,7 +101,6 @@ class Method:
 
     def check_batch(self, samples: int) -> None:
         """Refuse mini-batches that the method is not defined for, by a `ConfigError`."""
-        return
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -142,11 +140,9 @@ class Method:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Follow the optimizer that takes the steps; `optimizer` and `attach` call this, also twice for one."""
-        return
 
     def observe(self, loss: torch.Tensor) -> None:
         """Read from the loss what its gradient does not contain; call before the backward pass."""
-        return
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """Term that is added to the loss before the backward pass; None: nothing is added."""
@@ -154,11 +150,9 @@ class Method:
 
     def transform_gradients(self) -> None:
         """Replace the gradients in ``.grad`` by the method's direction; call between backward and step."""
-        return
 
     def after_step(self) -> None:
         """Bring the parameters back to where the method wants them; call after the optimizer's step."""
-        return
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Call both hooks around every ``optimizer.step()``, of any torch optimizer unless the method is itself one."""
@@ -206,7 +200,6 @@ class Method:
 
     def check_network(self) -> None:
         """Refuse a probe of all parameters together that would lack the Hessian of those outside of layers."""
-        return
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g = P Pᵀ g with the P of `coordinates`, for any g given by the names of its parameters.
@@ -265,7 +258,6 @@ class Method:
 
     def detach(self) -> None:
         """Take the hooks off the model; what the network was built with stays."""
-        return
 
     def state_dict(self) -> dict[str, Any]:
         """State that a resumed run needs in addition to the states of the model and of the optimizer."""

@@ -8,10 +8,9 @@ Adam*, ICLR 2025; Li, IEEE TNNLS 29 (2018); Jordan et al., 2024.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import nn
 
 from hesscond.hessians import ParameterMap
 from hesscond.methods.base import register
@@ -154,10 +153,6 @@ class PSGD(Learned):
     momentum: float = option(0.9, "Momentum of û; a momentum of the training would act in addition.", least=0, below=1)
     fitting_rate: float = option(0.1, "μ.", above=0, below=1)
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.averages = self.momentum > 0
-
     def begun(self, g: torch.Tensor) -> State:
         Q = (
             [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
@@ -231,10 +226,6 @@ class Muon(Learned):
     momentum: float = option(0.95, "μ; a momentum of the training would act in addition.", least=0, below=1)
     nesterov: bool = option(True, "Whether U is the average of Nesterov's step.")
     steps: int = option(5, "Newton–Schulz steps.", least=1)
-
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self.averages = self.momentum > 0
 
     def begun(self, g: torch.Tensor) -> State:
         return {"step": torch.zeros((), device="cpu"), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
