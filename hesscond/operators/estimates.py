@@ -1,12 +1,7 @@
 """Trace, diagonal and Frobenius norm of an operator from its products with a few random vectors.
 
-With Q (n, s) orthonormal, R = I − QQᵀ and A symmetric,
-
-    A = QQᵀA + AQQᵀ − Q(QᵀAQ)Qᵀ + RAR.
-
-The first three terms are known from Q and AQ; only the last is estimated, from random signs ω (Hutchinson 1990:
-E ωωᵀ = I). Q spans A times random signs, so that RAR is small where the spectrum decays (Hutch++: Meyer, Musco, Musco
-and Woodruff, SOSA 2021). Likewise ‖A‖²_F = ‖AQ‖²_F + ‖AR‖²_F with E ‖ARω‖² = ‖AR‖²_F.
+Each is exact on the span Q of A times random signs, and estimated from further random signs on its complement
+(Hutch++: Meyer, Musco, Musco and Woodruff, SOSA 2021; docs/concepts/bounds.md).
 """
 
 from __future__ import annotations

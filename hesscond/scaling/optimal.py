@@ -33,13 +33,9 @@ EXTENDED_LIMIT = 10**8
 class Certificate:
     """Pair of positive semidefinite matrices that bounds κ⁺ of every scaled matrix from below.
 
-    With Y = FFᵀ, Z = GGᵀ and a_i the rows of A (its columns if ``transposed``), a_iᵀYa_i ≤ a_iᵀZa_i for every i.
-
-    One side, D scaling the a_i: with P the projection on the span of the a_i and M = AᵀD²A, tr ZM ≤ λ_max tr Z and
-    λ_min⁺ tr PYP ≤ tr YM ≤ tr ZM, so κ⁺(DA)² ≥ tr PYP / tr Z. (P = I where the a_i span everything.)
-
-    Both sides, the a_i spanning everything: with x_j the inverse squares of the scaling of column j and
-    λ diag(x) ≼ M ≼ μ diag(x), λ Σ x_j Y_jj ≤ tr YM ≤ tr ZM ≤ μ Σ x_j Z_jj, so κ(D₁AD₂)² ≥ min_j Y_jj / Z_jj.
+    With Y = FFᵀ, Z = GGᵀ and a_i the rows of A (its columns if ``transposed``), a_iᵀYa_i ≤ a_iᵀZa_i for every i. Then
+    κ⁺(DA)² ≥ tr PYP / tr Z, P the projection on the span of the a_i; and, where they span everything,
+    κ(D₁AD₂)² ≥ min_j Y_jj / Z_jj (docs/concepts/bounds.md).
 
     Attributes
     ----------

@@ -1,10 +1,8 @@
 """The spectral density of a symmetric operator by stochastic Lanczos quadrature.
 
-A random unit vector v has the spectral measure Σ (uᵢᵀv)² δ(λᵢ), whose mean is the spectral density Σ δ(λᵢ) / n. k steps
-of Lanczos make a Jacobi matrix J of v: its eigenvalues and the SQUARED first components of its eigenvectors are the
-nodes and weights of Gauss quadrature, exact for polynomials of degree 2k − 1 (Golub and Welsch 1969). The average of
-these is the estimate, and their spread its sampling error (Golub and Meurant 2010; Ubaru, Chen and Saad, SIAM J. Matrix
-Anal. Appl. 38, 2017; Ghorbani, Krishnan and Xiao, ICML 2019).
+k steps of Lanczos from a random unit vector v are a Gauss quadrature of its spectral measure, whose nodes are the Ritz
+values and whose weights are the SQUARED first components of their vectors (docs/concepts/bounds.md). The average over
+several v is the estimate, and their spread its sampling error (Ghorbani, Krishnan and Xiao, ICML 2019).
 """
 
 from __future__ import annotations
