@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     )
     from hesscond.hessians.coordinates.charts import Reparametrized, SphereTangentOperator
     from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
-    from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
+    from hesscond.hessians.coordinates.linear import (
+        CentringScaling,
+        DensePreconditioner,
+        GroupedPreconditioner,
+        Kronecker,
+        Scaling,
+    )
     from hesscond.hessians.coordinates.parameter_maps import ParameterMap
-    from hesscond.hessians.coordinates.statistics import CentringScaling, GroupedPreconditioner
     from hesscond.hessians.network_operator import GGNOperator, HessianOperator
     from hesscond.hessians.null_space import NullDirections, network_null_directions
 else:

@@ -5,8 +5,7 @@ says.
 """
 
 from hesscond.lazy import imported
-from hesscond.methods.base import Method, classes, method_class, register, registered
-from hesscond.methods.options import option
+from hesscond.methods.base import Method, classes, method_class, option, register, registered
 from hesscond.methods.spec import Composed, Spec, options, parse
 
 __all__ = ["Composed", "Method", "Spec", "method_class", "option", "options", "parse", "register", "registered"]

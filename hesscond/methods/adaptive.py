@@ -19,10 +19,9 @@ from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Jacobi, ParameterMap
-from hesscond.methods.base import OptimizerName, refuse_momentum, register
+from hesscond.methods.base import OptimizerName, option, refuse_momentum, register
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.optimizers.reading import Look, reader_of
-from hesscond.methods.options import option
 
 JACOBI = Jacobi()
 

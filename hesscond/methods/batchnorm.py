@@ -16,9 +16,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hesscond.errors import ConfigError
-from hesscond.methods.base import register
+from hesscond.methods.base import option, register
 from hesscond.methods.normalization import EPS, Normalization, Site
-from hesscond.methods.options import option
 
 RunningVariance = Literal["unbiased", "tensorflow"]
 

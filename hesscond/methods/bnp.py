@@ -17,10 +17,9 @@ from torch import nn
 from hesscond import capture
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
-from hesscond.hessians.coordinates.statistics import by_group, scaling_conditions
-from hesscond.methods.base import Snapshots, register
+from hesscond.hessians.coordinates.linear import by_group, scaling_conditions
+from hesscond.methods.base import Snapshots, option, register
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
-from hesscond.methods.options import option
 
 EPSILON_1 = 1e-2
 EPSILON_2 = 1e-4

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.base import not_shown, register
+from hesscond.methods.base import not_shown, option, register
 from hesscond.methods.by_parameter import Learned, State, as_matrix, counted
-from hesscond.methods.options import option
 
 
 class CurvatureDiagonal(Learned):

@@ -17,8 +17,7 @@ from torch import nn
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Preconditioner, Reparametrized, Scaling
-from hesscond.methods.base import register
-from hesscond.methods.options import option
+from hesscond.methods.base import option, register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 
 Axis = Literal["row", "column", "row-column", "jacobi"]

@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates
-from hesscond.methods.base import register
+from hesscond.methods.base import option, register
 from hesscond.methods.batchnorm import over_samples, refuse_single_samples
 from hesscond.methods.normalization import Normalization, Site, checked_groups
-from hesscond.methods.options import option
 
 
 class GhostNorm(nn.Module):

@@ -18,10 +18,9 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
-from hesscond.methods.base import not_shown, register
+from hesscond.methods.base import not_shown, option, register
 from hesscond.methods.inputs import LayerMethod, LayerState, WholeState
 from hesscond.methods.optimizers.reading import power
-from hesscond.methods.options import option
 
 #: Bytes of rows, or of products with them, that are formed at a time.
 CHUNK = 2**26

@@ -15,9 +15,8 @@ from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
 from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
-from hesscond.hessians.coordinates.statistics import by_group
-from hesscond.methods.base import Method, no_step
-from hesscond.methods.options import option
+from hesscond.hessians.coordinates.linear import by_group
+from hesscond.methods.base import Method, no_step, option
 from hesscond.methods.wrapping import layers_of, place_of
 
 State = TypeVar("State", bound="LayerState")

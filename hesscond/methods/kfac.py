@@ -15,10 +15,9 @@ import torch
 from hesscond.capture import Layer
 from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
-from hesscond.methods.base import register
+from hesscond.methods.base import option, register
 from hesscond.methods.inputs import LayerMethod, WholeState
 from hesscond.methods.optimizers.reading import power
-from hesscond.methods.options import option
 
 
 @dataclass

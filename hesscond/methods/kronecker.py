@@ -13,10 +13,9 @@ from typing import Literal
 import torch
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.base import register
+from hesscond.methods.base import option, register
 from hesscond.methods.by_parameter import Learned, State, counted, sides
 from hesscond.methods.optimizers.reading import newton_schulz
-from hesscond.methods.options import option
 
 
 @register

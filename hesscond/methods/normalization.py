@@ -11,8 +11,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, Layer
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Method, register
-from hesscond.methods.options import option
+from hesscond.methods.base import Method, option, register
 from hesscond.methods.wrapping import layers_of, wrap
 
 Position = Literal["pre", "post"]

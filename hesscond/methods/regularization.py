@@ -25,8 +25,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, Preconditioner
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
-from hesscond.methods.base import Method, register
-from hesscond.methods.options import option
+from hesscond.methods.base import Method, option, register
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
 STRENGTH = 1e-4

@@ -13,8 +13,7 @@ from hesscond.capture import Geometry, Layer, chosen_layers
 from hesscond.capture.kinds import is_turned
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Reparametrized
-from hesscond.methods.base import Method
-from hesscond.methods.options import option
+from hesscond.methods.base import Method, option
 from hesscond.methods.wrapping import layers_of
 
 

@@ -23,8 +23,7 @@ from hesscond.capture.layers import from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
 from hesscond.hessians.coordinates.base import HessianMaker
-from hesscond.methods.base import Method, register
-from hesscond.methods.options import option
+from hesscond.methods.base import Method, option, register
 from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 

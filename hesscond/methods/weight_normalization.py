@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from hesscond.capture import Layer
 from hesscond.errors import ConfigError
-from hesscond.methods.base import register
-from hesscond.methods.options import option
+from hesscond.methods.base import option, register
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 
 

@@ -15,9 +15,8 @@ import torch
 from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
 from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner
 from hesscond.hessians.coordinates.base import Product
-from hesscond.methods.base import register
+from hesscond.methods.base import option, register
 from hesscond.methods.inputs import InputMethod, LayerState
-from hesscond.methods.options import option
 
 #: Directions of the scaled features shorter than this, relative to the longest, are left out: to working precision the
 #: features are collinear along them. What is kept is orthonormal up to about eps / CUTOFF.

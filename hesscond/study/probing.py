@@ -22,7 +22,7 @@ from hesscond.hessians import CentringScaling
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.from_hessian import optima
-from hesscond.hessians.coordinates.statistics import scaling_conditions
+from hesscond.hessians.coordinates.linear import scaling_conditions
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import Method
 from hesscond.methods.bnp import regularized

@@ -20,8 +20,7 @@ from hesscond.hessians import (
     Preconditioner,
     Scaling,
 )
-from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
-from hesscond.hessians.coordinates.statistics import by_group
+from hesscond.hessians.coordinates.linear import UnitCoordinates, by_group, coordinates_of
 from hesscond.operators import Congruence
 from tests.truth import layer_truth
 
