@@ -70,8 +70,6 @@ class Method:
     preconditions: ClassVar[bool] = False
     #: Whether that is done by the optimizer's step, and not by `transform_gradients`: adaptive methods.
     preconditions_in_step: ClassVar[bool] = False
-    #: Whether what P Pᵀ is multiplied with is an average of gradients, and not that of the step.
-    averages: bool = False
     #: Whether weights are computed from other parameters, in which nothing can be preconditioned or computed again.
     reparametrizes: ClassVar[bool] = False
     #: Whether the weights are brought back to a set after each step, which must not be computed from other parameters.

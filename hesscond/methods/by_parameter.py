@@ -127,12 +127,9 @@ class Learned(ByParameter):
 
     #: Whether M has a factor for each side of a weight.
     sided: ClassVar[bool] = True
-    #: Share of the earlier gradients in U; 0: U is the gradient.
-    momentum: float = 0.0
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.averages = self.momentum > 0
         if self.sided:
             for name, layer in eligible_layers(model).items():
                 refuse_transposed(self.name, name, layer)

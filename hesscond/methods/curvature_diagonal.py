@@ -28,7 +28,6 @@ class CurvatureDiagonal(Learned):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.averages = self.beta_1 > 0
         self.steps = 0
         self._estimates: dict[str, torch.Tensor] = {}
 

@@ -438,13 +438,6 @@ class Observation:
         return max(ends) / min(ends)
 
 
-def observed_inputs(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """ĤU, μ and σ of inputs H (N, n), constant features left out."""
-    H = H[:, H.min(0) != H.max(0)]
-    mu, sigma = H.mean(0), H.std(0)
-    return np.hstack([np.ones((len(H), 1)), H - mu]), mu, sigma
-
-
 class LayerStatement(Statement):
     """A statement that can be checked on a layer of a network in training."""
 

@@ -10,10 +10,10 @@ from hesscond.capture import capture
 from hesscond.hessians.build import unit_hessian
 from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
-from hesscond.theorems import LayerNetwork, LayerStatement, Observation, observed_inputs, statement, statements
+from hesscond.theorems import LayerNetwork, LayerStatement, Observation, statement, statements
 from hesscond.theorems.bnp_identities import same_unit
 from hesscond.theorems.matrix_preconditioners import MuonSpectralDescent
-from tests.theorems.verdicts import kappa
+from tests.theorems.verdicts import kappa, observed_inputs
 
 
 def regression(*, bias=True, samples=40, activation=nn.Tanh, seed=0):

@@ -5,10 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hesscond.theorems import Observation, observed_inputs, statement, verify
+from hesscond.theorems import Observation, statement, verify
 from hesscond.theorems.base import decided
 from hesscond.theorems.bnp_condition_numbers import BNPTheorem4, two_kinds, with_property_a
-from tests.theorems.verdicts import check_known, example_of, tallies
+from tests.theorems.verdicts import check_known, example_of, observed_inputs, tallies
 
 
 def check_counterexample(example, left, right):

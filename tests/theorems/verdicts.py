@@ -5,6 +5,13 @@ import numpy as np
 from hesscond.theorems import verify
 
 
+def observed_inputs(H):
+    """ĤU, μ and σ of inputs H (N, n), constant features left out."""
+    H = H[:, H.min(0) != H.max(0)]
+    mu, sigma = H.mean(0), H.std(0)
+    return np.hstack([np.ones((len(H), 1)), H - mu]), mu, sigma
+
+
 def tallies(verdict):
     return {tally.claim.name: tally for tally in verdict.tallies}
 
