@@ -15,8 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from hesscond.commands import options
-from hesscond.commands.printing import UNMET, print_table, stdout
+from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
 from hesscond.runs import StoredRun
@@ -96,7 +95,7 @@ def refuse(found: Sequence[Decision], unresolved: str, *, github: bool | None, q
     if os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github:
         annotate(found, refused, sys.stderr if quiet else sys.stdout)
     if refused:
-        raise typer.Exit(UNMET)
+        raise typer.Exit(printing.UNMET)
 
 
 def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[str]) -> None:
@@ -128,9 +127,9 @@ def show(found: Sequence[Decision]) -> None:
         words = Text(f"{one.expectation}\n")
         words.append(one.reason, style="dim" if one.status == "met" else "")
         table.add_row(Text(one.status, style=STYLES[one.status]), Text(one.runs), words)
-    print_table(table)
+    printing.print_table(table)
     counts = {status: sum(one.status == status for one in found) for status in STYLES}
-    stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    printing.stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
 
 
 def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:

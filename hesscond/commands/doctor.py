@@ -14,7 +14,7 @@ from joblib import cpu_count
 from scipy.linalg import hadamard
 
 import hesscond
-from hesscond.commands.printing import UNMET, AsJson, listing
+from hesscond.commands import printing
 from hesscond.spectra import condition_number
 
 #: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the largest relative error that passes.
@@ -29,7 +29,7 @@ class Check(NamedTuple):
     advice: str = ""
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(as_json: printing.AsJson = False) -> None:
     """Check versions, threads, devices and a known condition number on this machine, in seconds.
 
     Exit code 1 if a check failed; warnings do not count. Data sets are checked by hesscond data fetch.
@@ -39,9 +39,9 @@ def doctor(as_json: AsJson = False) -> None:
     Example: hesscond doctor --json
     """
     rows = [{"name": name, **result(check)._asdict()} for name, check in CHECKS.items()]
-    listing(rows, as_json)
+    printing.listing(rows, as_json)
     if any(row["status"] == "failed" for row in rows):
-        raise typer.Exit(UNMET)
+        raise typer.Exit(printing.UNMET)
 
 
 def result(check: Callable[[], Check]) -> Check:

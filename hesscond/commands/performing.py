@@ -15,7 +15,7 @@ import torch
 import typer
 from rich.console import Console
 
-from hesscond.commands.printing import DIVERGED, INTERRUPTED, Say, complain, sign_of_life, stderr
+from hesscond.commands import printing
 from hesscond.commands.runs import clock_time
 from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, RunError
@@ -82,7 +82,7 @@ class SweepView:
         self.console.print(printable(text), soft_wrap=True)
 
 
-def shown_by(say: Say, name: str) -> Callable[[Progress], None]:
+def shown_by(say: printing.Say, name: str) -> Callable[[Progress], None]:
     """Callback for `hesscond.study.run` that says how far a run is."""
 
     def show(progress: Progress) -> None:
@@ -100,11 +100,13 @@ def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[st
     sentences = []
     for plan in plans:
         try:
-            with sign_of_life(plan.name) as say:
+            with printing.sign_of_life(plan.name) as say:
                 run(plan, data, shown_by(say, plan.name), resume=resume)
         except KeyboardInterrupt:
-            stderr.print(f"interrupted: the log up to here is in {plan.folder}; --resume continues", soft_wrap=True)
-            raise typer.Exit(INTERRUPTED) from None
+            printing.stderr.print(
+                f"interrupted: the log up to here is in {plan.folder}; --resume continues", soft_wrap=True
+            )
+            raise typer.Exit(printing.INTERRUPTED) from None
         except DivergedError as error:
             sentences.append(f"{plan.study.name} {plan.name}: {error}")
     return sentences
@@ -161,7 +163,7 @@ def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
     with optional("the figure of a study"):
         import matplotlib  # noqa: F401  (before an hour of training)
     label = f"loading {config.name}"
-    with sign_of_life(label) as say:
+    with printing.sign_of_life(label) as say:
         return load_data(
             config, data_dir, lambda done, total: say(f"{label}, {done} of {total} pictures", done / total)
         )
@@ -178,7 +180,7 @@ def tell_default_rates(plans: Sequence[RunPlan]) -> None:
     for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
         if plan.study.known_rate(plan.label or method, size) is None:
             said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
-            stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
+            printing.stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
 
 
 def perform(
@@ -193,17 +195,17 @@ def perform(
     left = prepared.left
     runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     runs += f", {len(prepared.done)} of them over before" if prepared.done else ""
-    stderr.print(f"{runs}; {place.described(threads, len(left))}", soft_wrap=True)
+    printing.stderr.print(f"{runs}; {place.described(threads, len(left))}", soft_wrap=True)
     outcomes = dict(prepared.done)
     if left:
         try:
             with sweeps.sigterm_interrupts(Terminated), sweeps.shared_files(data) as (folder, files):
                 data.clear()
-                shown = SweepView(stderr, [plan.folder for plan in left], len(plans))
+                shown = SweepView(printing.stderr, [plan.folder for plan in left], len(plans))
                 outcomes |= sweeps.sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
-            stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
-            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
+            printing.stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
+            raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else printing.INTERRUPTED) from None
     return outcomes
 
 
@@ -211,6 +213,6 @@ def complain_of(outcomes: Mapping[str, sweeps.Outcome]) -> None:
     """Name the runs that went wrong; exit code 1 if some did."""
     bad = [outcome for outcome in outcomes.values() if outcome.status in ("diverged", "failed")]
     for outcome in bad:
-        complain(f"{outcome.name} {outcome.status}: {outcome.message}")
+        printing.complain(f"{outcome.name} {outcome.status}: {outcome.message}")
     if bad:
-        raise typer.Exit(DIVERGED)
+        raise typer.Exit(printing.DIVERGED)

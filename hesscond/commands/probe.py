@@ -20,8 +20,7 @@ from rich.text import Text
 
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
-from hesscond.commands import options
-from hesscond.commands.printing import INTERRUPTED, Say, as_options, stderr, stdout
+from hesscond.commands import options, printing
 from hesscond.commands.processes import of_user, own_device, own_share, processes
 from hesscond.commands.runs import json_rows
 from hesscond.commands.target import Target, load_target, one_sentence
@@ -133,16 +132,16 @@ def probe(
 
             save_figure(probe_figure(frame, target), figure)
             if not (as_json or as_csv):
-                stdout.print(f"figure: {figure}", soft_wrap=True)
+                printing.stdout.print(f"figure: {figure}", soft_wrap=True)
     if watched.stopped:
-        stderr.print("interrupted: the rows are those that were complete")
-        raise typer.Exit(INTERRUPTED)
+        printing.stderr.print("interrupted: the rows are those that were complete")
+        raise typer.Exit(printing.INTERRUPTED)
 
 
 class Watched:
     """Progress display of a probe, which lets Ctrl-C end it with what is complete."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: printing.Say) -> None:
         self.say = say
         self.stopped = False
         self._latest: ProbeProgress | None = None
@@ -162,7 +161,9 @@ class Watched:
         others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
         others += progress.reason and f", {progress.reason}"
         text = f"Estimated time of second derivatives: {duration(progress.left)}{others}. "
-        stderr.print(text + "--layers and --units measure a subset; Ctrl-C keeps finished layers.", soft_wrap=True)
+        printing.stderr.print(
+            text + "--layers and --units measure a subset; Ctrl-C keeps finished layers.", soft_wrap=True
+        )
 
     def kappas(self, result: hesscond.ProbeResult) -> hesscond.ProbeResult:
         """Compute κ of all layers, which the result keeps; after Ctrl-C return those that are complete."""
@@ -174,7 +175,7 @@ class Watched:
                 self.say(f"κ of {name}")
             seconds = layer.seconds() if isinstance(layer, NetworkResult) else None
             if seconds is not None and seconds > LONG:
-                stderr.print(
+                printing.stderr.print(
                     f"about {duration(seconds)} for κ of {layer.n_params:,} parameters: as many products, and the "
                     "eigenvalues of their matrix; --products 60 gives λ_max and a bound of κ",
                     soft_wrap=True,
@@ -196,7 +197,7 @@ class Watched:
             if self._latest is None or self.stopped:
                 raise KeyboardInterrupt
             self.stopped = True
-            stderr.print("stopping after the derivatives at work; Ctrl-C again: at once")
+            printing.stderr.print("stopping after the derivatives at work; Ctrl-C again: at once")
 
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -311,19 +312,19 @@ def print_summary(
     """Print what was probed, the table, and the notes below it."""
     few = request.products
     what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
-    stdout.print(f"{spec} · {target.samples} · level {request.level}: {what}", soft_wrap=True)
+    printing.stdout.print(f"{spec} · {target.samples} · level {request.level}: {what}", soft_wrap=True)
     catalogue = Catalogue(measurable(target.model))
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
     sheet = result.sheet(frame, {name: catalogue.kind(name) for name in names})
     measured, *checked = sheet.above
-    stdout.print(f"{measured} · model in {'train' if target.model.training else 'eval'} mode", soft_wrap=True)
+    printing.stdout.print(f"{measured} · model in {'train' if target.model.training else 'eval'} mode", soft_wrap=True)
     for line in checked:
-        stdout.print(Text(line))
-    stdout.print()
-    stdout.print(sheet.table)
-    stdout.print()
+        printing.stdout.print(Text(line))
+    printing.stdout.print()
+    printing.stdout.print(sheet.table)
+    printing.stdout.print()
     for line in sheet.below:
-        stdout.print(Text(as_options(line)))
+        printing.stdout.print(Text(printing.as_options(line)))
 
 
 def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.DataFrame], None]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from hesscond.commands.printing import Say, as_options, sign_of_life
+from hesscond.commands import printing
 from hesscond.commands.target import Target, causes_shown
 from hesscond.errors import ConfigError, HesscondError
 from hesscond.problem.weighting import BatchWeight
@@ -40,13 +40,13 @@ def processes(device: torch.device) -> Iterator[distributed.ProcessGroup | None]
 
 
 @contextmanager
-def of_user(spec: str, show_traceback: bool) -> Iterator[Say]:
+def of_user(spec: str, show_traceback: bool) -> Iterator[printing.Say]:
     """Code of the user's runs in the block: what it prints is no part of the results."""
-    with redirect_stdout(sys.stderr), causes_shown(show_traceback), sign_of_life(f"running {spec}") as say:
+    with redirect_stdout(sys.stderr), causes_shown(show_traceback), printing.sign_of_life(f"running {spec}") as say:
         try:
             yield say
         except HesscondError as error:
-            raise type(error)(as_options(str(error))) from error.__cause__
+            raise type(error)(printing.as_options(str(error))) from error.__cause__
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hesscond.commands import options, printing
-from hesscond.commands.performing import Place, complain_of, data_of, perform
+from hesscond.commands import options, performing, printing
 from hesscond.data import locate
 from hesscond.errors import ConfigError
 from hesscond.report.replication import write_replication
@@ -60,15 +59,15 @@ def replicate(
     overrides = Overrides(iterations, epochs, None, None, probing)
     small = found.panels[0].study.scale == "small"
     where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
-    place = Place.of(jobs, device)
+    place = performing.Place.of(jobs, device)
     plans = plan_replication(found, seeds, where, place.devices[0], overrides)
-    data = data_of(plans, data_dir)
+    data = performing.data_of(plans, data_dir)
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
-    outcomes = perform(plans, prepared, data, place, own_threads, again)
+    outcomes = performing.perform(plans, prepared, data, place, own_threads, again)
     show(found, plans, where)
-    complain_of(outcomes)
+    performing.complain_of(outcomes)
 
 
 def show(found: Replication, plans: list[RunPlan], where: Path) -> None:

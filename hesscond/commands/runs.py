@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.commands import options
-from hesscond.commands.printing import BAD_USE, AsJson, complain, listing, stdout
+from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, RunError
 from hesscond.lazy import optional
 from hesscond.runs import TABLES, StoredRun, open_run, printable, run_folders
@@ -26,7 +25,7 @@ FORMATS = ("csv", "json", "parquet")
 
 def runs(
     folder: Annotated[Path, typer.Argument(help="Folder that holds run folders.")] = Path("runs"),
-    as_json: AsJson = False,
+    as_json: printing.AsJson = False,
 ) -> None:
     """List the runs at or below a folder, with their status, iterations and last training loss.
 
@@ -43,13 +42,13 @@ def runs(
     if rows or not damages:
         if rows and not as_json:
             base = folder.parent if rows[0]["run"] == str(folder) else folder
-            stdout.print(f"in {base}:", soft_wrap=True)
+            printing.stdout.print(f"in {base}:", soft_wrap=True)
             rows = [shown(row, base) for row in rows]
-        listing(rows, as_json)
+        printing.listing(rows, as_json)
     for damage in damages:
-        complain(damage)
+        printing.complain(damage)
     if damages:
-        raise typer.Exit(BAD_USE)
+        raise typer.Exit(printing.BAD_USE)
 
 
 def standing(run: StoredRun) -> dict[str, Any]:

@@ -9,15 +9,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import options, printing
-from hesscond.commands.check import POLICIES, Expect, Unresolved, meet
+from hesscond.commands import check, options, printing
 from hesscond.commands.performing import loaded, one_by_one, tell_default_rates
 from hesscond.expectations import Expectation
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
 from hesscond.runs import StoredRun, open_run
-from hesscond.study import check_plan, load_study, resolve_device
-from hesscond.study.grid import Overrides, asked, plan_runs
+from hesscond.study import check_plan, grid, load_study, resolve_device
 from hesscond.study.listing import aliases
 
 
@@ -44,8 +42,8 @@ def study(
     out: Annotated[
         Path | None, typer.Option(help="Run folder; of several runs, the folder of their folders METHOD-seedS.")
     ] = None,
-    expect: Expect = None,
-    unresolved: Unresolved = "fail",
+    expect: check.Expect = None,
+    unresolved: check.Unresolved = "fail",
 ) -> None:
     """Train a network with each method, log loss, accuracy and condition numbers, and draw the figure.
 
@@ -54,13 +52,13 @@ def study(
     The config.toml of a run is a study too: without --method and --seed it repeats that run, and with --resume it
     resumes it.
     """
-    options.choice("--unresolved", unresolved, POLICIES)
+    options.choice("--unresolved", unresolved, check.POLICIES)
     expectations = [Expectation.of(text) for text in expect or ()]
     config = load_study(name, scale)
-    methods, lr, seed, out = asked(config, Path(name), method, lr, seed, out, resume)
+    methods, lr, seed, out = grid.asked(config, Path(name), method, lr, seed, out, resume)
     where = out or Path("runs") / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    overrides = Overrides(iterations, epochs, batch_size, lr, probe_every, tuple(statement or ()))
-    plans = plan_runs(
+    overrides = grid.Overrides(iterations, epochs, batch_size, lr, probe_every, tuple(statement or ()))
+    plans = grid.plan_runs(
         config,
         methods,
         options.integers("--seed", seed),
@@ -85,7 +83,7 @@ def study(
     for sentence in diverged:
         printing.complain(sentence)
     if expectations:
-        meet(expectations, stored, unresolved)
+        check.meet(expectations, stored, unresolved)
     if diverged:
         raise typer.Exit(printing.DIVERGED)
 

@@ -14,7 +14,7 @@ import typer
 from hesscond.commands import options, performing
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
-from hesscond.report.sweeps import best_frame, best_table, cells_frame, sweep_frame
+from hesscond.report import sweeps
 from hesscond.runs import open_run
 from hesscond.spectra.threads import torch_threads
 from hesscond.study import RunPlan, grid, load_study
@@ -106,14 +106,14 @@ def sweep(
             (run, {axis: reduce(getitem, key.split("."), run.config) for axis, key in keys.items()}, run.seconds)
             for run in stored
         ]
-        frame, cells = sweep_frame(rows), cells_frame(stored)
-        best = best_frame(frame, cells, config.axes)
+        frame, cells = sweeps.sweep_frame(rows), sweeps.cells_frame(stored)
+        best = sweeps.best_frame(frame, cells, config.axes)
         if time:
             best["time"] = times(frame, plans, kept, config)
         written = {"best.csv": best, "runs.csv": frame, "cells.csv": cells}
         for file, table in written.items():
             table.to_csv(where / file, index=False, lineterminator="\n")
-        print_table(best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
+        print_table(sweeps.best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
         stdout.print(f"runs:   {where}", soft_wrap=True)
         stdout.print(f"tables: {', '.join(str(where / file) for file in written)}", soft_wrap=True)
     performing.complain_of(outcomes)

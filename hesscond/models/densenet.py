@@ -9,20 +9,20 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, he_fan_in, image_shape, make_activation
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 
 class DenseLayer(nn.Module):
     """norm, activation, 1×1; norm, activation, 3×3; appended to the input (section 3, bottleneck layers)."""
 
-    def __init__(self, make: Layers, before: int, growth: int, bottleneck: int, activation: str) -> None:
+    def __init__(self, make: layers.Layers, before: int, growth: int, bottleneck: int, activation: str) -> None:
         super().__init__()
         self.norm1 = make.normalization(before)
         self.conv1 = make.conv(before, bottleneck * growth, 1)
         self.norm2 = make.normalization(bottleneck * growth)
         self.conv2 = make.conv(bottleneck * growth, growth, 3)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, before + growth, H, W) of (N, before, H, W)."""
@@ -34,11 +34,11 @@ class DenseLayer(nn.Module):
 class Transition(nn.Module):
     """norm, activation, 1×1 to half the channels, 2×2 average pooling (section 3, compression θ = 1/2)."""
 
-    def __init__(self, make: Layers, before: int, activation: str) -> None:
+    def __init__(self, make: layers.Layers, before: int, activation: str) -> None:
         super().__init__()
         self.norm = make.normalization(before)
         self.conv = make.conv(before, before // 2, 1)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, before // 2, H / 2, W / 2) of (N, before, H, W)."""
@@ -70,8 +70,8 @@ class DenseNet(nn.Module):
         super().__init__()
         if not blocks:
             raise ConfigError("blocks must have the number of layers of at least one dense block")
-        channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1))
-        make = Layers(he_fan_in, generator, norm)
+        channels, _, _ = layers.image_shape(input_shape, 2 ** (len(blocks) - 1))
+        make = layers.Layers(layers.he_fan_in, generator, norm)
         self.conv1 = make.conv(channels, stem, 3)
         before = stem
         self.parts: list[str] = []
@@ -85,7 +85,7 @@ class DenseNet(nn.Module):
                 self.append(f"transition{i}", Transition(make, before, activation))
                 before //= 2
         self.norm = make.normalization(before)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.fc = make.dense(before, outputs)
 
     def append(self, name: str, part: nn.Module) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, make_activation, make_dropout, uniform_fan_in
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 
@@ -22,12 +22,12 @@ def nearest(x: torch.Tensor, k: int) -> torch.Tensor:
 class EdgeConv(nn.Module):
     """x_i' = max over the neighbours j of σ(conv(x_j − x_i, x_i)), neighbours in the space of the x's (eq. 8)."""
 
-    def __init__(self, make: Layers, before: int, after: int, k: int, activation: str) -> None:
+    def __init__(self, make: layers.Layers, before: int, after: int, k: int, activation: str) -> None:
         super().__init__()
         self.k = k
         self.conv = make.conv(2 * before, after, 1)
         self.norm = make.normalization(after)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, after, P) of (N, before, P)."""
@@ -67,14 +67,14 @@ class DGCNN(nn.Module):
             )
         if not widths:
             raise ConfigError("widths must have the channels of at least one edge convolution")
-        make = Layers(uniform_fan_in, generator, norm)
+        make = layers.Layers(layers.uniform_fan_in, generator, norm)
         self.edges = [f"edge{i}" for i in range(1, len(widths) + 1)]
         for name, (before, after) in zip(self.edges, pairwise((input_shape[1], *widths)), strict=True):
             self.add_module(name, EdgeConv(make, before, after, k, activation))
         self.conv = make.conv(sum(widths), embedding, 1)
         self.norm = make.normalization(embedding)
-        self.activation = make_activation(activation)
-        self.dropout = make_dropout(dropout)
+        self.activation = layers.make_activation(activation)
+        self.dropout = layers.make_dropout(dropout)
         self.hidden = len(hidden)
         for i, (before, after) in enumerate(pairwise((2 * embedding, *hidden)), 1):
             # the authors' second dense layer has a bias, although a normalization follows

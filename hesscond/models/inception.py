@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, he_fan_in, image_shape, make_activation
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 
@@ -59,11 +59,11 @@ PUBLISHED: Stages = (
 class ConvNorm(nn.Module):
     """``conv``, ``norm``, activation."""
 
-    def __init__(self, make: Layers, before: int, after: int, kernel: int, activation: str) -> None:
+    def __init__(self, make: layers.Layers, before: int, after: int, kernel: int, activation: str) -> None:
         super().__init__()
         self.conv = make.conv(before, after, kernel)
         self.norm = make.normalization(after)
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, after, H, W) of (N, before, H, W)."""
@@ -73,7 +73,7 @@ class ConvNorm(nn.Module):
 class InceptionBlock(nn.Module):
     """Four branches side by side: 1×1; 1×1 and 3×3; 1×1 and 5×5; 3×3 max pooling and 1×1 (figure 2b of the paper)."""
 
-    def __init__(self, make: Layers, before: int, branches: Branches, activation: str) -> None:
+    def __init__(self, make: layers.Layers, before: int, branches: Branches, activation: str) -> None:
         super().__init__()
         self.one = ConvNorm(make, before, branches.one, 1, activation)
         self.reduce_three = ConvNorm(make, before, branches.reduce_three, 1, activation)
@@ -121,8 +121,8 @@ class Inception(nn.Module):
             raise ConfigError(
                 f"blocks must be up to {most[0]}, {most[1]} and {most[2]} in the three stages, got {list(blocks)}"
             )
-        channels, _, _ = image_shape(input_shape, 2 ** (len(blocks) - 1))
-        make = Layers(he_fan_in, generator, norm)
+        channels, _, _ = layers.image_shape(input_shape, 2 ** (len(blocks) - 1))
+        make = layers.Layers(layers.he_fan_in, generator, norm)
         self.stem = ConvNorm(make, channels, stem, 3, activation)
         before = stem
         self.stages = [f"stage{s}" for s in range(1, len(blocks) + 1)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, chosen, glorot_uniform, make_activation
+from hesscond.models import layers
 from hesscond.models.registry import register
 
 #: What comes after the output layer of a network of coordinates: values in (0, 1), or anything.
@@ -58,10 +58,10 @@ class MLP(nn.Module):
         widths = [in_features, *hidden, out_features]
         if min(widths) < 1:
             raise ConfigError(f"layer widths must be at least 1, got {widths}")
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.depth = len(widths) - 1
         self.norm = norm
-        make = Layers(glorot_uniform, generator, norm)
+        make = layers.Layers(layers.glorot_uniform, generator, norm)
         for i, (before, after) in enumerate(pairwise(widths), 1):
             self.add_module(f"fc{i}", make.dense(before, after, bias=norm == "none" or i == self.depth))
             if norm != "none" and i < self.depth:
@@ -119,7 +119,7 @@ class CoordinateMLP(nn.Module):
             raise ConfigError(f"this network needs coordinates of shape (d,), not inputs of shape {tuple(input_shape)}")
         if not hidden:
             raise ConfigError("hidden must have the width of at least one layer")
-        make = Layers(glorot_uniform, generator, norm)
+        make = layers.Layers(layers.glorot_uniform, generator, norm)
         # not a buffer of the state: it is no more than the definition of γ
         scales = torch.tensor([math.pi * 2.0**power for power in range(frequencies)])
         self.register_buffer("scales", scales, persistent=False)
@@ -130,9 +130,9 @@ class CoordinateMLP(nn.Module):
             again = encoded if i == self.skip else 0
             self.add_module(f"fc{i}", make.dense(before + again, after, bias=norm == "none"))
             self.add_module(f"norm{i}", make.normalization(after, maps=False))
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.add_module(f"fc{self.hidden + 1}", make.dense((*hidden, *after_skip)[-1], outputs))
-        self.output = RANGES[chosen("output", output, RANGES)]()
+        self.output = RANGES[layers.chosen("output", output, RANGES)]()
 
     def forward(self, p: torch.Tensor) -> torch.Tensor:
         """Outputs (N, outputs) at points (N, d)."""

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.models.layers import Layers, glorot_uniform, make_activation
+from hesscond.models import layers
 from hesscond.models.registry import register
 from hesscond.models.transformer import token_normalization
 
@@ -66,7 +66,7 @@ class Field(nn.Module):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__()
-        make = Layers(glorot_uniform, generator)
+        make = layers.Layers(layers.glorot_uniform, generator)
         self.frequencies, self.view_frequencies = frequencies, view_frequencies
         point, direction = (3 * (1 + 2 * count) for count in (frequencies, view_frequencies))
         self.hidden = len(hidden) + len(after_skip)
@@ -75,7 +75,7 @@ class Field(nn.Module):
         for i, (before, after) in enumerate(pairwise(widths), 1):
             self.add_module(f"fc{i}", make.dense(before + (point if i == self.skip else 0), after))
             self.add_module(f"norm{i}", token_normalization(norm, after))
-        self.activation = make_activation(activation)
+        self.activation = layers.make_activation(activation)
         self.density = make.dense(widths[-1], 1)
         self.feature = make.dense(widths[-1], widths[-1])
         self.view = make.dense(widths[-1] + direction, view)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import series
+from hesscond.report import series, tables
 from hesscond.report.registry import STUDY, UNIT, TableKind
 from hesscond.report.selection import groups_of, in_order, select
-from hesscond.report.tables import DASH, Column, TextTable, bounded, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +37,7 @@ def summary_caption(frame: pd.DataFrame) -> str:
     return f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}{few}"
 
 
-def summary_columns(frame: pd.DataFrame) -> list[Column]:
+def summary_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `summary_frame` as they are shown, in 80 columns; those that no run has are left out."""
     data, several = probed_data(frame), frame["seed"].nunique() > 1
 
@@ -47,13 +46,15 @@ def summary_columns(frame: pd.DataFrame) -> list[Column]:
         label = f"{row['method']} seed {row['seed']}" if several else row["method"]
         return label if status == "finished" else f"{label} ({status})"
 
-    columns = [Column("method", name, left=True), numbers("loss", "training_loss_tail_mean", ".3f")]
+    columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", ".3f")]
     for title, key, form, factor in METRICS:
         if frame[key].notna().any():
-            columns.append(numbers(title, key, form, factor))
-    columns += [bounded("κ(H)", f"{data}_kappa"), bounded("κ own", f"{data}_kappa_own")]
+            columns.append(tables.numbers(title, key, form, factor))
+    columns += [tables.bounded("κ(H)", f"{data}_kappa"), tables.bounded("κ own", f"{data}_kappa_own")]
     if has_unresolved(frame):
-        columns.append(Column("unres.", lambda row: f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}"))
+        columns.append(
+            tables.Column("unres.", lambda row: f"{row[f'{data}_kappa_own_unresolved']}/{row[f'{data}_probes']}")
+        )
     return columns
 
 
@@ -151,7 +152,7 @@ def median(values: pd.Series) -> float:
     return float(there.median()) if len(there) else math.nan
 
 
-def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> TextTable:
+def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> tables.TextTable:
     """`summary_frame` for the terminal: loss, accuracy, κ(H) and κ in the method's own coordinates, a line a run.
 
     The probes are those of mini-batches, or of the training set where no mini-batch was probed. A κ that was never
@@ -190,26 +191,26 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
     return pd.DataFrame(rows)
 
 
-def seed_columns(frame: pd.DataFrame) -> list[Column]:
+def seed_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `seed_frame` as they are shown; the batch size only where it differs."""
-    columns = [words("method", "method")]
-    columns.append(numbers("rate", "learning_rate", "g"))
+    columns = [tables.words("method", "method")]
+    columns.append(tables.numbers("rate", "learning_rate", "g"))
     if frame["batch_size"].nunique() > 1:
-        columns.append(numbers("batch", "batch_size", "d"))
-    columns += [numbers("seeds", "seeds", "d"), numbers("diverged", "diverged", "d")]
+        columns.append(tables.numbers("batch", "batch_size", "d"))
+    columns += [tables.numbers("seeds", "seeds", "d"), tables.numbers("diverged", "diverged", "d")]
     if frame["unfinished"].any():
-        columns.append(numbers("unfinished", "unfinished", "d"))
-    columns.append(Column("loss", lambda row: ranged(row, "loss", ".3f")))
+        columns.append(tables.numbers("unfinished", "unfinished", "d"))
+    columns.append(tables.Column("loss", lambda row: ranged(row, "loss", ".3f")))
     if frame["accuracy_mean"].notna().any():
-        columns.append(Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
-    return [*columns, Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
+        columns.append(tables.Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
+    return [*columns, tables.Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
 
 
 def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lower: bool = False) -> str:
     """Text of mean (smallest … largest), or of the mean alone for one seed."""
-    mean, least, most = (number(factor * float(row[f"{name}_{end}"]), form) for end in ("mean", "min", "max"))
+    mean, least, most = (tables.number(factor * float(row[f"{name}_{end}"]), form) for end in ("mean", "min", "max"))
     single = row["seeds"] - row["diverged"] - row["unfinished"] <= 1
-    return "≥ " * lower + (mean if single or mean == DASH else f"{mean} ({least} … {most})")
+    return "≥ " * lower + (mean if single or mean == tables.DASH else f"{mean} ({least} … {most})")
 
 
 SUMMARY_TABLE = TableKind(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hesscond.hessians.roles import NETWORK
-from hesscond.report.series import intervals, is_collapsed, located, quantile
+from hesscond.report import series
 from hesscond.report.summary import summary_frame
 from hesscond.report.tables import Column, TextTable, bounded, numbers, text_table
 from hesscond.runs import OPTIMA
@@ -38,7 +38,7 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
                 "seed": run.seed,
                 "status": run.status,
                 "iterations": summary["iterations"],
-                "collapsed": is_collapsed(run),
+                "collapsed": series.is_collapsed(run),
                 "loss": summary["training_loss_tail_mean"],
                 "accuracy": summary["test_accuracy"],
                 "kappa": summary["batch_kappa"],
@@ -96,7 +96,7 @@ def best_frame(frame: pd.DataFrame, cells: pd.DataFrame, settings: Sequence[str]
             row |= {f"{level}_{name}": value for name, value in of_level(own[own["level"] == level]).items()}
         for kind in OPTIMA:
             bounds = own[[f"share_{kind}_lower", f"share_{kind}_upper"]].dropna().to_numpy(dtype=float)
-            row |= located(f"share_{kind}", quantile(bounds[:, 0], bounds[:, 1], 0.5))
+            row |= series.located(f"share_{kind}", series.quantile(bounds[:, 0], bounds[:, 1], 0.5))
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -105,8 +105,8 @@ def of_level(cells: pd.DataFrame) -> dict[str, float]:
     """The columns of `best_frame` about the κ of one level."""
     found: dict[str, float] = {"cells": 0, "resolved": 0}
     for name in ("kappa", "kappa_own"):
-        lower, upper = intervals(cells, name)
-        found |= located(name, quantile(lower, upper, 0.5))
+        lower, upper = series.intervals(cells, name)
+        found |= series.located(name, series.quantile(lower, upper, 0.5))
         found["cells"] += int((~np.isnan(lower)).sum())
         found["resolved"] += int(np.isfinite(upper).sum())
     sharpness = cells["sharpness"].dropna()

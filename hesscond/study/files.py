@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.lazy import located
+from hesscond.study import sections
 from hesscond.study.config import StudyConfig, merged
 from hesscond.study.listing import aliases, studies_folder
-from hesscond.study.sections import Section, read_toml, sentence
 from hesscond.study.structure import check_structure
 
 At = Literal["end", "best", "first", "mean"]
@@ -24,7 +24,7 @@ COMPARISON = re.compile(r"(?P<one>.+?)\s+(?P<sign>[>~])\s+(?P<other>.+)")
 RANGE = re.compile(r"(?P<one>.+?)\s+in\s+\[(?P<low>[^,]+),(?P<high>[^,]+)\]")
 
 
-class Comparison(Section):
+class Comparison(sections.Section):
     """One comparison of a claim: ``A > B``, ``A ~ B`` (equal within the claim's margin) or ``A in [low, high]``."""
 
     one: str
@@ -53,7 +53,7 @@ class Comparison(Section):
         return [self.one, *([self.other] if self.other else [])]
 
 
-class Claim(Section):
+class Claim(sections.Section):
     """``[[claims]]``: what a paper says of some panels of a figure, and which quantity of the runs decides it.
 
     ``of``: a quantity of `hesscond.report.replication.QUANTITIES`; ``at``: its value at the end, the best of all
@@ -89,7 +89,7 @@ class Claim(Section):
         return [Comparison.of(text) for text in self.holds]
 
 
-class Published(Section):
+class Published(sections.Section):
     """A row of a published table: the value of a quantity for each method; ``tolerance``: what counts as the same."""
 
     of: str
@@ -98,7 +98,7 @@ class Published(Section):
     tolerance: Annotated[float, Field(gt=0)] | None = None  # None: the published runs are of another experiment
 
 
-class Cost(Section):
+class Cost(sections.Section):
     """``[replicate]``: how the figure is drawn, and how long its runs take.
 
     ``core_hours``: time of all runs at full size with five seeds, on one core of the machine in README.md; ``how``
@@ -246,7 +246,7 @@ class StudyFile:
     @classmethod
     def read(cls, path: Path) -> StudyFile:
         """The file at a path."""
-        content = read_toml(path, f"no study file {path}")
+        content = sections.read_toml(path, f"no study file {path}")
         # a run's config.toml has absolute paths, so that it is resumed from any folder
         return cls(path, in_place(content, path.parent))
 
@@ -256,7 +256,7 @@ class StudyFile:
         try:
             layout = FileTable.model_validate(self.content)
         except ValidationError as error:
-            raise ConfigError(f"{self.path}: {sentence(error)}") from None
+            raise ConfigError(f"{self.path}: {sections.sentence(error)}") from None
         for name, count in Counter(table.name for table in layout.panels).items():
             if count > 1:
                 raise ConfigError(f"{self.path}: panel {name!r} is there twice")
@@ -341,6 +341,6 @@ class StudyFile:
         except (ValidationError, ConfigError) as error:
             where = f", panel {panel}" if panel else ""
             where += ", scale small" if content.get("scale") == "small" else ""
-            words = sentence(error) if isinstance(error, ValidationError) else str(error)
+            words = sections.sentence(error) if isinstance(error, ValidationError) else str(error)
             raise ConfigError(f"{self.path}{where}: {words}") from None
         return study

@@ -29,13 +29,12 @@ from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.problem.untouched import RandomState, untouched_randomness
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
 from hesscond.spectra.threads import torch_threads
-from hesscond.study import metrics
+from hesscond.study import metrics, structure
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.metrics import multiplications
 from hesscond.study.probing import Probe, Prober, ProbeRow, placed
 from hesscond.study.sections import ModelConfig
-from hesscond.study.structure import check_structure, probed_blocks, probed_layers
 from hesscond.theorems import LayerStatement, statement
 
 #: A loss that has grown by this factor has diverged where a probe fails.
@@ -111,7 +110,7 @@ class RunPlan:
         """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
-        study["probe"]["layers"] = probed_layers(self.study)
+        study["probe"]["layers"] = structure.probed_layers(self.study)
         study["run"] = {
             "method": self.method,
             **({"label": self.label} if self.label else {}),
@@ -171,7 +170,7 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
         the training set; a network too large for this machine; a method that does not fit the network or the batch.
     """
     check_data(plan.study.data, data)
-    check_structure(plan.study)
+    structure.check_structure(plan.study)
     try:
         model = build_model(plan, data)
     except RuntimeError as error:
@@ -348,7 +347,7 @@ class Training:
             self.method.fit(self.inputs)
         self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
         self.schedule = study.schedule.scheduler(self.optimizer, per_epoch=self.per_epoch, iterations=self.iterations)
-        blocks = probed_blocks(study)
+        blocks = structure.probed_blocks(study)
         self.prober = Prober(
             self.model,
             self.loss_fn,
