@@ -1,9 +1,4 @@
-"""Batch normalization before or after the activations, with and without gradient through the statistics; renormalized.
-
-Sources: Ioffe and Szegedy, *Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
-Shift*, ICML 2015, Algorithm 1; Ioffe, *Batch Renormalization: Towards Reducing Minibatch Dependence in
-Batch-Normalized Models*, NeurIPS 2017, Algorithm 1.
-"""
+"""Batch normalization before or after activations, with and without gradient through the statistics; renormalized."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Batch normalization preconditioning (BNP) of dense and convolutional layers.
-
-Source: Lange, Helfrich and Ye, *Batch Normalization Preconditioning for Neural Network Training*, JMLR 23
-(2022), Algorithms 2 and 3 and eqs. (13)-(15), (23).
-"""
+"""Batch normalization preconditioning (BNP) of dense and convolutional layers: eqs. (13)-(15), (23) of its paper."""
 
 from __future__ import annotations
 

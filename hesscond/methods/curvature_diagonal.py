@@ -1,8 +1,4 @@
-"""Sophia and AdaHessian: M is diagonal, of random estimates of the diagonal of the Hessian.
-
-Sources: Liu et al., *Sophia: A Scalable Stochastic Second-order Optimizer for Language Model Pre-training*, ICLR 2024;
-Yao et al., *AdaHessian: An Adaptive Second Order Optimizer for Machine Learning*, AAAI 2021.
-"""
+"""Sophia and AdaHessian: M is diagonal, of random estimates of the diagonal of the Hessian."""
 
 from __future__ import annotations
 

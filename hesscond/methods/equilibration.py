@@ -1,8 +1,4 @@
-"""Weight equilibration (weight conditioning): the layer multiplies with E(W) W, E diagonal.
-
-Sources: Saratchandran, Wang and Lucey, *Weight Conditioning for Smooth Optimization of Neural Networks*, ECCV 2024,
-sec. 4 and 5.1; Van der Sluis, *Condition numbers and equilibration of matrices*, Numerische Mathematik 14 (1969).
-"""
+"""Weight equilibration (weight conditioning): the layer multiplies with E(W) W, E diagonal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Batch normalization with ghost batches, channel groups, decay of γ and β, and example statistics at inference.
 
-Source: Summers and Dinneen, *Four Things Everyone Should Know to Improve Batch Normalization*, ICLR 2020, and the
-authors' code for the details (decay of γ towards 1, order of the groups).
+The details (decay of γ towards 1, order of the groups) are those of the authors' code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The exact Gauss–Newton matrix of every layer on the mini-batch of the step, known by its rows and never formed.
-
-Sources: Schraudolph, *Fast Curvature Matrix-Vector Products for Second-Order Gradient Descent*, Neural Computation 14
-(2002); as a preconditioner layer by layer, Abreu et al., ICLR 2026.
-"""
+"""The exact Gauss–Newton matrix of every layer on the mini-batch of the step, known by its rows and never formed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""K-FAC and E-KFAC: a layer's Fisher matrix as a Kronecker product, of its inputs and of the gradients of its outputs.
-
-Sources: Martens and Grosse, *Optimizing Neural Networks with Kronecker-factored Approximate Curvature*, ICML 2015;
-Grosse and Martens, ICML 2016 (convolutions); George et al., *Fast Approximate Natural Gradient Descent in a
-Kronecker-factored Eigenbasis*, NeurIPS 2018.
-"""
+"""K-FAC and E-KFAC: a layer's Fisher matrix as a Kronecker product, of inputs and of the gradients of outputs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Shampoo, SOAP, PSGD and Muon: M of every weight as a Kronecker product, from its gradients.
-
-Sources: Gupta, Koren and Singer, *Shampoo: Preconditioned Stochastic Tensor Optimization*, ICML 2018; Morwani et al.,
-*A New Perspective on Shampoo's Preconditioner*, ICLR 2025; Vyas et al., *SOAP: Improving and Stabilizing Shampoo using
-Adam*, ICLR 2025; Li, IEEE TNNLS 29 (2018); Jordan et al., 2024.
-"""
+"""Shampoo, SOAP, PSGD and Muon: M of every weight as a Kronecker product, from its gradients."""
 
 from __future__ import annotations
 

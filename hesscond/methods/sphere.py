@@ -1,8 +1,4 @@
-"""Constrained weights (CWO): each unit's weights on a sphere, with zero mean, or both.
-
-Source: Ikami, Irie and Shibata, *Constrained Weight Optimization for Learning without Activation Normalization*,
-WACV 2021, Algorithm 1.
-"""
+"""Constrained weights (CWO): each unit's weights on a sphere, with zero mean, or both."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Weight normalization w_i = g_i d(v_i), centred or not, and weight standardization: every unit's weights normalized.
-
-Sources: Salimans and Kingma, *Weight Normalization*, NeurIPS 2016, eq. (2); Huang, Liu, Liu, Lang and Tao, *Centered
-Weight Normalization in Accelerating Training of Deep Neural Networks*, ICCV 2017, sec. 3.2-3.3; Qiao, Wang, Liu, Shen
-and Yuille, *Micro-Batch Training with Batch-Channel Normalization and Weight Standardization* (2019), eqs. (4)-(6).
-"""
+"""Weight normalization w_i = g_i d(v_i), centred or not, and weight standardization: weights normalized by unit."""
 
 from __future__ import annotations
 

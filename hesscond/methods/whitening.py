@@ -1,9 +1,4 @@
-"""Full whitening of each layer's inputs: the best that any linear change of variables of the inputs can reach.
-
-Sources: Desjardins, Simonyan, Pascanu and Kavukcuoglu, *Natural Neural Networks*, NIPS 2015, sec. 3 (whitened inputs);
-Martens and Grosse, *Optimizing Neural Networks with Kronecker-factored Approximate Curvature*, ICML 2015, sec. 3 (the
-factor of the inputs); Grosse and Martens, ICML 2016, for convolutions.
-"""
+"""Full whitening of each layer's inputs: the best that any linear change of variables of the inputs can reach."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""M of optimizers of the packages pytorch-optimizer (4.1) and schedulefree (1.4).
-
-Sources: Gupta, Koren, Singer, ICML 2018 (Shampoo); Vyas et al., ICLR 2025 (SOAP); Li, IEEE TNNLS 29 (2018) (PSGD);
-Liu et al., ICLR 2024 (Sophia); Yao et al., AAAI 2021 (AdaHessian); Jordan et al., 2024 (Muon); Defazio
-et al., NeurIPS 2024 (schedule-free).
-"""
+"""M of optimizers of the packages pytorch-optimizer (4.1) and schedulefree (1.4); sources: `hesscond.methods`."""
 
 from __future__ import annotations
 
@@ -87,7 +82,7 @@ def muon(look: Look) -> ParameterMap | torch.Tensor:
 
 @reads("schedulefree.adamw_schedulefree.AdamWScheduleFree")
 def adamw(look: Look) -> torch.Tensor:
-    """M = s/(√v̂ + ε) of the steps of z, which the weights average; s: share of the rate that the warm-up allows."""
+    """M = s/(√v̂ + ε) of the steps of z, which the weights average (Defazio et al. 2024); s: the warm-up's share."""
     group = look.group
     v = look.tensor("exp_avg_sq") / (1 - group["betas"][1] ** group["k"])
     return float(group["scheduled_lr"]) / float(group["lr"]) / (v.sqrt() + group["eps"])

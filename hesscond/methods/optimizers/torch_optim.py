@@ -1,8 +1,4 @@
-"""M of torch's own optimizers, as their documentation gives the steps.
-
-Muon: Jordan et al., *Muon: An optimizer for hidden layers in neural networks* (2024); RAdam: Liu et al., ICLR 2020; the
-others in `hesscond.methods`.
-"""
+"""M of torch's own optimizers, as their documentation gives the steps; `hesscond.methods` has the sources."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ def adam(look: reading.Look) -> torch.Tensor:
 
 @reading.reads("torch.optim.radam.RAdam")
 def radam(look: reading.Look) -> torch.Tensor | float:
-    """M = r_t √(1 − β₂ᵗ)/(√v + ε), and I as long as r_t is not defined."""
+    """M = r_t √(1 − β₂ᵗ)/(√v + ε), and I as long as r_t is not defined (Liu et al., ICLR 2020)."""
     step, beta = float(look.state["step"]), float(look.group["betas"][1])
     infinite = 2 / (1 - beta) - 1
     rho = infinite - 2 * step * beta**step / (1 - beta**step)
