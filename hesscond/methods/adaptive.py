@@ -133,10 +133,7 @@ class Adaptive(ByParameter):
 
 @register
 class AdaGrad(Adaptive):
-    """`torch.optim.Adagrad`: v_t = v_{t−1} + g_t², M = diag(1/(√v_t + ε)), step −α M g_t.
-
-    Source: Duchi, Hazan, Singer, JMLR 12 (2011), Figure 1 (diagonal).
-    """
+    """`torch.optim.Adagrad`: v_t = v_{t−1} + g_t², M = diag(1/(√v_t + ε)), step −α M g_t."""
 
     name = "adagrad"
     summary = "AdaGrad (torch), measured in M^1/2 of its accumulated squared gradients"

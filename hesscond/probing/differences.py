@@ -1,12 +1,8 @@
 """Comparison of second derivatives with differences of the gradient, which are independent of double backward.
 
-Along one random direction v of all parameters concerned, H v by double backward is compared with the forward difference
-(g(w + εv) − g(w)) / ε, parameter by parameter. Where they do not agree, as at a kink, or one is small, central
-differences (g(w + εv) − g(w − εv)) / 2ε decide. Quantities that the model detaches, or computes under ``no_grad``, are
-constants of the gradient and are held at their values at w. A kink (ReLU, max, |x|) between w ± εv shows in
-g(w + εv) + g(w − εv) − 2g(w), which is of order ε² where the gradient is smooth: a step with kinks decides nothing.
-Steps and points vary until two of them agree with each other, or one agrees with double backward; where rounding alone
-would explain a difference above the tolerance, a longer step, which has less of it, decides.
+Along one random direction v, the forward difference is compared parameter by parameter; where that does not agree,
+central differences with several steps decide, kinks excepted (docs/verification.md). Where rounding alone would explain
+a difference above the tolerance, a longer step, which has less of it, decides.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 r"""Kronecker scalings L ⊗ R with the smallest κ⁺(A(L ⊗ R)), and a lower bound for all pairs (L, R).
 
-With Z = (L ⊗ R)(L ⊗ R)ᵀ, log κ is convex along the geodesics of positive definite Kronecker products: for Z = exp(tK),
-K = S ⊗ I + I ⊗ T and a unit vector u, Jensen's inequality gives log uᵀZu ≥ t uᵀKu. So local optima are global, and
-densities over eigenvectors that agree in both partial traces prove it: see `lower_bound`. Geodesic convexity of λ_max
-and of functions of Kronecker products: Wiesel, IEEE Trans. Signal Process. 60 (2012), 6182-6189.
+log κ is convex along the geodesics of positive definite Kronecker products (Wiesel 2012; docs/concepts/bounds.md), so
+that local optima are global; densities over eigenvectors that agree in both partial traces prove it: `lower_bound`.
 """
 
 from __future__ import annotations
