@@ -7,8 +7,7 @@ from torch import nn
 from hesscond.capture import capture
 from hesscond.hessians.network_operator import GGNOperator, HessianOperator
 from hesscond.hessians.null_space.directions import network_null_directions
-from hesscond.hessians.null_space.inverse import network_inverse
-from hesscond.hessians.null_space.kronecker import KroneckerFactors, KroneckerInverse, Terms
+from hesscond.hessians.null_space.kronecker import KroneckerFactors, KroneckerInverse, Terms, network_inverse
 from hesscond.hessians.parameters import covered, layout_of, placements
 from hesscond.operators.subspace import KroneckerComplement
 from hesscond.spectra.smallest import smallest_nonzero

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.null_space.directions import NullDirections, combined, network_null_directions
-from hesscond.hessians.null_space.inverse import network_inverse
+from hesscond.hessians.null_space.kronecker import network_inverse
 from hesscond.hessians.null_space.reduced import PulledInverse, remaining
 from hesscond.spectra.forms import SolverHints
 
