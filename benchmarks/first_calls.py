@@ -32,8 +32,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import hesscond  # noqa: E402
-from tests.catalogue import PAGE as CATALOGUE  # noqa: E402
-from tests.catalogue import batches, libraries, parts  # noqa: E402
+from tests.catalogue import (  # noqa: E402
+    PAGE as CATALOGUE,
+    batches,
+    libraries,
+    parts,
+)
 from tests.catalogue.parts import Net  # noqa: E402
 from tests.catalogue.truths import InDouble  # noqa: E402
 
@@ -183,8 +187,7 @@ def e3nn_product():
 
 @case("e3nn", "Gate between two o3.Linear")
 def e3nn_gate():
-    from e3nn import nn as enn
-    from e3nn import o3
+    from e3nn import nn as enn, o3
 
     gate = enn.Gate("2x0e", [torch.tanh], "1x0e", [torch.sigmoid], "1x1o")
     model = nn.Sequential(o3.Linear("2x0e + 1x1o", gate.irreps_in), gate, o3.Linear(gate.irreps_out, "1x0e"))

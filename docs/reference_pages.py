@@ -25,10 +25,8 @@ from hesscond import data
 from hesscond.cli import app
 from hesscond.expectations import parser
 from hesscond.models import MODELS
-from hesscond.report import FIGURES
-from hesscond.report import TABLES as TABLE_KINDS
-from hesscond.runs.store import KEYS as ROW_KEYS
-from hesscond.runs.store import PROBE_MEANING, SCHEMA_VERSION, TABLES
+from hesscond.report import FIGURES, TABLES as TABLE_KINDS
+from hesscond.runs.store import KEYS as ROW_KEYS, PROBE_MEANING, SCHEMA_VERSION, TABLES
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
 

@@ -11,89 +11,53 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.errors import (
-        CaptureError,
-        ConfigError,
-        CorruptDataError,
-        DataNotFoundError,
-        DivergedError,
-        HesscondError,
-        MatrixError,
-        NoDerivativeError,
-        NotFiniteError,
-        RunError,
+        CaptureError as CaptureError,
+        ConfigError as ConfigError,
+        CorruptDataError as CorruptDataError,
+        DataNotFoundError as DataNotFoundError,
+        DivergedError as DivergedError,
+        HesscondError as HesscondError,
+        MatrixError as MatrixError,
+        NoDerivativeError as NoDerivativeError,
+        NotFiniteError as NotFiniteError,
+        RunError as RunError,
     )
-    from hesscond.hessians import GGNOperator, HessianOperator, Preconditioner, SphereTangentOperator
-    from hesscond.methods import Method, register
-    from hesscond.probing.diff import Diff, diff
-    from hesscond.probing.entry import probe
-    from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+    from hesscond.hessians import (
+        GGNOperator as GGNOperator,
+        HessianOperator as HessianOperator,
+        Preconditioner as Preconditioner,
+        SphereTangentOperator as SphereTangentOperator,
+    )
+    from hesscond.methods import Method as Method, register as register
+    from hesscond.probing.diff import Diff as Diff, diff as diff
+    from hesscond.probing.entry import probe as probe
+    from hesscond.probing.results import (
+        LayerResult as LayerResult,
+        NetworkResult as NetworkResult,
+        ProbeResult as ProbeResult,
+    )
     from hesscond.scaling import (
-        OptimalKronecker,
-        OptimalScaling,
-        optimal_diagonal_scaling,
-        optimal_kronecker_scaling,
+        OptimalKronecker as OptimalKronecker,
+        OptimalScaling as OptimalScaling,
+        optimal_diagonal_scaling as optimal_diagonal_scaling,
+        optimal_kronecker_scaling as optimal_kronecker_scaling,
     )
     from hesscond.spectra import (
-        ConditionNumber,
-        Density,
-        EigenResult,
-        ExactRank,
-        Rank,
-        condition_number,
-        density,
-        exact_rank,
-        lanczos,
-        rank,
-        smallest_nonzero,
+        ConditionNumber as ConditionNumber,
+        Density as Density,
+        EigenResult as EigenResult,
+        ExactRank as ExactRank,
+        Rank as Rank,
+        condition_number as condition_number,
+        density as density,
+        exact_rank as exact_rank,
+        lanczos as lanczos,
+        rank as rank,
+        smallest_nonzero as smallest_nonzero,
     )
-    from hesscond.theorems import Verdict, verify
-    from hesscond.watching import Alarm, Watch, watch
+    from hesscond.theorems import Verdict as Verdict, verify as verify
+    from hesscond.watching import Alarm as Alarm, Watch as Watch, watch as watch
 else:
-    __getattr__, __dir__ = attach(__name__)
+    __getattr__, __dir__, __all__ = attach(__name__)
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Alarm",
-    "CaptureError",
-    "ConditionNumber",
-    "ConfigError",
-    "CorruptDataError",
-    "DataNotFoundError",
-    "Density",
-    "Diff",
-    "DivergedError",
-    "EigenResult",
-    "ExactRank",
-    "GGNOperator",
-    "HesscondError",
-    "HessianOperator",
-    "LayerResult",
-    "MatrixError",
-    "Method",
-    "NetworkResult",
-    "NoDerivativeError",
-    "NotFiniteError",
-    "OptimalKronecker",
-    "OptimalScaling",
-    "Preconditioner",
-    "ProbeResult",
-    "Rank",
-    "RunError",
-    "SphereTangentOperator",
-    "Verdict",
-    "Watch",
-    "condition_number",
-    "density",
-    "diff",
-    "exact_rank",
-    "lanczos",
-    "optimal_diagonal_scaling",
-    "optimal_kronecker_scaling",
-    "probe",
-    "rank",
-    "register",
-    "smallest_nonzero",
-    "verify",
-    "watch",
-]

@@ -46,21 +46,18 @@ def optional(purpose: str) -> Iterator[None]:
         raise ConfigError(f"{purpose} needs {module}: pip install {packages} (extra {extra!r})") from None
 
 
-def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package whose imports below ``if TYPE_CHECKING`` are made when used."""
-
-    @cache
-    def homes() -> dict[str, str]:
-        tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
-        imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        return {alias.name: str(one.module) for one in imports for alias in one.names}
+def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a package: imports ``NAME as NAME`` are made when used."""
+    tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(one.module) for one in imports for alias in one.names if alias.asname == alias.name}
 
     def get(name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if name in homes():
+        if name in homes:
             with optional(f"{package}.{name}"):
-                found = getattr(import_module(homes()[name]), name)
+                found = getattr(import_module(homes[name]), name)
             setattr(sys.modules[package], name, found)
             return found
         try:
@@ -72,9 +69,9 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
             raise AttributeError(f"module {package!r} has no attribute {name!r}{gone}") from None
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes()})
+        return sorted({*vars(sys.modules[package]), *homes})
 
-    return get, names
+    return get, names, sorted(homes)
 
 
 def imported(package: str) -> list[ModuleType]:

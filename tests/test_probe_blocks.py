@@ -11,8 +11,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.capture import separators
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.hessians import Jacobi, role
-from hesscond.hessians import OptimalDiagonal as Optimal
+from hesscond.hessians import Jacobi, OptimalDiagonal as Optimal, role
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import Role
 from hesscond.methods import parse
@@ -21,8 +20,7 @@ from tests.catalogue.blocks import AddLowRank, Conv1D, Piped
 from tests.catalogue.cases import split
 from tests.catalogue.parts import CE
 from tests.catalogue.truths import Truth
-from tests.catalogue.units import GROUP as STORED
-from tests.catalogue.units import Transposed
+from tests.catalogue.units import GROUP as STORED, Transposed
 
 ids = pytest.mark.parametrize("other_case", BLOCKS, ids=lambda c: c.name)
 

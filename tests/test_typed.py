@@ -1,6 +1,5 @@
 """The types of the package as a user's mypy sees them."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -53,18 +52,6 @@ def test_a_users_mypy_sees_the_types(tmp_path):
     assert done.returncode == 1
     assert 'Missing positional arguments "model", "loss_fn", "data"' in done.stdout
     assert 'Module has no attribute "nothing"' in done.stdout
-
-
-@pytest.mark.parametrize("package", ["hesscond", "hesscond.study"])
-def test_what_is_exported_is_what_is_imported_for_type_checkers(package):
-    __import__(package)
-    module = sys.modules[package]
-    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    (block,) = (
-        node for node in tree.body if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-    )
-    imported = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert imported == set(module.__all__)
 
 
 def test_the_wheel_says_that_it_is_typed():

@@ -22,8 +22,7 @@ from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.lazy import optional
 from hesscond.report.tables import number
 from hesscond.runs import open_run, printable
-from hesscond.study import Progress, RunPlan, load_data, resolve_device, run
-from hesscond.study import sweep as sweeps
+from hesscond.study import Progress, RunPlan, load_data, resolve_device, run, sweep as sweeps
 from hesscond.study.grid import FILE, read_sweep
 from hesscond.study.sections import DataConfig
 

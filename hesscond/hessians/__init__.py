@@ -9,49 +9,35 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.hessians.catalogue import role
+    from hesscond.hessians.catalogue import role as role
     from hesscond.hessians.coordinates.base import (
-        BlockHessian,
-        Chart,
-        Coordinates,
-        HessianScaling,
-        Preconditioner,
+        BlockHessian as BlockHessian,
+        Chart as Chart,
+        Coordinates as Coordinates,
+        HessianScaling as HessianScaling,
+        Preconditioner as Preconditioner,
     )
-    from hesscond.hessians.coordinates.charts import Reparametrized, SphereTangentOperator
-    from hesscond.hessians.coordinates.from_hessian import Jacobi, OptimalDiagonal, OptimalKronecker
+    from hesscond.hessians.coordinates.charts import (
+        Reparametrized as Reparametrized,
+        SphereTangentOperator as SphereTangentOperator,
+    )
+    from hesscond.hessians.coordinates.from_hessian import (
+        Jacobi as Jacobi,
+        OptimalDiagonal as OptimalDiagonal,
+        OptimalKronecker as OptimalKronecker,
+    )
     from hesscond.hessians.coordinates.linear import (
-        CentringScaling,
-        DensePreconditioner,
-        GroupedPreconditioner,
-        Kronecker,
-        Scaling,
+        CentringScaling as CentringScaling,
+        DensePreconditioner as DensePreconditioner,
+        GroupedPreconditioner as GroupedPreconditioner,
+        Kronecker as Kronecker,
+        Scaling as Scaling,
     )
-    from hesscond.hessians.coordinates.parameter_maps import ParameterMap
-    from hesscond.hessians.network_operator import GGNOperator, HessianOperator
-    from hesscond.hessians.null_space import NullDirections, network_null_directions
+    from hesscond.hessians.coordinates.parameter_maps import ParameterMap as ParameterMap
+    from hesscond.hessians.network_operator import GGNOperator as GGNOperator, HessianOperator as HessianOperator
+    from hesscond.hessians.null_space import (
+        NullDirections as NullDirections,
+        network_null_directions as network_null_directions,
+    )
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "BlockHessian",
-    "CentringScaling",
-    "Chart",
-    "Coordinates",
-    "DensePreconditioner",
-    "GGNOperator",
-    "GroupedPreconditioner",
-    "HessianOperator",
-    "HessianScaling",
-    "Jacobi",
-    "Kronecker",
-    "NullDirections",
-    "OptimalDiagonal",
-    "OptimalKronecker",
-    "ParameterMap",
-    "Preconditioner",
-    "Reparametrized",
-    "Scaling",
-    "SphereTangentOperator",
-    "network_null_directions",
-    "role",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -7,8 +7,7 @@ from typing import Any
 from hesscond.lazy import optional
 from hesscond.problem.batches import moved
 from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.watching import Alarm, watch
-from hesscond.watching import Watch as LoopWatch
+from hesscond.watching import Alarm, Watch as LoopWatch, watch
 
 with optional("hesscond.integrations.transformers"):
     from transformers import TrainerCallback

@@ -8,47 +8,28 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.operators.adapters import as_operator
-    from hesscond.operators.estimates import Estimate, diagonal, frobenius_norm, trace
-    from hesscond.operators.operator import (
-        ApproximateInverse,
-        Congruence,
-        Dense,
-        Diagonal,
-        DiagonalInverse,
-        Gram,
-        LinearOperator,
-        Matrix,
-        Shifted,
-        Sum,
-        SymmetricOperator,
-        ritz_range,
+    from hesscond.operators.adapters import as_operator as as_operator
+    from hesscond.operators.estimates import (
+        Estimate as Estimate,
+        diagonal as diagonal,
+        frobenius_norm as frobenius_norm,
+        trace as trace,
     )
-    from hesscond.operators.subspace import DirectSum, Span, Subspace
-    from hesscond.operators.systems import solve
+    from hesscond.operators.operator import (
+        ApproximateInverse as ApproximateInverse,
+        Congruence as Congruence,
+        Dense as Dense,
+        Diagonal as Diagonal,
+        DiagonalInverse as DiagonalInverse,
+        Gram as Gram,
+        LinearOperator as LinearOperator,
+        Matrix as Matrix,
+        Shifted as Shifted,
+        Sum as Sum,
+        SymmetricOperator as SymmetricOperator,
+        ritz_range as ritz_range,
+    )
+    from hesscond.operators.subspace import DirectSum as DirectSum, Span as Span, Subspace as Subspace
+    from hesscond.operators.systems import solve as solve
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "ApproximateInverse",
-    "Congruence",
-    "Dense",
-    "Diagonal",
-    "DiagonalInverse",
-    "DirectSum",
-    "Estimate",
-    "Gram",
-    "LinearOperator",
-    "Matrix",
-    "Shifted",
-    "Span",
-    "Subspace",
-    "Sum",
-    "SymmetricOperator",
-    "as_operator",
-    "diagonal",
-    "frobenius_norm",
-    "ritz_range",
-    "solve",
-    "trace",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse import issparse
-from scipy.sparse.linalg import LinearOperator as ScipyOperator
-from scipy.sparse.linalg import aslinearoperator
+from scipy.sparse.linalg import LinearOperator as ScipyOperator, aslinearoperator
 
 from hesscond.errors import MatrixError
 from hesscond.operators.operator import Dense, LinearOperator, SymmetricOperator

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.probing.entry import probe
-    from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+    from hesscond.probing.entry import probe as probe
+    from hesscond.probing.results import (
+        LayerResult as LayerResult,
+        NetworkResult as NetworkResult,
+        ProbeResult as ProbeResult,
+    )
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = ["LayerResult", "NetworkResult", "ProbeResult", "probe"]
+    __getattr__, __dir__, __all__ = attach(__name__)

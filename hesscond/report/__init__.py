@@ -12,63 +12,43 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.report.curves import (
-        accuracy_axes,
-        conditioning_figure,
-        eigenvalue_figure,
-        loss_axes,
-        training_figure,
+        accuracy_axes as accuracy_axes,
+        conditioning_figure as conditioning_figure,
+        eigenvalue_figure as eigenvalue_figure,
+        loss_axes as loss_axes,
+        training_figure as training_figure,
     )
-    from hesscond.report.equal_loss import equal_loss_figure
-    from hesscond.report.html_report import write_report
-    from hesscond.report.layers import bands_figure, heatmap_figure, layer_axes
+    from hesscond.report.equal_loss import equal_loss_figure as equal_loss_figure
+    from hesscond.report.html_report import write_report as write_report
+    from hesscond.report.layers import (
+        bands_figure as bands_figure,
+        heatmap_figure as heatmap_figure,
+        layer_axes as layer_axes,
+    )
     from hesscond.report.margins import (
-        margin_figure,
-        rate_figure,
-        rate_trials,
+        margin_figure as margin_figure,
+        rate_figure as rate_figure,
+        rate_trials as rate_trials,
     )
-    from hesscond.report.page import COLUMN, Page, save_figure, venue_page, venues
-    from hesscond.report.palette import method_colors, method_looks
-    from hesscond.report.plotting import method_legend
-    from hesscond.report.probed import probe_figure
-    from hesscond.report.registry import FIGURES, TABLES, FigureKind, TableKind
-    from hesscond.report.series import rounding_note
-    from hesscond.report.statements import statement_frame
-    from hesscond.report.summary import summary_frame, summary_table
-    from hesscond.report.verdict import verdict_frame, verdict_sentences
+    from hesscond.report.page import (
+        COLUMN as COLUMN,
+        Page as Page,
+        save_figure as save_figure,
+        venue_page as venue_page,
+        venues as venues,
+    )
+    from hesscond.report.palette import method_colors as method_colors, method_looks as method_looks
+    from hesscond.report.plotting import method_legend as method_legend
+    from hesscond.report.probed import probe_figure as probe_figure
+    from hesscond.report.registry import (
+        FIGURES as FIGURES,
+        TABLES as TABLES,
+        FigureKind as FigureKind,
+        TableKind as TableKind,
+    )
+    from hesscond.report.series import rounding_note as rounding_note
+    from hesscond.report.statements import statement_frame as statement_frame
+    from hesscond.report.summary import summary_frame as summary_frame, summary_table as summary_table
+    from hesscond.report.verdict import verdict_frame as verdict_frame, verdict_sentences as verdict_sentences
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "COLUMN",
-    "FIGURES",
-    "TABLES",
-    "FigureKind",
-    "Page",
-    "TableKind",
-    "accuracy_axes",
-    "bands_figure",
-    "conditioning_figure",
-    "eigenvalue_figure",
-    "equal_loss_figure",
-    "heatmap_figure",
-    "layer_axes",
-    "loss_axes",
-    "margin_figure",
-    "method_colors",
-    "method_legend",
-    "method_looks",
-    "probe_figure",
-    "rate_figure",
-    "rate_trials",
-    "rounding_note",
-    "save_figure",
-    "statement_frame",
-    "summary_frame",
-    "summary_table",
-    "training_figure",
-    "venue_page",
-    "venues",
-    "verdict_frame",
-    "verdict_sentences",
-    "write_report",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -8,42 +8,26 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.runs.checkpoint import BusyError, Checkpoints
-    from hesscond.runs.log import RunLog, can_be_resumed, check_free, check_no_run
+    from hesscond.runs.checkpoint import BusyError as BusyError, Checkpoints as Checkpoints
+    from hesscond.runs.log import (
+        RunLog as RunLog,
+        can_be_resumed as can_be_resumed,
+        check_free as check_free,
+        check_no_run as check_no_run,
+    )
     from hesscond.runs.store import (
-        LOG,
-        OPTIMA,
-        OVER,
-        PLACE,
-        TABLES,
-        StoredRun,
-        find_runs,
-        open_run,
-        place_name,
-        printable,
-        reading,
-        run_folders,
+        LOG as LOG,
+        OPTIMA as OPTIMA,
+        OVER as OVER,
+        PLACE as PLACE,
+        TABLES as TABLES,
+        StoredRun as StoredRun,
+        find_runs as find_runs,
+        open_run as open_run,
+        place_name as place_name,
+        printable as printable,
+        reading as reading,
+        run_folders as run_folders,
     )
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "LOG",
-    "OPTIMA",
-    "OVER",
-    "PLACE",
-    "TABLES",
-    "BusyError",
-    "Checkpoints",
-    "RunLog",
-    "StoredRun",
-    "can_be_resumed",
-    "check_free",
-    "check_no_run",
-    "find_runs",
-    "open_run",
-    "place_name",
-    "printable",
-    "reading",
-    "run_folders",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -8,26 +8,11 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.problem.devices import resolve_device
-    from hesscond.runs import StoredRun, find_runs, open_run
-    from hesscond.study.config import StudyConfig
-    from hesscond.study.datasets import load_data
-    from hesscond.study.files import built_in, load_study
-    from hesscond.study.runner import Progress, RunPlan, check_plan, run
+    from hesscond.problem.devices import resolve_device as resolve_device
+    from hesscond.runs import StoredRun as StoredRun, find_runs as find_runs, open_run as open_run
+    from hesscond.study.config import StudyConfig as StudyConfig
+    from hesscond.study.datasets import load_data as load_data
+    from hesscond.study.files import built_in as built_in, load_study as load_study
+    from hesscond.study.runner import Progress as Progress, RunPlan as RunPlan, check_plan as check_plan, run as run
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "Progress",
-    "RunPlan",
-    "StoredRun",
-    "StudyConfig",
-    "built_in",
-    "check_plan",
-    "find_runs",
-    "load_data",
-    "load_study",
-    "open_run",
-    "resolve_device",
-    "run",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -16,10 +16,7 @@ from pydantic_core import PydanticCustomError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hesscond.data import AUGMENTATIONS, Form
-from hesscond.data import form as data_form
-from hesscond.data import names as data_names
-from hesscond.data import options as data_options
+from hesscond.data import AUGMENTATIONS, Form, form as data_form, names as data_names, options as data_options
 from hesscond.data.sources import SOURCES
 from hesscond.errors import LARGEST, ConfigError, did_you_mean
 from hesscond.methods.base import OptimizerName

@@ -11,25 +11,14 @@ from hesscond.lazy import attach
 
 if TYPE_CHECKING:
     from hesscond.testing.assertions import (
-        Assertion,
-        ConditionNumberError,
-        Finding,
-        UnresolvedError,
-        UnresolvedWarning,
-        assert_condition_number,
-        assert_no_regression,
-        assert_preconditioner_improves,
+        Assertion as Assertion,
+        ConditionNumberError as ConditionNumberError,
+        Finding as Finding,
+        UnresolvedError as UnresolvedError,
+        UnresolvedWarning as UnresolvedWarning,
+        assert_condition_number as assert_condition_number,
+        assert_no_regression as assert_no_regression,
+        assert_preconditioner_improves as assert_preconditioner_improves,
     )
 else:
-    __getattr__, __dir__ = attach(__name__)
-
-__all__ = [
-    "Assertion",
-    "ConditionNumberError",
-    "Finding",
-    "UnresolvedError",
-    "UnresolvedWarning",
-    "assert_condition_number",
-    "assert_no_regression",
-    "assert_preconditioner_improves",
-]
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_image
 
-from hesscond.data import fetch, load, names
-from hesscond.data import generated as solids
+from hesscond.data import fetch, generated as solids, load, names
 from hesscond.data.generated import BOX, SOLID_TORUS, SPHERES, inside
 from hesscond.data.sources import SOURCES, Generated
 from hesscond.errors import ConfigError

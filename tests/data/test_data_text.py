@@ -6,8 +6,7 @@ import sys
 import pytest
 import torch
 
-from hesscond.data import fetch, form, load, locate, part, standardized
-from hesscond.data import text as texts
+from hesscond.data import fetch, form, load, locate, part, standardized, text as texts
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 #: 200 characters of 11 kinds, two bytes long and four bytes long ones among them.

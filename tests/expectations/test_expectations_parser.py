@@ -5,8 +5,7 @@ import builtins
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hesscond.errors import ConfigError
 from hesscond.expectations import Expectation, ExpressionError

@@ -13,8 +13,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import SphereTangentOperator
 from hesscond.methods import parse
 from hesscond.methods.sphere import Affine, Noise, SphereChart
-from hesscond.models import MODELS as NETWORKS
-from hesscond.models import build
+from hesscond.models import MODELS as NETWORKS, build
 from tests.methods.contract import MethodContract, digits, network
 from tests.truth import double_backward, unit_truth
 

@@ -10,8 +10,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.lazy import load_installed
 from hesscond.methods import base, method_class, parse, registered
-from hesscond.theorems import base as theorems
-from hesscond.theorems import verify
+from hesscond.theorems import base as theorems, verify
 
 #: A whole method and a whole statement, as a user would write them.
 EXAMPLE = '''

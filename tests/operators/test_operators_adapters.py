@@ -9,8 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 from curvlinops.examples import TensorLinearOperator
-from scipy.sparse.linalg import LinearOperator as ScipyOperator
-from scipy.sparse.linalg import aslinearoperator
+from scipy.sparse.linalg import LinearOperator as ScipyOperator, aslinearoperator
 from torch import nn
 
 from hesscond.errors import MatrixError

@@ -9,8 +9,7 @@ from contextlib import closing
 
 import pytest
 import tomli_w
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hesscond.errors import HesscondError
 from hesscond.report import summary_frame

@@ -4,8 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import Dense, Diagonal, SymmetricOperator

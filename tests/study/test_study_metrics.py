@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from sklearn.metrics import accuracy_score, top_k_accuracy_score
 
 from hesscond.study.metrics import METRICS, hits, of_characters, of_classes, of_values

@@ -9,8 +9,7 @@ from itertools import product
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from threadpoolctl import threadpool_limits
 
 from hesscond.errors import ConfigError

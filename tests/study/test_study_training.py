@@ -16,9 +16,15 @@ from hesscond.errors import CaptureError, DivergedError, MatrixError, RunError
 from hesscond.hessians import Scaling
 from hesscond.methods import BNP
 from hesscond.runs import Checkpoints, RunLog
-from hesscond.study import RunPlan, StudyConfig, load_study, open_run, run
-from hesscond.study import probing as probing_module
-from hesscond.study import runner as runner_module
+from hesscond.study import (
+    RunPlan,
+    StudyConfig,
+    load_study,
+    open_run,
+    probing as probing_module,
+    run,
+    runner as runner_module,
+)
 from hesscond.study.runner import Training, build_model
 from tests.runs.run_logs import same_logs
 from tests.truth import unit_truth

@@ -10,8 +10,7 @@ import torch
 
 import hesscond
 from tests import documented
-from tests.catalogue import PAGE as CASES
-from tests.catalogue import case
+from tests.catalogue import PAGE as CASES, case
 from tests.catalogue.judging import LEVELS, measured
 from tests.support.page import PAGE, page, row, rows_of
 

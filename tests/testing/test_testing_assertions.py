@@ -7,8 +7,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hesscond import probe
 from hesscond.errors import ConfigError

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import sympy
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hesscond.theorems import exact
 

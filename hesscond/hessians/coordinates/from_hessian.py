@@ -8,8 +8,7 @@ from hesscond.errors import ConfigError, MatrixError
 from hesscond.hessians.coordinates.base import BlockHessian, HessianScaling
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
 from hesscond.hessians.factored import FactoredHessian
-from hesscond.scaling import OptimalKronecker as Optimum
-from hesscond.scaling import optimal_diagonal_scaling, optimal_kronecker_scaling
+from hesscond.scaling import OptimalKronecker as Optimum, optimal_diagonal_scaling, optimal_kronecker_scaling
 
 
 def Jacobi() -> HessianScaling:
