@@ -4,48 +4,34 @@
 S, `kinds` has a file for each kind of layer.
 """
 
-from hesscond.capture.captured import DiagonalS, EntryBounds, FactoredS, FormedH, LayerCapture, LayerInputs
-from hesscond.capture.capturing import Captures, capture
-from hesscond.capture.kinds import Geometry, Layer, is_layer
-from hesscond.capture.layers import checked_units, chosen_layers, dense_layers, eligible_layers
-from hesscond.capture.progress import STOPPED, ProbeProgress, ProgressRecord
-from hesscond.capture.recorder import Recorded, Recorder
-from hesscond.capture.statistics import (
-    FeatureStatistics,
-    RowFactor,
-    channel_statistics,
-    channel_statistics_of_each,
-    entry_statistics,
-    inputs_of,
-    row_factor,
+from hesscond.capture.captured import (
+    DiagonalS as DiagonalS,
+    EntryBounds as EntryBounds,
+    FactoredS as FactoredS,
+    FormedH as FormedH,
+    LayerCapture as LayerCapture,
+    LayerInputs as LayerInputs,
 )
-
-__all__ = [
-    "STOPPED",
-    "Captures",
-    "DiagonalS",
-    "EntryBounds",
-    "FactoredS",
-    "FeatureStatistics",
-    "FormedH",
-    "Geometry",
-    "Layer",
-    "LayerCapture",
-    "LayerInputs",
-    "ProbeProgress",
-    "ProgressRecord",
-    "Recorded",
-    "Recorder",
-    "RowFactor",
-    "capture",
-    "channel_statistics",
-    "channel_statistics_of_each",
-    "checked_units",
-    "chosen_layers",
-    "dense_layers",
-    "eligible_layers",
-    "entry_statistics",
-    "inputs_of",
-    "is_layer",
-    "row_factor",
-]
+from hesscond.capture.capturing import Captures as Captures, capture as capture
+from hesscond.capture.kinds import Geometry as Geometry, Layer as Layer, is_layer as is_layer
+from hesscond.capture.layers import (
+    checked_units as checked_units,
+    chosen_layers as chosen_layers,
+    dense_layers as dense_layers,
+    eligible_layers as eligible_layers,
+)
+from hesscond.capture.progress import (
+    STOPPED as STOPPED,
+    ProbeProgress as ProbeProgress,
+    ProgressRecord as ProgressRecord,
+)
+from hesscond.capture.recorder import Recorded as Recorded, Recorder as Recorder
+from hesscond.capture.statistics import (
+    FeatureStatistics as FeatureStatistics,
+    RowFactor as RowFactor,
+    channel_statistics as channel_statistics,
+    channel_statistics_of_each as channel_statistics_of_each,
+    entry_statistics as entry_statistics,
+    inputs_of as inputs_of,
+    row_factor as row_factor,
+)

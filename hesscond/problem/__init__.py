@@ -4,17 +4,11 @@
 finds the weight of a batch in the loss of all data, `graph` reads the autograd graph of an evaluated loss.
 """
 
-from hesscond.problem.devices import MEMORY
-from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted
-from hesscond.problem.problem import Call, Problem, WatchedEvaluation
-
-__all__ = [
-    "MEMORY",
-    "Batch",
-    "Call",
-    "LossFunction",
-    "Problem",
-    "WatchedEvaluation",
-    "checked_batch",
-    "converted",
-]
+from hesscond.problem.devices import MEMORY as MEMORY
+from hesscond.problem.evaluation import (
+    Batch as Batch,
+    LossFunction as LossFunction,
+    checked_batch as checked_batch,
+    converted as converted,
+)
+from hesscond.problem.problem import Call as Call, Problem as Problem, WatchedEvaluation as WatchedEvaluation

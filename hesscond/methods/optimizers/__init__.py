@@ -5,21 +5,20 @@ that no library is imported here.
 """
 
 from hesscond.lazy import imported
-from hesscond.methods.optimizers.at_work import AtWork, Given, at_work, moves, named
-from hesscond.methods.optimizers.reading import Look, UnknownOptimizerError, as_map, held, known_optimizers, reads
-
-__all__ = [
-    "AtWork",
-    "Given",
-    "Look",
-    "UnknownOptimizerError",
-    "as_map",
-    "at_work",
-    "held",
-    "known_optimizers",
-    "moves",
-    "named",
-    "reads",
-]
+from hesscond.methods.optimizers.at_work import (
+    AtWork as AtWork,
+    Given as Given,
+    at_work as at_work,
+    moves as moves,
+    named as named,
+)
+from hesscond.methods.optimizers.reading import (
+    Look as Look,
+    UnknownOptimizerError as UnknownOptimizerError,
+    as_map as as_map,
+    held as held,
+    known_optimizers as known_optimizers,
+    reads as reads,
+)
 
 imported(__name__)
