@@ -13,8 +13,7 @@ import typer
 from hesscond.commands import options
 from hesscond.commands.printing import print_table, stdout
 from hesscond.commands.probe import LEVELS, Request, Watched, run_probe, writer
-from hesscond.commands.processes import of_user
-from hesscond.commands.target import Target, load_target
+from hesscond.commands.target import Target, load_target, of_user
 from hesscond.errors import ConfigError, one_line
 from hesscond.methods import parse
 from hesscond.probing.diff import COMPARED, diff

@@ -21,9 +21,8 @@ from rich.text import Text
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options, printing
-from hesscond.commands.processes import of_user, own_device, own_share, processes
 from hesscond.commands.runs import json_rows
-from hesscond.commands.target import Target, load_target, one_sentence
+from hesscond.commands.target import Target, load_target, of_user, one_sentence, own_device, own_share, processes
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK

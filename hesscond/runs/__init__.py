@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from hesscond.lazy import attach
 
 if TYPE_CHECKING:
-    from hesscond.runs.checkpoint import BusyError as BusyError, Checkpoints as Checkpoints
     from hesscond.runs.log import (
+        BusyError as BusyError,
+        Checkpoints as Checkpoints,
         RunLog as RunLog,
         can_be_resumed as can_be_resumed,
         check_free as check_free,

@@ -1,7 +1,13 @@
-"""The writer of a run's folder, and which folders a run may begin or go on in."""
+"""Writer of a run's folder: the log, checkpoints, and which folders a run may begin or go on in.
+
+A checkpoint is written whole or not at all, checked when it is read, and the last good one is never lost.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import logging
 import os
 import socket
 import sqlite3
@@ -9,13 +15,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
+from filelock import FileLock, Timeout
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs import store
-from hesscond.runs.checkpoint import LOCK
+
+if TYPE_CHECKING:
+    import torch
 
 #: Seconds between commits of training rows between probed iterations, and between two entries of the clock.
 COMMIT_INTERVAL = 1.0
@@ -258,3 +268,99 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
             continue
         if not begun or path.name not in LEFTOVERS:
             raise ConfigError(f"{folder} is not empty and holds no run: give another --out")
+
+
+logger = logging.getLogger("hesscond")
+
+#: Lock file in a run's folder: the process that holds it works on the run.
+LOCK = Path("checkpoints") / "lock"
+MAGIC = b"hesscond checkpoint 1"
+#: Checkpoints that are kept: the newest, and the one before it in case that one is damaged later.
+KEPT = 2
+
+
+class BusyError(RunError):
+    """Another process works on the run."""
+
+
+class Checkpoints:
+    """The folder ``checkpoints`` of a run, of which one process at a time may be the owner (a context manager).
+
+    A file is a line with a checksum followed by the state as `torch.save` writes it. It is written under another name,
+    flushed to the disk, read back and compared, and only then given its name; older ones are removed after that.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / LOCK.parent
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(run / LOCK, timeout=0)
+            self._lock.acquire()
+        except Timeout:
+            raise BusyError(f"another process works on {run}: wait for it, or stop it") from None
+        except OSError as error:
+            raise ConfigError(f"the run folder {run} cannot be written: {error.strerror or error}") from None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def save(self, iteration: int, state: dict[str, Any]) -> None:
+        """Keep the state before ``iteration``."""
+        import torch
+
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        content = buffer.getvalue()
+        path = self.folder / f"{iteration:09d}.pt"
+        partial = path.with_suffix(".partial")
+        try:
+            with partial.open("wb") as file:
+                file.write(header(content) + content)
+                file.flush()
+                os.fsync(file.fileno())
+            if checked(partial) is None:
+                raise RunError(f"the checkpoint {path} does not read back as it was written: check the disk")
+            partial.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise RunError(f"the checkpoint {path} cannot be written: {error.strerror or error}") from None
+        for old in self.files()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Checkpoint files in the folder, the newest last."""
+        return sorted(self.folder.glob("*.pt"))
+
+    def latest(self, device: torch.device) -> dict[str, Any] | None:
+        """Newest state that is undamaged, loaded to a device; None if none was ever saved."""
+        import torch
+
+        files = self.files()
+        for path in reversed(files):
+            content = checked(path)
+            if content is not None:
+                return dict(torch.load(io.BytesIO(content), map_location=device, weights_only=True))
+            logger.warning("the checkpoint %s is damaged: the one before it is taken", path)
+        if files:
+            raise RunError(f"all checkpoints in {self.folder} are damaged: remove the folder to start anew")
+        return None
+
+
+def header(content: bytes) -> bytes:
+    """First line of a checkpoint: the name of the format and the SHA-256 checksum of the content."""
+    return MAGIC + b" sha256 " + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def checked(path: Path) -> bytes | None:
+    """Content of a checkpoint file; None if it is damaged or cannot be read."""
+    try:
+        line, _, content = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return content if line + b"\n" == header(content) else None
