@@ -407,6 +407,9 @@ def test_a_single_sample_has_no_statistics(name):
         method.check_batch(1)
     with pytest.raises(ValueError, match=r"[Ee]xpected more than 1 value|more than one value"):
         model(digits()[0][:1])
+    # the same one twice: what is normalized is β, and no gradient reaches the layers before
+    model(digits()[0][[0, 0]]).square().sum().backward()
+    assert [bool(list(model.parameters())[place].grad.any()) for place in (0, -1)] == [False, True]
     # groups of channels have
     model = network("mlp")
     parse("four-things-batchnorm:groups=2").create(model).check_batch(1)
