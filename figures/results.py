@@ -412,6 +412,7 @@ table("wc-claims", lambda: small_claims("wc-table-1", "wc-table-2", "wc-figure-1
 table("iteration-times", iteration_times)
 table("forecast", forecast)
 table("machines", machines)
+table("bnp-small-batches", lambda: claims_with_numbers("bnp-figure-5"))
 table("bnp-statistics", lambda: claims_with_numbers("bnp-statistics"))
 
 

@@ -95,10 +95,10 @@ def test_every_table_of_a_page_is_that_of_its_file():
 @pytest.mark.parametrize("study", results.STUDIES)
 def test_tables_at_a_small_size_are_those_of_the_papers_studies(study):
     layout, frame = results.small(study), results.all_runs()
-    assert layout.claims
     for panel in layout.panels:
         names = results.methods_of(layout, panel)
-        assert all(name in names for claim in layout.claims for one in claim.comparisons for name in one.names)
+        claims = [claim for claim in layout.claims if panel.name in claim.of_panels]
+        assert {name for claim in claims for one in claim.comparisons for name in one.names} <= set(names)
         rows = frame[(frame["study"] == study) & (frame["panel"] == panel.name)]
         assert set(rows["method"]) == set(names)
         assert not rows.duplicated(["method", "seed"]).any()
