@@ -76,7 +76,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[
     """
     if probes >= A.order:
         return led(A, lambda: Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order))
-    return led(A, lambda: estimated_trace(A, Dominant(A, probes, seed)))
+    return led(A, lambda: estimated_trace(Dominant(A, probes, seed)))
 
 
 def frobenius_norm(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
@@ -91,7 +91,7 @@ def frobenius_norm(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> 
     if probes >= A.order:
         blocks = identity_blocks(A.order, A.dtype, A.device)
         return led(A, lambda: Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order))
-    return led(A, lambda: estimated_norm(A, Dominant(A, probes, seed)))
+    return led(A, lambda: estimated_norm(Dominant(A, probes, seed)))
 
 
 def diagonal(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
@@ -147,7 +147,7 @@ class Dominant:
             yield signs, self.A.multiply(self.without(signs))
 
 
-def estimated_trace(A: SymmetricOperator, part: Dominant) -> Estimate[float]:
+def estimated_trace(part: Dominant) -> Estimate[float]:
     """Estimate of the trace from its dominant part, and random signs for the rest."""
     Q, AQ = part.Q, part.AQ
     known = ((2 * AQ - Q @ (Q.T @ AQ)) * Q).sum(1, dtype=torch.float64)
@@ -157,7 +157,7 @@ def estimated_trace(A: SymmetricOperator, part: Dominant) -> Estimate[float]:
     return Estimate(float(known.sum() + samples.mean()), error, part.probes, part.products)
 
 
-def estimated_norm(A: SymmetricOperator, part: Dominant) -> Estimate[float]:
+def estimated_norm(part: Dominant) -> Estimate[float]:
     """Estimate of the Frobenius norm from its dominant part, and random signs for the rest."""
     scale = float(part.AQ.abs().max()) or 1.0
     samples = torch.cat([(image / scale).to(torch.float64).square().sum(0) for _, image in part.images()])

@@ -95,7 +95,7 @@ def optimum(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
         steps += 1
         if point.kappa < kappa:
             kappa, rows, columns = point.kappa, np.sqrt(point.w), 1 / np.sqrt(point.x)
-        dual = dual_pair(L, point, newton, both=both) if newton.decrement < 1 else None
+        dual = dual_pair(point, newton, both=both) if newton.decrement < 1 else None
         if dual is not None and (best is None or dual.lower > best.lower):
             best = dual
         if best is not None and kappa <= max(best.lower, 1.0) * (1 + rtol):
@@ -271,7 +271,7 @@ def line_minimum(rates: np.ndarray, e: float, tau: float, drift: float) -> float
     return high
 
 
-def dual_pair(L: np.ndarray, point: PathPoint, step: Newton, *, both: bool) -> Optimum | None:
+def dual_pair(point: PathPoint, step: Newton, *, both: bool) -> Optimum | None:
     """Corrected inverses as factors, with their bound; None if rounding leaves them indefinite."""
     s2 = point.s**2
     identity = np.eye(len(s2))
