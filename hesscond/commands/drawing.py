@@ -22,10 +22,7 @@ RATE = "rate"
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
-Quantity = Annotated[
-    str | None,
-    typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}."),
-]
+Quantity = Annotated[str | None, typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}.")]
 
 
 def figure(
@@ -34,7 +31,7 @@ def figure(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(registry.RATED)}).",
+            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(registry.RATED)})."
         ),
     ] = None,
     layer: Layer = None,
@@ -59,12 +56,13 @@ def figure(
     page = sized(page, font_size, size)
     options.check_file("--output", output, METADATA)
     names = runs or []
+    known = () if kind == RATE else registry.FIGURES[kind].options
+    asked = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
     if kind == RATE:
         drawn = drawn_rate(names, page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
-        asked = taken(f"figure {kind}", registry.FIGURES[kind].options, layer=layer, unit=unit, quantity=quantity)
         drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
     save_figure(drawn, output)
     stdout.print(str(output), soft_wrap=True)
@@ -90,7 +88,7 @@ def drawn_rate(names: list[str], page: Page) -> Any:
     from hesscond.report.margins import rate_figure, rate_trials
 
     id, *others = names or registry.RATED[:1]
-    if others:
+    if others or Path(id).is_dir():
         raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
     with sign_of_life(id) as say:
         found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
@@ -126,16 +124,13 @@ def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     for name in found:
         if name not in known:
-            reason = ": it shows all that were probed" if name in registry.UNIT else ""
+            reason = ": it shows all that were probed" if known and name in registry.UNIT else ""
             raise ConfigError(f"{what} has no --{name}{reason}")
     return found
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders of one study, or folders that hold run folders."),
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders of one study, or folders that hold run folders.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="An .html file; an existing one is replaced.")] = Path(
         "report.html"
     ),

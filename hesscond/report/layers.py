@@ -5,6 +5,7 @@ A block is a unit, or a layer that was probed as a whole.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -285,6 +286,8 @@ def heatmap_figure(
         height = max(0.6, float(row_edges(rows)[-1]))
         figure = page.figure(1.0 + -(-len(cells) // columns) * (0.5 + height))
         axes = plotting.panels(figure, len(cells), columns, sharey=True)
+        # beside the names of the rows and the bar
+        letters = page.letters((page.width - 1.6) / columns, page.style["axes.titlesize"])
         for ax, (label, one) in zip(axes, cells.items(), strict=True):
             draw_cells(ax, colors[label], one.open, medians[label] < 0, row_edges(rows), scale, label)
             for place in range(1, len(rows)):
@@ -293,7 +296,7 @@ def heatmap_figure(
             ax.set_yticks(*row_labels(rows))
             step = max(1, -(-len(starts) // 5))
             ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
-            ax.set_title(page.wrapped(label) if columns == 1 else plotting.shortened(label), loc="left", pad=2.0)
+            ax.set_title(textwrap.fill(label, letters), loc="left", pad=2.0)
         bar = figure.colorbar(ScalarMappable(scale, plotting.COLORS), ax=axes, location="right", aspect=30, pad=0.02)
         bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
         bar.outline.set_linewidth(0.5)
@@ -362,8 +365,9 @@ def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
     """Heights and texts of labels: the name at its first row with numbers below, or one for all of its rows."""
     edges = row_edges(rows)
     heights, labels = [], []
-    for places in places_of_names(rows):
-        name, numbers = plotting.shortened(rows[places[0]][0]), [rows[place][1] for place in places]
+    found = places_of_names(rows)
+    for places, name in zip(found, plotting.shortened([rows[p[0]][0] for p in found]), strict=True):
+        numbers = [rows[place][1] for place in places]
         known = [number for number in numbers if number is not None]
         if len(rows) > LABELLED:
             heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
@@ -444,9 +448,10 @@ def bands_figure(
         figure = page.figure(0.5 + height * -(-len(names) // columns) + plotting.heading_height([*bands, bound], page))
         axes = plotting.panels(figure, len(names), columns, sharey=True)
         set_heights(axes[0], bands, chosen)
-        for ax, name in zip(axes, names, strict=True):
+        letters = page.letters((page.width - 0.4) / columns, page.style["axes.titlesize"])
+        for ax, name, short in zip(axes, names, plotting.shortened(names, letters), strict=True):
             draw_bands(ax, bands, name, chosen, looks)
-            ax.set_title(plotting.shortened(name, 26), loc="left", pad=2.0)
+            ax.set_title(short, loc="left", pad=2.0)
         figure.supylabel(chosen.label, fontsize=page.style["axes.labelsize"])
         handles = [plotting.method_handle(label, looks[label]) for label in bands]
         if is_open:

@@ -125,9 +125,11 @@ class Page:
 
     def wrapped(self, text: str, size: float | None = None) -> str:
         """The text in lines that fit the width, at a type size in points (that of the legend if not given)."""
-        points = float(self.style["legend.fontsize"]) if size is None else size
-        width = max(20, int(1.72 * 72 * self.width / points))
-        return textwrap.fill(text, width, break_on_hyphens=False)
+        return textwrap.fill(text, max(20, self.letters(self.width, size)), break_on_hyphens=False)
+
+    def letters(self, inches: float, size: float | None = None) -> int:
+        """Number of letters that fit a width, at a type size in points (that of the legend if not given)."""
+        return int(1.72 * 72 * inches / (float(self.style["legend.fontsize"]) if size is None else size))
 
 
 def resized(style: Mapping[str, Any], size: float) -> dict[str, Any]:
@@ -185,11 +187,7 @@ def venue_page(venue: str, width: Width = "column") -> Page:
 
 
 #: Supported file types, with the metadata that keeps the time of writing out of the file.
-METADATA: dict[str, dict[str, None]] = {
-    ".pdf": {"CreationDate": None},
-    ".png": {},
-    ".svg": {"Date": None},
-}
+METADATA: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".png": {}, ".svg": {"Date": None}}
 
 DOTS_PER_INCH = 300
 

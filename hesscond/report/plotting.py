@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,14 +192,19 @@ def logarithmic_x(ax: Axes) -> None:
     ax.grid(axis="x", color="0.88", lw=0.4)
 
 
-#: Longest name of a layer that is not shortened.
-LONGEST = 18
-
-
-def shortened(name: str, longest: int = LONGEST) -> str:
-    """A layer's name with its middle left out if it is long: both ends tell layers apart."""
-    head = longest // 3
-    return name if len(name) <= longest else f"{name[:head]}…{name[head + 1 - longest :]}"
+def shortened(names: Sequence[str], longest: int = 20) -> list[str]:
+    """Names of layers that fit: long ones without the parts that all begin with, then with first letters, then cut."""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels))) if len(set(names)) > 1 else 0
+    found = []
+    for name in names:
+        parts = name.split(".")[0 if max(map(len, names)) <= longest else shared :]
+        for place, part in enumerate(parts[:-1]):
+            if len(".".join(parts)) > longest and not part.isdigit():
+                parts[place] = part[0]
+        short, head = ".".join(parts), longest // 3
+        found.append(short if len(short) <= longest else f"{short[:head]}…{short[head + 1 - longest :]}")
+    return found
 
 
 def add_legend(ax: Axes, handles: Sequence[Any], page: Page) -> None:

@@ -25,8 +25,6 @@ PLAIN, INDEFINITE, MEDIAN = METHOD_COLORS["bnp"], METHOD_COLORS["vanilla"], "0.1
 
 #: Share of a row's height over which its dots are spread.
 SPREAD = 0.66
-#: Longest layer name that is not shortened.
-LONGEST = 18
 #: With more dots than this they become an image inside a PDF or SVG.
 MANY_DOTS = 3000
 GOLDEN = (5**0.5 - 1) / 2
@@ -66,7 +64,7 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
         ax = figure.add_subplot()
         ax.set_xscale("log", nonpositive="mask")
         ax.set_ylim(count - 0.5, -0.5)
-        ax.set_yticks(range(count), [plotting.shortened(name) for name in layers["layer"]])
+        ax.set_yticks(range(count), plotting.shortened(list(layers["layer"])))
         for row in range(1, count, 2):
             ax.axhspan(row - 0.5, row + 0.5, color="0.95", lw=0, zorder=0)
         handles = draw_blocks(ax, frame, layers, whole)

@@ -15,16 +15,7 @@ from matplotlib.text import Text
 from hesscond.errors import ConfigError
 from hesscond.lazy import Registry, imported
 from hesscond.methods import registered
-from hesscond.report import (
-    COLUMN,
-    FIGURES,
-    TABLES,
-    FigureKind,
-    TableKind,
-    method_colors,
-    save_figure,
-    venue_page,
-)
+from hesscond.report import COLUMN, FIGURES, TABLES, FigureKind, TableKind, method_colors, save_figure, venue_page
 from hesscond.report.curves import training_figure
 from hesscond.report.html_report import render_report
 from hesscond.report.palette import method_look, method_looks

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from hesscond.probing.tables import compact, layer_frame, layer_table, notes, unit_table
-from hesscond.report import probe_figure
+from hesscond.report import plotting, probe_figure
 from tests import report_page
 
 
@@ -153,6 +153,15 @@ def test_a_rank_of_zero_of_which_nothing_is_told_is_unresolved():
 
 def by_gid(figure, gid):
     return [a for a in figure.axes[0].get_children() if a.get_gid() == gid]
+
+
+def test_long_names_stay_apart():
+    names = [f"text_encoder.layers.{depth}.{part}.out_proj" for depth in (0, 11) for part in ("self_attn", "mlp")]
+    assert plotting.shortened(names[:2]) == ["self_attn.out_proj", "mlp.out_proj"]
+    short = ["l.0.s.out_proj", "l.0.mlp.out_proj", "l.11.s.out_proj", "l.11.mlp.out_proj", "head"]
+    assert plotting.shortened([*names, "text_encoder.head"]) == short
+    assert plotting.shortened(["a.fc1", "a.fc2"]) == ["a.fc1", "a.fc2"]
+    assert plotting.shortened([30 * "a"]) == ["aaaaaa…aaaaaaaaaaaaa"]
 
 
 def test_figure_shows_the_frame():
