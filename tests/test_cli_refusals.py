@@ -59,10 +59,13 @@ BAD = {
     "sweep tiny.toml -m vanilla --lr fast": ["--lr takes numbers"],
     "sweep tiny.toml -m vanilla --batch-size 5000 --lr 0.1": ["exceeds the 1437 training samples"],
     "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
+    "sweep tiny.toml -m vanilla --threads 0": ["--threads must be at least 1"],
     "sweep .": ["is not the folder of a sweep"],
     "sweep . -m vanilla": ["leave the other options out"],
     "sweep tiny.toml -m bnp:rho=2": ["rho must be at least 0 and below 1"],
     "compare tiny.toml": ["'compare' is gone: hesscond sweep STUDY"],
+    "replicate": ["hesscond replicate --list"],
+    "replicate nope": ["unknown study 'nope'", "hesscond replicate --list"],
     # probe
     "probe": ["target"],
     "probe net.py:fail": [f"net.py:{line_of('raise ValueError')} raised ValueError: the [/data] are missing"],
@@ -95,7 +98,8 @@ BAD = {
     "probe net.py:make -o rows.txt": ["rows.txt", ".csv"],
     "probe net.py:make --figure a.docx": ["a.docx", ".pdf"],
     # verify
-    "verify": ["name the statements, or give --all"],
+    "verify": ["give either statements", "or --all"],
+    "verify wc-theorem-1 --all": ["give either statements", "or --all"],
     "methods SGD": ["gradient descent without a method is vanilla"],
     "verify nothing": ["unknown statement 'nothing': choose from"],
     "verify wc-theorem-1 --trials 0": ["--trials must be at least 1"],
@@ -110,9 +114,14 @@ BAD = {
     "export done --table weights": ["'weights'", "training, evaluation, probe"],
     "export done --format parquet": ["-o"],
     "export done -o .": ["directory"],
+    "export done -o nowhere/a.csv": ["no folder nowhere"],
+    "export done -o a.csv --format json": ["--format json and --output a.csv contradict each other"],
+    "diff done done --layers fc2": ["--layers", "are for checkpoints"],
     "figure pie done -o a.pdf": ["'pie'", "conditioning"],
     "figure conditioning done -o nowhere/a.pdf": ["nowhere", "no folder"],
     "figure conditioning done": ["--output"],
+    "figure rate done -o a.pdf": ["rate takes one statement: prec-theorem-1, bnp-theorem-1"],
+    "figure rate --layer fc2 -o a.pdf": ["figure rate has no --layer"],
     "figure conditioning done -o a.pdf --layer fc1": ["fc1", "fc2"],
     "figure conditioning done -o a.pdf --unit -1": ["-1", "3"],
     "report done -o report.pdf": ["report.pdf", ".html"],
@@ -160,6 +169,7 @@ def test_study_files_that_are_something_else(refused, workplace):
     (workplace / "binary.toml").write_bytes(bytes(range(256)))
     for name, word in (("dir.toml", "directory"), ("binary.toml", "not valid TOML")):
         refused(("study", name, "-m", "bnp"), name, word)
+    refused(("probe", "binary.toml:make"), "binary.toml:1 is not valid Python")
 
 
 def test_one_of_several_folders_is_taken(refused, workplace, stored):

@@ -65,6 +65,8 @@ def compare_two(
         memory=None,
     )
     options.check_seed(seed)
+    if model is None and not any(".py:" in name for name in (a, b)) and (layers or method or level != "unit"):
+        raise ConfigError("--layers, --level and --method are for checkpoints and FILE.py:FUNCTION, which are probed")
     write = writer(as_json, as_csv, output)
     place = resolve_device(device)
 

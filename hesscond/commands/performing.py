@@ -119,10 +119,11 @@ class Place:
     devices: tuple[torch.device, ...]
 
     @classmethod
-    def of(cls, jobs: int | None, device: str) -> Place:
+    def of(cls, jobs: int | None, device: str, threads: int | None = None) -> Place:
         """Place of computation that the options mean."""
-        if jobs is not None and jobs < 1:
-            raise ConfigError(f"--jobs must be at least 1, got {jobs}")
+        for option, given in (("--jobs", jobs), ("--threads", threads)):
+            if given is not None and given < 1:
+                raise ConfigError(f"{option} must be at least 1, got {given}")
         names = [part.strip() for part in device.split(",")]
         devices = [resolve_device(part) for part in names]
         if names == ["auto"] and devices[0].type == "cuda":

@@ -20,10 +20,7 @@ from hesscond.study.sweep import prepare
 
 
 def replicate(
-    name: Annotated[
-        str | None,
-        typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL."),
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL.")] = None,
     scale: options.Scale = None,
     seeds: Annotated[int, typer.Option(help="Number of runs of every method, with the seeds 0, 1, …")] = 5,
     iterations: Annotated[
@@ -52,14 +49,13 @@ def replicate(
         list_replications(data_dir, as_json)
         return
     if name is None:
-        names = ", ".join(file.content["name"] for file in replicable())
-        raise ConfigError(f"name a figure or table: {names}")
+        raise ConfigError("name a figure or table (hesscond replicate --list)")
     found = replication(name, scale)
     probing = None if found.cost.probe else 0
     overrides = Overrides(iterations, epochs, None, None, probing)
     small = found.panels[0].study.scale == "small"
     where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
-    place = performing.Place.of(jobs, device)
+    place = performing.Place.of(jobs, device, threads)
     plans = plan_replication(found, seeds, where, place.devices[0], overrides)
     data = performing.data_of(plans, data_dir)
     prepared = prepare(plans, data, where)

@@ -89,7 +89,9 @@ def clock_time(seconds: float) -> str:
 def export(
     runs: options.Runs,
     table: Annotated[str, typer.Option(help=" | ".join(TABLES))] = "probe",
-    format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "csv",
+    format: Annotated[
+        str | None, typer.Option(help=f"{' | '.join(FORMATS)}. Default: as the file's name ends, else csv.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File, else standard output.")] = None,
 ) -> None:
     """Write a table of the log.
@@ -99,9 +101,13 @@ def export(
 
     Example: hesscond export runs/fc-digits-1/bnp-seed0 --table probe -o probe.csv
 
-    Example: hesscond export runs --table evaluation --format parquet -o evaluation.parquet
+    Example: hesscond export runs --table evaluation -o evaluation.parquet
     """
-    options.choice("--format", format, FORMATS)
+    ending = None if output is None else output.suffix[1:].lower()
+    format = options.choice("--format", format or (ending if ending in FORMATS else "csv"), FORMATS)
+    if ending in FORMATS and ending != format:
+        raise ConfigError(f"--format {format} and --output {output} contradict each other")
+    options.check_file("--output", output, None)
     if table not in TABLES:
         raise ConfigError(f"unknown table {table!r}: choose from {', '.join(TABLES)}")
     stored = options.collect(runs)

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 def sweep(
     name: Annotated[
         str,
-        typer.Argument(
-            help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to resume.",
-        ),
+        typer.Argument(help="A built-in study (hesscond studies), a .toml file, or the folder of a sweep to resume."),
     ],
     method: options.Methods = None,
     scale: options.Scale = None,
@@ -67,7 +65,7 @@ def sweep(
     The same command, or the sweep's folder, resumes an interrupted sweep, and repeats no finished run. A larger
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
-    place = performing.Place.of(jobs, device)
+    place = performing.Place.of(jobs, device, threads)
     grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
     if Path(name).is_dir():
         if any(option is not None for option in grid_options) or out is not None:

@@ -245,8 +245,9 @@ def explained(error: BaseException, spec: str) -> str:
 def user_failure(error: BaseException, path: Path) -> str | None:
     """Sentence on the place of an exception in the code of ``path`` or of modules in its folder; None: elsewhere."""
     folder = path.resolve().parent
-    if isinstance(error, SyntaxError) and error.filename and is_users(error.filename, folder):
-        return f"{shown(error.filename, path)}:{error.lineno} is not valid Python: {error.msg}"
+    # zero bytes have no place
+    if isinstance(error, SyntaxError) and is_users(file := error.filename or str(path), folder):
+        return f"{shown(file, path)}:{error.lineno or 1} is not valid Python: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename, folder)]
     return f"{shown(frames[-1].filename, path)}:{frames[-1].lineno} raised {one_line(error)}" if frames else None
 

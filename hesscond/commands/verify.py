@@ -19,10 +19,7 @@ from hesscond.theorems.base import verdict_table
 
 
 def verify_statements(
-    ids: Annotated[
-        list[str] | None,
-        typer.Argument(help="Statements (hesscond statements)."),
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Statements (hesscond statements).")] = None,
     all_of_them: Annotated[bool, typer.Option("--all", help="All statements.")] = False,
     trials: Annotated[
         int | None, typer.Option(help="Random cases of each statement. Default: the statement's own number.")
@@ -43,7 +40,7 @@ def verify_statements(
     Example: hesscond verify bnp-theorem-4 wc-theorem-1
     """
     if bool(ids) == all_of_them:
-        raise ConfigError("name the statements, or give --all (hesscond statements lists them)")
+        raise ConfigError("give either statements (hesscond statements lists them) or --all")
     options.check_seed(seed)
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {trials}")

@@ -153,7 +153,8 @@ class FolderSource(Source):
         """Folder of an absolute path, or of a path below one of the ``directories``."""
         found = found_folder(name, directories)
         if found is None:
-            raise DataNotFoundError(f"there is no folder {name}: {self.what_to_bring(directories)}")
+            places = dict.fromkeys(str(place / name) for place in directories)
+            raise DataNotFoundError(f"there is no folder {name}: {self.advice.format(places=' or '.join(places))}")
         return found
 
 

@@ -98,9 +98,9 @@ def in_file(name: str, function: Any) -> Architecture:
             try:
                 model = function(shape, outputs, **options)
             except Exception as error:
-                raise ConfigError(f"it raised {one_line(error)}") from error
+                raise ConfigError(f"{name}(input_shape, outputs) raised {one_line(error)}") from error
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"it returned {type(model).__name__}, not a torch.nn.Module")
+            raise ConfigError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
         return model
 
     own = list(inspect.signature(function).parameters.values())[2:]
@@ -120,12 +120,7 @@ def register(name: str, summary: str, kind: Kind, make: Callable[..., nn.Module]
 
 
 def build(
-    name: str,
-    *,
-    input_shape: tuple[int, ...],
-    outputs: int,
-    generator: torch.Generator | None = None,
-    **options: Any,
+    name: str, *, input_shape: tuple[int, ...], outputs: int, generator: torch.Generator | None = None, **options: Any
 ) -> nn.Module:
     """The network called ``name``, at its published size unless options say otherwise.
 

@@ -346,7 +346,8 @@ class Checkpoints:
             content = checked(path)
             if content is not None:
                 return dict(torch.load(io.BytesIO(content), map_location=device, weights_only=True))
-            logger.warning("the checkpoint %s is damaged: the one before it is taken", path)
+            if path != files[0]:
+                logger.warning("the checkpoint %s is damaged: the one before it is taken", path)
         if files:
             raise RunError(f"all checkpoints in {self.folder} are damaged: remove the folder to start anew")
         return None

@@ -238,7 +238,7 @@ class StudyFile:
             return cls.read(path)
         known = sorted(p.stem for p in studies_folder().glob("*.toml"))
         if name not in known:
-            otherwise = "try fc-digits, fc-cifar10 (hesscond studies lists all), or give a .toml file"
+            otherwise = "try fc-digits (hesscond studies and hesscond replicate --list have all), or give a .toml file"
             hint = did_you_mean(name, [*known, *aliases()], otherwise=otherwise)
             raise ConfigError(f"unknown study {name!r}: {hint}")
         return cls.read(studies_folder() / f"{name}.toml")

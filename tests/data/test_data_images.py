@@ -256,7 +256,7 @@ def dangling(folder):
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [
-        (no_such_folder, DataNotFoundError, "there is no folder"),
+        (no_such_folder, DataNotFoundError, r"there is no folder (\S+): put .* of \1, or name"),
         (no_val, DataNotFoundError, "has no folder val: it must hold train/CLASS"),
         (loose_val, CorruptDataError, "val has no folders of classes: its pictures must lie in val/CLASS"),
         (too_few, ConfigError, r"train has 2 folders of classes, not 3: complete it, or set classes = 2 in \[data\]"),

@@ -16,12 +16,7 @@ from tests.methods.contract import MethodContract, stacked_gradient
 
 
 class TestVariants(MethodContract):
-    specs = (
-        "bnp:exact=true",
-        "bnp:statistics=batch",
-        "bnp:statistics=data,refresh=50",
-        "groupnorm+bnp",
-    )
+    specs = ("bnp:exact=true", "bnp:statistics=batch", "bnp:statistics=data,refresh=50", "groupnorm+bnp")
 
 
 #: Channels in, channels out, and how: the kernel is k long in each dimension.

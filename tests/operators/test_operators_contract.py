@@ -6,18 +6,7 @@ import scipy.sparse.linalg
 import torch
 from scipy.sparse.linalg import LinearOperator as ScipyOperator
 
-from hesscond.operators import (
-    Congruence,
-    Dense,
-    Diagonal,
-    Gram,
-    Matrix,
-    Shifted,
-    Span,
-    adapters,
-    as_operator,
-    operator,
-)
+from hesscond.operators import Congruence, Dense, Diagonal, Gram, Matrix, Shifted, Span, adapters, as_operator, operator
 from tests.operators.operator_contract import OperatorCase, OperatorContract, all_listed, fractions
 
 N = 12

@@ -35,7 +35,7 @@ def test_parquet_is_the_log_to_the_last_bit(runs, call_cli):
     pytest.importorskip("pyarrow", reason="needs pyarrow: pip install pyarrow (extra 'parquet')")
     for name in TABLES:
         folder = runs / "bnp-seed4"
-        result = call_cli("export", folder, "--table", name, "--format", "parquet", "-o", "table.parquet")
+        result = call_cli("export", folder, "--table", name, "-o", "table.parquet")
         assert (result.code, result.out, result.err) == (0, "", "")
         pd.testing.assert_frame_equal(pd.read_parquet("table.parquet"), open_run(folder).table(name), check_exact=True)
     call_cli("export", "runs", "--format", "parquet", "-o", "joint.parquet")

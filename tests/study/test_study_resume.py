@@ -87,6 +87,15 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path, digi
     same_runs(tmp_path / "whole", plan.folder)
 
 
+def test_no_checkpoint_before_the_first_is_promised(tmp_path, caplog):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, {"iteration": 3})
+        checkpoints.files()[0].write_bytes(b"")
+        with pytest.raises(RunError, match="all checkpoints"):
+            checkpoints.latest(torch.device("cpu"))
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("damage", ["truncated", "a bit", "empty", "another file"])
 def test_damage_of_every_kind_is_found(tmp_path, damage):
     with Checkpoints(tmp_path) as checkpoints:

@@ -8,13 +8,7 @@ import torch
 
 from hesscond.spectra import condition_number
 from hesscond.theorems import Observation, exact, statement, verify
-from hesscond.theorems.bnp_algorithms import (
-    bn_as_written,
-    bn_shared,
-    bnp_step,
-    flops,
-    random_layer,
-)
+from hesscond.theorems.bnp_algorithms import bn_as_written, bn_shared, bnp_step, flops, random_layer
 from tests.theorems.verdicts import check_known, example_of, kappa, tallies
 
 
