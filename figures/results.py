@@ -413,6 +413,7 @@ table("iteration-times", iteration_times)
 table("forecast", forecast)
 table("machines", machines)
 table("bnp-small-batches", lambda: claims_with_numbers("bnp-figure-5"))
+table("prec", lambda: claims_with_numbers("prec"))
 table("bnp-statistics", lambda: claims_with_numbers("bnp-statistics"))
 
 
