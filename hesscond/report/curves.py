@@ -294,14 +294,7 @@ def draw_quantities(
 
 
 def draw_quantity(
-    ax: Axes,
-    quantity: str,
-    data: str,
-    probes: Sequence[pd.DataFrame],
-    window: int,
-    color: str,
-    name: str,
-    shift: float,
+    ax: Axes, quantity: str, data: str, probes: Sequence[pd.DataFrame], window: int, color: str, name: str, shift: float
 ) -> set[str]:
     """Draw a quantity of one group of runs; return what there was to draw."""
     look, drawn = CURVES[quantity], set()

@@ -233,6 +233,8 @@ def equal_loss_sentence(row: Mapping[str, Any]) -> str:
     spread = f"({quartiles(first, last)}; {counted})"
     if low < 1 < high:
         return f"{where}, too many κ are unresolved to compare {method} with {baseline} ({counted})."
+    if first > 0.99 and last < 1.01:
+        return f"{where}, {said} equals {baseline}'s to 1 % ({counted})."
     if first > 1 or last < 1:
         bound = "" if low == high else "at least "
         return f"{where}, {said} is {bound}{factor(low if first > 1 else high)} than {baseline}'s {spread}."
@@ -244,6 +246,8 @@ def gain_clause(row: Mapping[str, Any], name: str, said: str) -> str:
     gain, first, last = row[f"gain_{name}"], row[f"gain_{name}_q25"], row[f"gain_{name}_q75"]
     if math.isnan(gain) or (first, last) == (1.0, 1.0):
         return ""
+    if first > 0.99 and last < 1.01:
+        return f"{said} less than 1 % different in {row['method']}'s run"
     return f"{said} {factor(gain)} in {row['method']}'s run ({quartiles(first, last)})"
 
 
