@@ -41,6 +41,7 @@ def test_ratios_are_those_of_numpy():
         assert row["ratio_scaled_lower"] <= row["ratio_scaled"] <= row["ratio_scaled_upper"]
     first = str(found).splitlines()[2].split()
     assert first[:2] == [frame["layer"][0], str(frame["unit"][0])]
+    assert "a bound" not in str(found)
 
 
 def test_bounds_of_an_unresolved_ratio():
@@ -50,6 +51,7 @@ def test_bounds_of_an_unresolved_ratio():
     assert up.to_frame()["ratio_B"].isna().all()
     assert (up.to_frame()["ratio_B_lower"] < 1 + 1e-12).all()
     assert " ≥ 0.99" in str(up)
+    assert str(up).endswith("≥, ≤: a bound, as a κ is unresolved")
     assert " ≤ 1.0" in str(down)
     assert hesscond.diff(open_ones, open_ones).to_frame()["ratio_B_lower"].eq(0).all()
 

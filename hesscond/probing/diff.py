@@ -33,6 +33,8 @@ COMPARED = [
 ]
 #: Most rows of the printed table.
 ROWS = 20
+#: Notes below the table, by the marks that they are about.
+MARKS = {"≥≤": "≥, ≤: a bound, as a κ is unresolved", "–": "–: no bound, or no such Hessian"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,18 +74,19 @@ class Diff(Shown):
         first, *others = self.names
         titles = ["layer", "unit", *(f">κ {name}" for name in self.names)]
         titles += [f">{name}/{first}" for name in others]
-        table = TextTable([*titles, *(f">rank {name}" for name in self.names)], caption=self._caption())
+        rows = []
         for row in self.frame.head(ROWS).to_dict("records"):
-            cells = [count(row["unit"], "")]
+            cells = [str(row["layer"]), count(row["unit"], "")]
             cells += [kappa_of(row, name) for name in self.names]
             cells += [ratio_of(row, name) for name in others]
-            table.add_row(str(row["layer"]), *cells, *(count(row[in_coordinates("rank", name)]) for name in self.names))
+            rows.append([*cells, *(count(row[in_coordinates("rank", name)]) for name in self.names)])
+        notes = [f"{left} more rows have smaller ratios"] if (left := len(self.frame) - ROWS) > 0 else []
+        shown = {letter for row in rows for cell in row[2:] for letter in cell}
+        notes += [note for marks, note in MARKS.items() if shown & set(marks)]
+        table = TextTable([*titles, *(f">rank {name}" for name in self.names)], caption="; ".join(notes))
+        for cells in rows:
+            table.add_row(*cells)
         return Sheet([], table, [])
-
-    def _caption(self) -> str:
-        left = len(self.frame) - ROWS
-        more = f"{left} more rows have smaller ratios; " if left > 0 else ""
-        return f"{more}≥, ≤: a bound, as a κ is unresolved; –: no bound, or no such Hessian"
 
 
 def kappa_of(row: dict[str, Any], name: str) -> str:
