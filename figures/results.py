@@ -301,14 +301,15 @@ def verdict_on(study: str, panel: PanelTable, claim: Claim) -> str:
 
 
 def claims_with_numbers(*studies: str) -> list[str]:
-    """The claims of studies, a row for each panel, with the numbers that decide them."""
+    """The claims of studies, a row for each panel (by its title where there are several), with the numbers."""
     rows = []
     for study in studies:
         found = small(study)
         for claim in found.claims:
             for panel in (own for own in found.panels if own.name in claim.of_panels):
                 verdict, fewest, numbers = judgement(study, panel, claim)
-                rows.append([claim.says, f"{title_of(panel)}: {numbers}", f"{verdict} ({fewest} seeds)"])
+                where = f"{title_of(panel)}: " if len(found.panels) > 1 else ""
+                rows.append([claim.says, f"{where}{numbers}", f"{verdict} ({fewest} seeds)"])
     says = [row[0] for row in rows]
     for place, row in enumerate(rows[1:], 1):
         row[0] = "" if says[place] == says[place - 1] else row[0]
