@@ -76,7 +76,7 @@ def test_the_best_rate_around_the_default_is_shown_with_its_kappa_and_time(folde
     assert result.code == 0, result.err
     runs, cells = pd.read_csv("out/runs.csv"), pd.read_csv("out/cells.csv")
     for row in pd.read_csv("out/best.csv").to_dict("records"):
-        default = parse(row["method"]).factory.learning_rate
+        default = parse(row["method"]).rate
         of_method = runs[runs["method"] == row["method"]]
         rates = sorted(of_method["learning_rate"].unique())
         assert rates == pytest.approx([factor * default for factor in (0.1, 0.3, 1, 3, 10)])

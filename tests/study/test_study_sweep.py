@@ -367,7 +367,7 @@ def test_a_run_that_is_told_to_end_goes_on_to_the_same(tmp_path, digits, one_thr
 def frame_of(rows):
     keys = ("method", "learning_rate", "seed", "status", "loss")
     frame = pd.DataFrame([dict(zip(keys, row, strict=True)) for row in rows])
-    extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "collapsed": False, "run": map(str, frame.index)}
+    extra = {"batch_size": 60, "accuracy": 0.9, "seconds": 1.0, "collapsed": False, "run": frame.index.astype(str)}
     return frame.assign(**extra)
 
 
