@@ -239,8 +239,8 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 
     table = Table(
         caption=Text(
-            "known: what is; * not claimed by the source. violated: of the trials that were decided; n/a: a hypothesis "
-            "fails; open: the bounds do not decide; used: the most of what the claim allows, violated above 1"
+            "known false: wrong, published or (*) only plausible. violated: of the decided trials; n/a: a hypothesis "
+            "fails; open: the bounds do not decide; used: largest ratio of value to claimed bound, violated above 1"
         ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
