@@ -16,8 +16,7 @@ from scipy.sparse.csgraph import structural_rank
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
 from hesscond.spectra.matrices import as_matrix, dense, scaled_core
-from hesscond.spectra.solvers.base import svd_values
-from hesscond.spectra.solvers.eigenvalues import eigenvalue_values
+from hesscond.spectra.solvers.base import eigenvalue_values, svd_values
 
 #: Primes are drawn from (2**22, 2**23), of which there are this many: sums of 64 products are exact in doubles then.
 LOW, HIGH, PRIMES = 2**22, 2**23, 268_216

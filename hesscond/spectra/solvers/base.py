@@ -128,6 +128,16 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
     return Values.normwise(values, core.shape, error, power=power, solver="SVD")
 
 
+def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
+    """Eigenvalues of a symmetric matrix by size, with the normwise error bound."""
+    # scipy's dsyevd takes the least workspace, with which large matrices are not reduced in blocks
+    eigenvalues = np.linalg.eigvalsh(core)
+    eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
+    magnitudes = np.abs(eigenvalues)
+    found = Values.normwise(magnitudes, core.shape, error, power=1, solver="eigenvalues")
+    return found._replace(floors=found.floors + floor, negative=eigenvalues < 0)
+
+
 Known = TypeVar("Known", bound=Form)
 
 

@@ -2,11 +2,9 @@
 
 Indefinite ones, Ĥᵀ diag(w_i) Ĥ with a common Ĥ, have the nonzero eigenvalues of R diag(w_i) Rᵀ with Ĥᵀ = QR.
 
-H has the nonzero eigenvalues of a Gram matrix K = D C D, where C has a unit diagonal and D = diag(ρ), ρ ≥ 0 being the
-norms of the rows (or columns) of F. Two batched routes: the eigenvalues of K, known to c·eps·λ_max; and, where that
-does not resolve the smallest, C = UᵀU and the largest eigenvalue of K⁻¹ = YYᵀ, Y = D⁻¹U⁻¹. Forming and factoring C
-commits errors of the size eps whatever the grading of D, so the latter is known to the relative error ‖δC‖/λ_min(C)
-(Demmel and Veselić, SIAM J. Matrix Anal. Appl. 13 (1992), 1204-1245). The rest is measured one by one.
+Two batched routes: the eigenvalues of the Gram matrix K = D C D, where C has a unit diagonal; and, where that does not
+resolve the smallest, the largest eigenvalue of K⁻¹ from C = UᵀU, whose relative error does not depend on the grading of
+D (docs/concepts/bounds.md). The rest is measured one by one.
 """
 
 from __future__ import annotations

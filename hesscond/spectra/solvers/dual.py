@@ -15,8 +15,8 @@ from hesscond.spectra.forms import DualForm
 from hesscond.spectra.matrices import as_array
 from hesscond.spectra.reductions import factor_condition, signed_condition
 from hesscond.spectra.solvers import base
-from hesscond.spectra.solvers.gram import GRAM_RTOL
 from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
+from hesscond.spectra.solvers.normwise import GRAM_RTOL
 from hesscond.spectra.threads import one_thread
 
 #: Relative width of an interval from the Gram matrix that is good enough where the triangular factor takes more than

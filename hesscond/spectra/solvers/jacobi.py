@@ -166,18 +166,10 @@ def graded_errors(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Error bounds below and above, (n,) each, of singular values from `jacobi_svd`.
 
-    Below the smallest one the bound is that of ``least``, which holds whatever Jacobi did; where there is none, the
-    value is not distinguished from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|).
-
-    Write A = D₁CD₂ with D = diag(d) such that the largest entry of every row and column of C is about 1: row-pivoted
-    QR and Jacobi commit errors of the size eps·d₁ᵢd₂ⱼ in entry (i, j), also where the entry is smaller or zero, and
-    they change σ_k = u_kᵀAv_k by their weighted sum. The constant is measured: the worst of 3·10⁴ graded, sparse and
-    rank deficient matrices needed 1233, all but a few less than 32.
-
-    ``least`` is the result of `smallest_singular_value` for A and ``error`` (m, n), bounds of errors already in the
-    entries of A; weighted by the singular vectors of σ_k.
-
-    Source of the form: Higham, BIT 40 (2000), 325-339, and Drmač and Veselić, as in `jacobi_svd`.
+    Below the smallest one the bound is that of ``least``, the `smallest_singular_value`, which holds whatever Jacobi
+    did; where there is none, the value is not distinguished from zero. The others: 2000·eps·(\|u_k\|ᵀd₁)(d₂ᵀ\|v_k\|)
+    for A = D₁CD₂ with entries of C of about 1 (docs/concepts/bounds.md), plus ``error`` (m, n), bounds of errors
+    already in the entries of A, weighted by the singular vectors of σ_k.
     """
     C = np.abs(core)
     rows, columns = np.ones(len(C)), np.ones(C.shape[1])
@@ -221,11 +213,8 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
 
     They hold for all matrices within ``error`` (m, n) of A, entry by entry.
 
-    Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: any X with ‖(XA)⁻¹X‖ ≤ β
-    gives σ_n ≥ 1/β. X is the left inverse from a row-sorted pivoted QR; with E = XA − I and \|E\| ≤ B (what was
-    computed, plus γ_m \|X\|\|A\| for rounding) and Bs ≤ ρs for s = \|X\|e, ρ < 1, each row of (XA)⁻¹X − X is at
-    most ρ/(1 − ρ) s_i in the 1-norm. Since B is bounded entry by entry, both ends stay sharp for rows and columns of
-    any scale.
+    Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: 1/β for any X with
+    ‖(XA)⁻¹X‖ ≤ β, here a left inverse, bounded entry by entry (docs/concepts/bounds.md).
     """
     m, n = core.shape
     gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)

@@ -19,8 +19,7 @@ from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrices import as_matrix
 from hesscond.spectra.reductions import symmetric_condition
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.solvers.base import Form, Solver, register
-from hesscond.spectra.solvers.eigenvalues import eigenvalue_values
+from hesscond.spectra.solvers.base import Form, Solver, eigenvalue_values, register
 from hesscond.spectra.solvers.jacobi import EQUILIBRATION_STEPS, JACOBI_ORDER
 
 #: Matrices of the order of a formed one that are held at a time for Jacobi's method, and for eigenvectors.

@@ -1,4 +1,4 @@
-"""Eigenvalues of Gram matrices, which square the condition number: the cheapest where little accuracy is asked for."""
+"""Singular values and eigenvalues with normwise bounds, from LAPACK, or cheaper from Gram matrices, which square κ."""
 
 from __future__ import annotations
 
@@ -11,6 +11,36 @@ from hesscond.spectra.forms import FactorForm, FactorStack
 from hesscond.spectra.matrices import as_array
 from hesscond.spectra.solvers import base
 from hesscond.spectra.threads import few_threads
+
+
+@base.register
+class SVD(base.Solver[base.SingularForm]):
+    """Singular values of the core to c·eps·σ_max: κ(FᵀF) = κ(F)², so float64 resolves it to 1e30."""
+
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.SingularForm)
+
+    def cost(self, form: base.SingularForm) -> float:
+        m, n = form.core.shape
+        return 2 * m * n**2 + 2 * n**3
+
+    def values(self, form: base.SingularForm, rtol: float) -> Values:
+        return form.normwise
+
+
+@base.register
+class Eigenvalues(base.Solver[base.EigenvalueForm]):
+    """Eigenvalues of the core to c·eps·|λ|_max."""
+
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, base.EigenvalueForm)
+
+    def cost(self, form: base.EigenvalueForm) -> float:
+        return 4 / 3 * len(form.core) ** 3
+
+    def values(self, form: base.EigenvalueForm, rtol: float) -> Values:
+        return base.eigenvalue_values(form.core, form.error, form.floor)
+
 
 #: Below this relative width of κ's interval the Gram form is not tried, since it cannot reach it.
 GRAM_RTOL = 1e-7
