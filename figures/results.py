@@ -367,32 +367,50 @@ def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
 
 
+def forecasts(name: str, s: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
+    """A predictor, signed, and the gain of s iterations, by seed, point and method; and the seeds with their points."""
+    frame = read("forecast")
+    # a method that a seed lacks, or whose forecast overflows, is left out
+    by_run = frame.dropna().groupby("method").size()
+    methods = sorted(by_run[by_run == by_run.max()].index)
+    seeds, points = sorted(set(frame["seed"])), sorted(set(frame["iteration"]))
+    runs = frame.set_index(["seed", "iteration", "method"]).sort_index()
+    column = f"{name}_{s}" if name in ("forecast", "stable") else name
+    x, y = (
+        np.array([[runs.loc[seed, point][of].reindex(methods) for point in points] for seed in seeds])
+        for of in (column, f"gain_{s}")
+    )
+    return PREDICTORS[name][1] * x, y, [(seed, point) for seed in seeds for point in points]
+
+
 def forecast() -> list[str]:
     """Rank correlation of each predictor with the gain over the methods: the mean over seeds and points of the runs.
 
     Intervals: methods and seeds are drawn anew.
     """
-    frame, rows = read("forecast"), []
-    by_run = frame.groupby("method").size()
-    methods = sorted(by_run[by_run == by_run.max()].index)
-    seeds, points = sorted(set(frame["seed"])), sorted(set(frame["iteration"]))
-    runs = frame.set_index(["seed", "iteration", "method"]).sort_index()
-    of_methods, of_seeds = (
-        np.random.default_rng(seed).integers(n, size=(DRAWS, n)) for seed, n in enumerate((len(methods), len(seeds)))
-    )
-    for name, (words, sign) in PREDICTORS.items():
+    rows = []
+    for name, (words, _) in PREDICTORS.items():
         row = [words]
         for s in AHEAD:
-            column = f"{name}_{s}" if name in ("forecast", "stable") else name
-            x, y = (
-                np.array([[runs.loc[seed, point][of].reindex(methods) for point in points] for seed in seeds])
-                for of in (column, f"gain_{s}")
+            x, y, _ = forecasts(name, s)
+            seeds, _, methods = x.shape
+            of_methods, of_seeds = (
+                np.random.default_rng(k).integers(n, size=(DRAWS, n)) for k, n in enumerate((methods, seeds))
             )
-            drawn = rank_correlations(sign * x[..., of_methods], y[..., of_methods]).mean(1)
+            drawn = rank_correlations(x[..., of_methods], y[..., of_methods]).mean(1)
             low, high = np.quantile(drawn[of_seeds, np.arange(DRAWS)[:, None]].mean(1), (0.025, 0.975))
-            row.append(f"{rank_correlations(sign * x, y).mean():+.2f} ({low:+.2f} … {high:+.2f})")
+            row.append(f"{rank_correlations(x, y).mean():+.2f} ({low:+.2f} … {high:+.2f})")
         rows.append(row)
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
+
+
+def forecast_by_run() -> list[str]:
+    """Rank correlations with the gain of the most iterations, for each seed and point."""
+    rows, found = [], []
+    for name in ("kappa", "sharpness", "forecast"):
+        x, y, found = forecasts(name, AHEAD[-1])
+        rows.append([PREDICTORS[name][0], *(f"{own:+.2f}" for own in rank_correlations(x, y).ravel())])
+    return markdown(["", *(f"seed {seed}, iteration {point}" for seed, point in found)], rows)
 
 
 def machines() -> list[str]:
@@ -412,6 +430,7 @@ table("wc-figure-1", lambda: small_numbers("wc-figure-1", "accuracy", {name: nam
 table("wc-claims", lambda: small_claims("wc-table-1", "wc-table-2", "wc-figure-1"))
 table("iteration-times", iteration_times)
 table("forecast", forecast)
+table("forecast-by-run", forecast_by_run)
 table("machines", machines)
 table("bnp-small-batches", lambda: claims_with_numbers("bnp-figure-5"))
 table("prec", lambda: claims_with_numbers("prec"))
