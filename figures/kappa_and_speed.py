@@ -45,7 +45,7 @@ from hesscond.probing.results import NetworkResult
 from hesscond.problem.untouched import untouched
 from hesscond.report import Page, method_colors, save_figure
 from hesscond.spectra.condition import NOISE, conclude
-from hesscond.spectra.solvers.eigenvalues import eigenvalue_values
+from hesscond.spectra.solvers.base import eigenvalue_values
 from hesscond.study import StudyConfig, load_data, load_study
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -277,8 +277,6 @@ OF = {
     ("test_accuracy", "end"): ("accuracy", 1, "accuracy (%)"),
     ("test_accuracy", "mean"): ("mean_accuracy", 1, "accuracy, mean over the epochs (%)"),
     ("test_accuracy", "first"): ("first_accuracy", 1, "accuracy after an epoch (%)"),
-    ("before_drop", "end"): ("before_drop", 1, "accuracy before the first drop, mean over the epochs (%)"),
-    ("by_drops", "end"): ("by_drops", 1, "points gained after it"),
     ("train_loss", "end"): ("train_loss", -1, "training loss"),
 }
 

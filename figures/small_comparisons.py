@@ -31,7 +31,7 @@ from torch import nn
 from hesscond.methods import parse
 from hesscond.models import build
 from hesscond.report.replication import measured
-from hesscond.runs import StoredRun, open_run
+from hesscond.runs import open_run
 from hesscond.study import RunPlan, load_data, load_study, run
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import plan_replication, replication
@@ -50,10 +50,7 @@ QUANTITIES = {
     "train_loss": ("train_loss", "end"),
     "seconds": ("seconds", "end"),
 }
-#: Mean accuracy over the epochs before the rate first drops, and what it gains from there to the end.
-DROPS = ("before_drop", "by_drops")
 COLUMNS = ("study", "panel", "method", "seed", "rate", "batch_size", "iterations", "device", "status", *QUANTITIES)
-COLUMNS += DROPS
 
 
 def plans_of(names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None) -> list[RunPlan]:
@@ -76,20 +73,10 @@ def key_of(plan: RunPlan) -> str:
     return f"{study} {plan.method} {plan.seed} {plan.learning_rate} {plan.device}"
 
 
-def around_drop(plan: RunPlan, stored: StoredRun) -> dict[str, float]:
-    """Accuracy before the rate first drops and what it gains afterwards, if it drops."""
-    schedule = plan.study.schedule
-    if schedule.kind != "steps" or stored.status == "diverged":
-        return {}
-    accuracy = 100 * stored.table("evaluation").set_index("epoch")["test_accuracy"].astype(float)
-    before = accuracy[(accuracy.index >= 1) & (accuracy.index <= schedule.milestones[0])]
-    return dict(zip(DROPS, (before.mean(), accuracy.iloc[-1] - before.iloc[-1]), strict=True))
-
-
 def row_of(plan: RunPlan, folder: Path) -> dict[str, Any]:
     """Row of a run that is over, from the folder of a run with the same numbers."""
     stored = open_run(folder)
-    values = {name: measured(stored, *of) for name, of in QUANTITIES.items()} | around_drop(plan, stored)
+    values = {name: measured(stored, *of) for name, of in QUANTITIES.items()}
     return {
         "study": plan.study.name,
         "panel": plan.study.panel,
