@@ -28,12 +28,14 @@ from hesscond.capture.layers import parameter_rows, parameter_tensors, unit_weig
 from hesscond.capture.progress import ProgressRecord
 from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
 from hesscond.capture.separators import Separators, symmetric
+from hesscond.capture.tangents import Tangents
 from hesscond.errors import NoDerivativeError, NotFiniteError
 from hesscond.problem.evaluation import is_finite
 from hesscond.problem.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.problem.precision import Perturbed
 
 DOUBLE_ROUTE = "double backward"
+TANGENT_ROUTE = "forward derivatives in the parameters"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
@@ -42,6 +44,8 @@ FEW = 64
 #: Unit of the round-off by which two computations of a product may differ.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
+#: Directions of a trial of `Tangents`, for each of one of double backward.
+FEWER = 4
 #: Second derivatives with a larger relative rounding error than this count as unknown.
 BLURRED = 0.05
 #: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change in them.
@@ -209,6 +213,11 @@ class SecondDerivatives:
         each, steps = (time.perf_counter() - began) / (count + batched), float(plan.directions)
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
+        if plan.in_parameters and (tangents := Tangents.of(self.loss, request, self.budget)) is not None:
+            count *= FEWER
+            began = time.perf_counter()
+            tangents.hessian(self.unit_seeds(request, request.units[0], slice(count)), request.units[0])
+            each = (time.perf_counter() - began) / min(count, plan.directions)
         if (products := weight_products.WeightProducts.of(self.loss, request, self.samples)) is not None:
             steps *= products.share(len(request.units))
         self.progress.plan(request.name, steps, each)
@@ -219,6 +228,8 @@ class SecondDerivatives:
         if request.parameters is not None:
             return request.finished(self.in_weights(request), WEIGHT_ROUTE, self.samples)
         if plan.in_parameters:
+            if (forward := self.by_tangents(request)) is not None:
+                return request.finished(forward, TANGENT_ROUTE, self.samples)
             return request.finished(self.in_parameters(request, blocks), PARAMETER_ROUTE, self.samples)
         curvature = self.behind_separator(request, blocks, positions)
         if curvature is not None:
@@ -445,6 +456,42 @@ class SecondDerivatives:
         spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
         spread = spread.view(count, order)
         return FormedH(symmetric(matrices), spread, blocks * positions)
+
+    def unit_seeds(self, request: Request, unit: int, rows: slice = slice(None)) -> list[torch.Tensor]:
+        """Directions along the parameters of a unit as `Tangents` takes them."""
+        geometry, shape = Geometry.of(request.layer), request.deltas[0].shape
+        along = request.inputs(1).slice(0, 1)[0, :, geometry.group(unit), rows].T
+        # the units of a linear layer are the last dimension
+        if len(request.deltas) == 1 and (geometry.dims or len(shape) == 2):
+            return [along.reshape(len(along), shape[0], 1, *shape[2:])]
+        values = along.new_zeros(len(along), 1, geometry.units, along.shape[1])
+        values[:, 0, unit] = along
+        return request.outputs(values)
+
+    def by_tangents(self, request: Request) -> FormedH | None:
+        """Return Hessians by derivatives that go forward; None: not available, or a product differs."""
+        tangents = Tangents.of(self.loss, request, self.budget)
+        if tangents is None:
+            return None
+        H_hat, geometry = request.inputs(1).slice(0, 1)[0], Geometry.of(request.layer)
+        n, positions = geometry.n_params, len(H_hat)
+        H, spread = H_hat.new_empty(len(request.units), n, n), H_hat.new_empty(len(request.units), n)
+        for column, unit in enumerate(request.units):
+            H[column], spread[column] = tangents.hessian(self.unit_seeds(request, unit), unit)
+            self.progress.advance(request.name, n)
+        v, column = backward.scattered_signs(H[0, 0]), int(H.flatten(1).norm(dim=1).argmax())
+        unit = request.units[column]
+        rows = H_hat[:, geometry.group(unit)]
+        values = H.new_zeros(1, 1, geometry.units, positions)
+        values[0, 0, unit] = rows @ v
+        product, expected = self.product(request, values)[0, 0, unit] @ rows, H[column] @ v
+        near = (product - expected).norm() <= ROUNDING * spread[column].norm() * (spread[column] @ v.abs())
+        if not near and not backward.agree(product[None], expected[None]):
+            return None
+        lengths = torch.stack([H_hat[:, geometry.group(unit)].norm(dim=0) for unit in request.units])
+        found = (H.diagonal(dim1=1, dim2=2).abs() / lengths.square().clamp_min(TINY)).amax(1)
+        sizes = torch.maximum(found, self.sizes(request, found, 1, positions))
+        return FormedH(H, torch.maximum(spread, lengths * sizes.sqrt()[:, None]), positions)
 
     def in_weights(self, request: Request) -> FormedH:
         """Return Hessians in the weight and bias themselves, for a layer that is used in several ways."""

@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from hesscond.problem.references import ran_again
 
+#: Least number of random factors of `Perturbed`, and a prime that their places differ by.
+LEAST, STRIDE = 2**16, 7_368_787
 #: Operations that move, choose or make numbers without rounding, apart from views.
 EXACT = {
     getattr(torch.ops.aten, name)
@@ -87,6 +89,7 @@ class Perturbed(Observer):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
+        self.factors: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not (func.is_view or func._schema.is_mutable or func.overloadpacket in self.LEFT or ran_again()):
@@ -98,9 +101,15 @@ class Perturbed(Observer):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
         self.seed += 1
-        generator = torch.Generator(x.device).manual_seed(self.seed)
-        share = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        return x * (1 + torch.finfo(x.dtype).eps * (4 * share - 2))
+        count = x.numel()
+        factors = self.factors.get((x.device, x.dtype))
+        if factors is None or len(factors) < 2 * count:
+            generator = torch.Generator(x.device).manual_seed(self.seed)
+            share = torch.rand(max(LEAST, 3 * count), generator=generator, device=x.device, dtype=x.dtype)
+            factors = self.factors[x.device, x.dtype] = 1 + torch.finfo(x.dtype).eps * (4 * share - 2)
+        # a part for each number of the mode: drawing new ones would take longer than the operations themselves
+        start = self.seed * STRIDE % (len(factors) - count + 1)
+        return x * factors[start : start + count].view(x.shape)
 
 
 class Operations(Observer):

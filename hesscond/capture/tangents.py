@@ -1,0 +1,258 @@
+"""Hessians in the parameters of a unit by derivatives that go forward only, where batch statistics couple all samples.
+
+Let T be the derivatives of a tensor x along k directions. If every node between the layer and a tensor z is piecewise
+linear or a function f of one tensor x,
+
+    H = T_zᵀ ∇²φ T_z + Σ_f T_xᵀ ∇²(g·f)(x) T_x
+
+with φ the loss as a function of z, and g its slopes in f(x). Batch normalization f has three products for each channel
+beside the covariance of T_x, so that no pass goes back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hesscond.capture import backward
+from hesscond.capture.captured import Request
+from hesscond.problem.graph import BATCH_NORM, ELEMENTWISE, dependent, inputs_of, is_linear_node, shape_of
+
+#: Numbers of the columns that a convolution of a part of the images takes at a time: they stay in a processor's cache.
+CACHED = 2**17
+#: Copies of the derivatives of the largest tensor that are held at a time, at most.
+COPIES = 4
+#: Directions that are taken at a time where torch differentiates.
+PART = 16
+
+Edge = tuple[Any, int]
+
+
+class Tangents:
+    """Forward derivatives of a loss in the pre-activations of a layer behind which batch statistics couple samples."""
+
+    def __init__(self, loss: torch.Tensor, request: Request) -> None:
+        between = dependent([loss.grad_fn], request.leaves)
+        self.leaves = [(get_gradient_edge(delta).node, 0) for delta in request.deltas]
+        #: nodes of the tail, which is differentiated twice, and before it, in the order of computation
+        self.order, tail = [], set[Any]()
+        for node in computed(loss.grad_fn, between):
+            if node in request.leaves:
+                continue
+            if any(p in tail for p, _ in node.next_functions) or not is_known(node, between):
+                tail.add(node)
+            else:
+                self.order.append(node)
+        self.cut = {edge for node in tail for edge in node.next_functions if edge[0] in between - tail}
+        self.curved = [node for node in self.order if not is_linear(node, between)]
+        self.between, self.loss = between, loss
+        self.largest = max((shape_of(node).numel() for node in self.order), default=1)
+
+    @classmethod
+    def of(cls, loss: torch.Tensor, request: Request, budget: backward.Budget) -> Tangents | None:
+        """Return the derivatives, if the graph is known and they fit into the memory."""
+        if request.whole or request.parameters is not None:
+            return None
+        found, n = cls(loss, request), request.inputs(1).geometry.n_params
+        fits = budget.fits(n * (COPIES * found.largest + sum(delta.numel() for delta in request.deltas)))
+        coupled = any(node.name() in BATCH_NORM for node in found.curved)
+        return found if coupled and fits and len(found.cut) <= 1 else None
+
+    def hessian(self, seeds: Sequence[torch.Tensor], channel: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return H (k, k) for k directions (k, *shape) in each call of the layer, and d (k,), see `FormedH`.
+
+        A convolution's directions may be given in one ``channel`` alone, outside of which they are zero.
+        """
+        H = seeds[0].new_zeros(len(seeds[0]), len(seeds[0]))
+        squares = H.new_zeros(len(H))
+        edges = [GradientEdge(node, 0) for node in self.curved]
+        slopes = torch.autograd.grad(self.loss, edges, retain_graph=True, materialize_grads=True) if edges else ()
+        slope = dict(zip(self.curved, slopes, strict=True))
+        left: dict[Edge, int] = dict.fromkeys(self.cut, 1)
+        for node in self.order:
+            for edge in set(node.next_functions):
+                left[edge] = left.get(edge, 0) + 1
+        live: dict[Edge, torch.Tensor] = dict(zip(self.leaves, map(torch.Tensor.contiguous, seeds), strict=True))
+        spare: list[torch.Tensor] = []
+
+        def empty(*shape: int) -> torch.Tensor:
+            for number, buffer in enumerate(spare):
+                if buffer.numel() == math.prod(shape):
+                    return spare.pop(number).view(shape)
+            return H.new_empty(shape)
+
+        def taken(edge: Edge, whole: bool = True) -> torch.Tensor:
+            """Derivatives at an edge, in all channels if ``whole``, which may be overwritten."""
+            left[edge] -= 1
+            T = live[edge] if left[edge] else live.pop(edge)
+            if whole and T.shape[1:] != shape_of(*edge):
+                wide = T.new_zeros(len(T), *shape_of(*edge))
+                wide[:, :, channel] = T[:, :, 0]
+                return wide
+            return empty(*T.shape).copy_(T) if left[edge] else T
+
+        for node in self.order:
+            own = [edge for edge in dict.fromkeys(node.next_functions) if edge in live]
+            name, narrow = node.name(), bool(own) and live[own[0]].shape[1:] != shape_of(*own[0])
+            chosen = slice(channel, channel + 1) if narrow else slice(None)
+            if name in BATCH_NORM and node in slope:
+                live[node, 0] = T = taken(own[0], False)
+                H_node, sizes = normalize(node, slope[node], T, chosen)
+                H += H_node
+                squares += sizes
+            elif name == "ReluBackward0":
+                live[node, 0] = T = taken(own[0], False)
+                kept = (
+                    (node._saved_result > 0)[:, chosen].to(T.dtype) if narrow else (node._saved_result > 0).to(T.dtype)
+                )
+                for t in T:
+                    t.mul_(kept)
+            elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in own} == {shape_of(node)}:
+                # a tensor may be added to itself
+                times = [float(node.next_functions.count(edge)) for edge in own]
+                live[node, 0] = T = taken(own[0], len(own) > 1).mul_(times[0])
+                for edge, count in zip(own[1:], times[1:], strict=True):
+                    T.add_(other := taken(edge), alpha=count)
+                    spare.append(other)
+            elif name == "ConvolutionBackward0" and own == [node.next_functions[0]]:
+                grouped = node._saved_groups > 1
+                T = taken(own[0], grouped)
+                live[node, 0] = convolved(node, T, slice(None) if grouped else chosen, empty)
+                spare.append(T)
+            elif node in slope:
+                T = taken(own[0])
+                live[node, 0], product = self.elementwise(node, slope[node], own[0], T)
+                H += T.flatten(1) @ product.flatten(1).T
+                squares += (T * product).abs().flatten(1).sum(1)
+            else:
+                found = self.linear(node, {edge: taken(edge) for edge in own})
+                live |= {(node, number): own for number, own in enumerate(found) if own is not None}
+        for edge in self.cut & live.keys():
+            T, z = live[edge], GradientEdge(*edge)
+            (g,) = torch.autograd.grad(self.loss, [z], create_graph=True)
+            (product,) = in_parts(backward.Derivatives([g], [z]), [T])
+            if product is not None:
+                H += T.flatten(1) @ product.flatten(1).T
+                squares += (T.flatten(1).norm(dim=1) * product.flatten(1).norm(dim=1)).abs()
+        return (H + H.mT) / 2, squares.sqrt()
+
+    def elementwise(self, node: Any, g: torch.Tensor, edge: Edge, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Derivatives of f(x) along T, and ∇²(g·f) T, for a function of every entry."""
+        u = g.detach().requires_grad_()
+        pulled = results(node, [u])[node.next_functions.index(edge)]
+        image, product = in_parts(backward.Derivatives([pulled], [u, GradientEdge(*edge)]), [T])
+        zero = torch.zeros_like(T)
+        return zero if image is None else image, zero if product is None else product
+
+    def linear(self, node: Any, given: dict[Edge, torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """Derivatives of the results of a linear node, as the derivative of its backward pass."""
+        like = next(iter(given.values()))
+        u = [like.new_zeros(meta.shape, requires_grad=True) for meta in node._input_metadata]
+        pulled = results(node, u)
+        pairs = [(pulled[i], given[edge]) for i, edge in enumerate(node.next_functions) if edge in given]
+        outputs, seeds = zip(*pairs, strict=True)
+        # what is passed on must not share memory with what may be overwritten
+        return [None if own is None else own.clone() for own in in_parts(backward.Derivatives(outputs, u), seeds)]
+
+
+def in_parts(derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Derivatives along many directions, a few at a time."""
+    return backward.joined([derivatives(part) for part in zip(*(seed.split(PART) for seed in seeds), strict=True)])
+
+
+def results(node: Any, u: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Results of a node in a backward pass, with their graph."""
+    with torch.enable_grad():
+        found = node(*u)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Derivatives of a batch normalization, written over those (k, N, C, …) of its input, with its part of H and d².
+
+    Those of channels that are not ``chosen`` are zero, and left out.
+
+    With c = x − mean, r = 1/√(var + ε), slopes G = γ g and P = Σ G c, the loss is P r in each channel, and along T
+    P' = Σ G T and var' = 2 mean(c T), where T is centred: H = P' r' + r' P' + P (¾ r⁵ var' var' − r³ mean(T T)).
+    """
+    # positions as the last dimension
+    x, g = (own.detach()[..., None].flatten(2)[:, chosen] for own in (node._saved_input, g.view_as(node._saved_input)))
+    M = x.numel() // x.shape[1]
+    c = x - x.mean((0, 2), keepdim=True)
+    r = (c.square().mean((0, 2)) + node._saved_eps).rsqrt()
+    gamma = torch.ones_like(r) if node._saved_weight is None else node._saved_weight.detach()[chosen]
+    G = g * gamma[:, None]
+    G = G - G.mean((0, 2), keepdim=True)
+    T = T.view(len(T), *c.shape)
+    slopes, variances, squares = T.new_empty(3, len(T), len(r))
+    for t, *found in zip(T, slopes, variances, squares, strict=True):
+        # one direction stays in the cache
+        t -= t.sum(2).sum(0)[:, None] / M
+        for out, other in zip(found, (G, c, t), strict=True):
+            out.copy_((t * other).sum(2).sum(0))
+    variances *= 2 / M
+    P, roots = (G * c).sum((0, 2)), -0.5 * r**3 * variances
+    cross = slopes @ roots.T
+    H = cross + cross.T + (variances * (0.75 * P * r**5)) @ variances.T
+    weight = -P * r**3 / M
+    products, half = torch.zeros_like(H), len(H) // 2
+    for part in T.unbind(1):
+        rows = part.flatten(1)
+        weighted = (part * weight[:, None]).flatten(1)
+        products[:half] += weighted[:half] @ rows.T
+        products[half:, half:] += weighted[half:] @ rows[half:].T
+    products[half:, :half] = products[:half, half:].T
+    H += products
+    scale, along = gamma * r, variances * (0.5 * r**2)
+    for t, own in zip(T, along, strict=True):
+        t.addcmul_(c, own[:, None], value=-1).mul_(scale[:, None])
+    bound = 6 * G.square().sum((0, 2)).sqrt() * c.square().sum((0, 2)).sqrt() * r**3 / M
+    return H, squares @ bound
+
+
+def convolved(node: Any, T: torch.Tensor, chosen: slice, empty: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Derivatives of a convolution, whose bias has none, of a part of the images at a time."""
+    weight, images = node._saved_weight.detach(), T.flatten(0, 1)
+    weight = weight[chosen] if node._saved_transposed else weight[:, chosen]
+    options = [
+        getattr(node, f"_saved_{name}")
+        for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    ]
+    shape = shape_of(node)
+    found = empty(len(images), *shape[1:])
+    columns = weight[0].numel() * max(shape[2:].numel(), T.shape[3:].numel())
+    size = max(1, CACHED // columns) if T.device.type == "cpu" else len(images)
+    for out, part in zip(found.split(size), images.split(size), strict=True):
+        out.copy_(torch.ops.aten.convolution(part, weight, None, *options))
+    return found.view(len(T), *shape)
+
+
+def computed(end: Any, within: set[Any]) -> list[Any]:
+    """Nodes ``within`` from which an end is computed, each behind its inputs."""
+    found: dict[Any, None] = {}
+    stack = [(end, False)]
+    while stack:
+        node, inputs_done = stack.pop()
+        if inputs_done:
+            found[node] = None
+        elif node not in found:
+            stack.append((node, True))
+            stack.extend((parent, False) for parent, _ in node.next_functions if parent in within)
+    return list(found)
+
+
+def is_linear(node: Any, within: set[Any]) -> bool:
+    """Whether a node is piecewise linear in the inputs ``within``."""
+    return is_linear_node(node.name(), node, inputs_of(node, within))
+
+
+def is_known(node: Any, within: set[Any]) -> bool:
+    """Whether derivatives go forward through a node."""
+    first, *others = [parent is not None for parent, _ in inputs_of(node, within)]
+    if node.name() in BATCH_NORM:
+        return first and not any(others) and hasattr(node, "_saved_eps")
+    return is_linear(node, within) or (node.name() in ELEMENTWISE and first and not any(others))
