@@ -206,18 +206,19 @@ class SecondDerivatives:
     def report_plan(self, request: Request, plan: CurvaturePlan, batched: bool) -> None:
         """Report the expected cost of a plan, from the time of one derivative or a few, and what a separator saves."""
         count = backward.Derivatives.WORTH_COMPARING if batched else 1
-        seeds = [torch.ones_like(variable).expand(count, *variable.shape) for variable in self.variables[request.name]]
-        began = time.perf_counter()
-        self.derivatives(request, seeds)
-        # the first batch is compared with a single derivative
-        each, steps = (time.perf_counter() - began) / (count + batched), float(plan.directions)
+        tangents = Tangents.of(self.loss, request, self.budget) if plan.in_parameters else None
+        steps, began = float(plan.directions), time.perf_counter()
+        if tangents is not None:
+            count = min(FEWER * count, plan.directions // len(request.units))
+            tangents.hessian(self.unit_seeds(request, request.units[0], slice(count)), request.units[0])
+        else:
+            seeds = [torch.ones_like(own).expand(count, *own.shape) for own in self.variables[request.name]]
+            self.derivatives(request, seeds)
+            # the first batch is compared with a single derivative
+            count += batched
+        each = (time.perf_counter() - began) / count
         if not plan.in_parameters and plan.blocks in (self.samples, request.positions_apart()):
             steps *= self.separators.share(request, plan.directions, plan.directions // plan.positions)
-        if plan.in_parameters and (tangents := Tangents.of(self.loss, request, self.budget)) is not None:
-            count *= FEWER
-            began = time.perf_counter()
-            tangents.hessian(self.unit_seeds(request, request.units[0], slice(count)), request.units[0])
-            each = (time.perf_counter() - began) / min(count, plan.directions)
         if (products := weight_products.WeightProducts.of(self.loss, request, self.samples)) is not None:
             steps *= products.share(len(request.units))
         self.progress.plan(request.name, steps, each)

@@ -123,16 +123,16 @@ class Tangents:
                 T = taken(own[0], grouped)
                 live[node, 0] = convolved(node, T, slice(None) if grouped else chosen, empty)
                 spare.append(T)
-            elif node in slope:
-                T = taken(own[0])
-                live[node, 0], product = self.elementwise(node, slope[node], own[0], T)
-                H += T.flatten(1) @ product.flatten(1).T
-                squares += (T * product).abs().flatten(1).sum(1)
             else:
-                found = self.linear(node, {edge: taken(edge) for edge in own})
-                live |= {(node, number): own for number, own in enumerate(found) if own is not None}
+                given = {edge: taken(edge) for edge in own}
+                *found, product = differentiated(node, given, slope.get(node))
+                live |= {(node, number): image for number, image in enumerate(found) if image is not None}
+                if product is not None:
+                    T = given[own[0]]
+                    H += T.flatten(1) @ product.flatten(1).T
+                    squares += (T * product).abs().flatten(1).sum(1)
         for edge in self.cut & live.keys():
-            T, z = live[edge], GradientEdge(*edge)
+            T, z = taken(edge), GradientEdge(*edge)
             (g,) = torch.autograd.grad(self.loss, [z], create_graph=True)
             (product,) = in_parts(backward.Derivatives([g], [z]), [T])
             if product is not None:
@@ -140,23 +140,22 @@ class Tangents:
                 squares += (T.flatten(1).norm(dim=1) * product.flatten(1).norm(dim=1)).abs()
         return (H + H.mT) / 2, squares.sqrt()
 
-    def elementwise(self, node: Any, g: torch.Tensor, edge: Edge, T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Derivatives of f(x) along T, and ∇²(g·f) T, for a function of every entry."""
-        u = g.detach().requires_grad_()
-        pulled = results(node, [u])[node.next_functions.index(edge)]
-        image, product = in_parts(backward.Derivatives([pulled], [u, GradientEdge(*edge)]), [T])
-        zero = torch.zeros_like(T)
-        return zero if image is None else image, zero if product is None else product
 
-    def linear(self, node: Any, given: dict[Edge, torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        """Derivatives of the results of a linear node, as the derivative of its backward pass."""
-        like = next(iter(given.values()))
-        u = [like.new_zeros(meta.shape, requires_grad=True) for meta in node._input_metadata]
-        pulled = results(node, u)
-        pairs = [(pulled[i], given[edge]) for i, edge in enumerate(node.next_functions) if edge in given]
-        outputs, seeds = zip(*pairs, strict=True)
-        # what is passed on must not share memory with what may be overwritten
-        return [None if own is None else own.clone() for own in in_parts(backward.Derivatives(outputs, u), seeds)]
+def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+    """Derivatives of the results of a node along those of its inputs, and ∇²(g·f) times those of the only input of f.
+
+    Without slopes g, the node is linear. All are derivatives of its backward pass.
+    """
+    (edge, T), *_ = given.items()
+    u = [T.new_zeros(meta.shape) for meta in node._input_metadata] if g is None else [g.detach()]
+    with torch.enable_grad():
+        pulled = node(*[own.requires_grad_() for own in u])
+    pulled = pulled if isinstance(pulled, tuple) else (pulled,)
+    pairs = [(pulled[i], given[edge]) for i, edge in enumerate(node.next_functions) if edge in given]
+    outputs, seeds = zip(*pairs, strict=True)
+    found = in_parts(backward.Derivatives(outputs, u if g is None else [*u, GradientEdge(*edge)]), seeds)
+    # what is passed on must not share memory with what may be overwritten
+    return [None if own is None else own.clone() for own in (found if g is not None else [*found, None])]
 
 
 def in_parts(derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -191,8 +190,9 @@ def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tup
     slopes, variances, squares = T.new_empty(3, len(T), len(r))
     for t, *found in zip(T, slopes, variances, squares, strict=True):
         # one direction stays in the cache
+        found[2].copy_((t * t).sum(2).sum(0))
         t -= t.sum(2).sum(0)[:, None] / M
-        for out, other in zip(found, (G, c, t), strict=True):
+        for out, other in zip(found, (G, c), strict=False):
             out.copy_((t * other).sum(2).sum(0))
     variances *= 2 / M
     P, roots = (G * c).sum((0, 2)), -0.5 * r**3 * variances
