@@ -33,6 +33,7 @@ from hesscond.errors import NoDerivativeError, NotFiniteError
 from hesscond.problem.evaluation import is_finite
 from hesscond.problem.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.problem.precision import Perturbed
+from hesscond.spectra.threads import side_by_side, threads_for
 
 DOUBLE_ROUTE = "double backward"
 TANGENT_ROUTE = "forward derivatives in the parameters"
@@ -477,9 +478,14 @@ class SecondDerivatives:
         H_hat, geometry = request.inputs(1).slice(0, 1)[0], Geometry.of(request.layer)
         n, positions = geometry.n_params, len(H_hat)
         H, spread = H_hat.new_empty(len(request.units), n, n), H_hat.new_empty(len(request.units), n)
-        for column, unit in enumerate(request.units):
-            H[column], spread[column] = tangents.hessian(self.unit_seeds(request, unit), unit)
-            self.progress.advance(request.name, n)
+        # small steps, which threads within would only slow down
+        threads = min(threads_for(H.device), self.budget.memory // tangents.bytes(n))
+        for start in range(0, len(request.units), threads):
+            units = request.units[start : start + threads]
+            found = side_by_side(lambda unit: tangents.hessian(self.unit_seeds(request, unit), unit), units, threads)
+            for column, (own, d) in enumerate(found, start):
+                H[column], spread[column] = own, d
+                self.progress.advance(request.name, n)
         v, column = backward.scattered_signs(H[0, 0]), int(H.flatten(1).norm(dim=1).argmax())
         unit = request.units[column]
         rows = H_hat[:, geometry.group(unit)]
