@@ -30,10 +30,10 @@ from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
 from hesscond.capture.separators import Separators, symmetric
 from hesscond.capture.tangents import Tangents
 from hesscond.errors import NoDerivativeError, NotFiniteError
+from hesscond.operators.threads import one_thread, side_by_side, threads_for
 from hesscond.problem.evaluation import is_finite
 from hesscond.problem.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.problem.precision import Perturbed
-from hesscond.spectra.threads import side_by_side, threads_for
 
 DOUBLE_ROUTE = "double backward"
 TANGENT_ROUTE = "forward derivatives in the parameters"
@@ -210,8 +210,11 @@ class SecondDerivatives:
         tangents = Tangents.of(self.loss, request, self.budget) if plan.in_parameters else None
         steps, began = float(plan.directions), time.perf_counter()
         if tangents is not None:
-            count = min(FEWER * count, plan.directions // len(request.units))
-            tangents.hessian(self.unit_seeds(request, request.units[0], slice(count)), request.units[0])
+            n, unit = plan.directions // len(request.units), request.units[0]
+            count = min(FEWER * count, n)
+            with one_thread():
+                tangents.hessian(self.unit_seeds(request, unit, slice(count)), unit)
+            count *= min(len(request.units), self.side_by_side(tangents, n))
         else:
             seeds = [torch.ones_like(own).expand(count, *own.shape) for own in self.variables[request.name]]
             self.derivatives(request, seeds)
@@ -470,6 +473,10 @@ class SecondDerivatives:
         values[:, 0, unit] = along
         return request.outputs(values)
 
+    def side_by_side(self, tangents: Tangents, directions: int) -> int:
+        """Number of units that are measured at a time, one thread each: a unit takes many small steps."""
+        return min(threads_for(self.loss.device), self.budget.memory // tangents.bytes(directions))
+
     def by_tangents(self, request: Request) -> FormedH | None:
         """Return Hessians by derivatives that go forward; None: not available, or a product differs."""
         tangents = Tangents.of(self.loss, request, self.budget)
@@ -478,12 +485,11 @@ class SecondDerivatives:
         H_hat, geometry = request.inputs(1).slice(0, 1)[0], Geometry.of(request.layer)
         n, positions = geometry.n_params, len(H_hat)
         H, spread = H_hat.new_empty(len(request.units), n, n), H_hat.new_empty(len(request.units), n)
-        # small steps, which threads within would only slow down
-        threads = min(threads_for(H.device), self.budget.memory // tangents.bytes(n))
+        threads = self.side_by_side(tangents, n)
         for start in range(0, len(request.units), threads):
             units = request.units[start : start + threads]
-            found = side_by_side(lambda unit: tangents.hessian(self.unit_seeds(request, unit), unit), units, threads)
-            for column, (own, d) in enumerate(found, start):
+            formed = side_by_side(lambda unit: tangents.hessian(self.unit_seeds(request, unit), unit), units, threads)
+            for column, (own, d) in enumerate(formed, start):
                 H[column], spread[column] = own, d
                 self.progress.advance(request.name, n)
         v, column = backward.scattered_signs(H[0, 0]), int(H.flatten(1).norm(dim=1).argmax())

@@ -37,6 +37,7 @@ class Tangents:
 
     def __init__(self, loss: torch.Tensor, request: Request) -> None:
         between = dependent([loss.grad_fn], request.leaves)
+        self.deltas = request.deltas
         self.leaves = [(get_gradient_edge(delta).node, 0) for delta in request.deltas]
         #: nodes of the tail, which is differentiated twice, and before it, in the order of computation
         self.order, tail = [], set[Any]()
@@ -58,9 +59,13 @@ class Tangents:
         if request.whole or request.parameters is not None:
             return None
         found, n = cls(loss, request), request.inputs(1).geometry.n_params
-        fits = budget.fits(n * (COPIES * found.largest + sum(delta.numel() for delta in request.deltas)))
+        fits = budget.fits(found.bytes(n) // 8)
         coupled = any(node.name() in BATCH_NORM for node in found.curved)
         return found if coupled and fits and len(found.cut) <= 1 else None
+
+    def bytes(self, directions: int) -> int:
+        """Bytes that the derivatives along some directions take."""
+        return 8 * directions * (COPIES * self.largest + sum(map(torch.Tensor.numel, self.deltas)))
 
     def hessian(self, seeds: Sequence[torch.Tensor], channel: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return H (k, k) for k directions (k, *shape) in each call of the layer, and d (k,), see `FormedH`.

@@ -14,9 +14,9 @@ import typer
 from hesscond.commands import options, performing
 from hesscond.commands.printing import print_table, stdout
 from hesscond.errors import ConfigError
+from hesscond.operators.threads import torch_threads
 from hesscond.report import sweeps
 from hesscond.runs import open_run
-from hesscond.spectra.threads import torch_threads
 from hesscond.study import RunPlan, grid, load_study
 from hesscond.study.sweep import DataKey, data_key, prepare_sweep, relative_cost
 

@@ -12,11 +12,11 @@ from hesscond.hessians.coordinates.base import BlockHessian, Preconditioner
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
+from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import conditions
-from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Factors of layers with at most this many numbers are formed.
 SMALL = 2**14

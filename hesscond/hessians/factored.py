@@ -14,12 +14,12 @@ from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, Preconditioner
 from hesscond.operators import Estimate
 from hesscond.operators.estimates import norm_of
+from hesscond.operators.threads import one_thread
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.rank import distinct_rows
 from hesscond.spectra.solvers.base import conditions
-from hesscond.spectra.threads import one_thread
 
 
 @dataclass(frozen=True)

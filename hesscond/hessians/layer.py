@@ -17,11 +17,11 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian, noise_of, signed_norm
 from hesscond.operators import Estimate
+from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import DualForm, FactorForm
 from hesscond.spectra.solvers.batched import power_of_two
-from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.
 FACTORED = 2**21

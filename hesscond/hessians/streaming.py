@@ -15,8 +15,8 @@ from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import sums_to_zero
+from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra.condition import EPS, error_factor
-from hesscond.spectra.threads import side_by_side, threads_for
 
 
 class StreamedBlock:

@@ -23,6 +23,7 @@ from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian, UnitMa
 from hesscond.hessians.network_hessian import BlockSource, NetworkHessian, ZeroPaddedHessian
 from hesscond.hessians.parameters import BlockLayout, Layout, UnitLayout
 from hesscond.operators.operator import MARGIN
+from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.probing import check as checks
 from hesscond.probing.applied import block_coordinates
 from hesscond.probing.question import Measurement, Question, System
@@ -30,7 +31,6 @@ from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS
-from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.
 PRODUCTS = 20_000

@@ -30,11 +30,11 @@ from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
 from hesscond.methods.base import Method
 from hesscond.methods.bnp import from_statistics
+from hesscond.operators.threads import one_thread
 from hesscond.probing.check import CheckDirection, ReferenceProducts, agrees, most_curved, refuse_failed
 from hesscond.problem import MEMORY
 from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.spectra import ConditionNumber
-from hesscond.spectra.threads import one_thread
 
 #: Largest tensor that a waiting probe keeps.
 KEPT = 2**17

@@ -16,11 +16,11 @@ import scipy  # its optimizer is imported when it is called
 from scipy.linalg import LinAlgError, eigh, qr, svd
 
 from hesscond.errors import ConfigError, MatrixError
+from hesscond.operators.threads import one_thread
 from hesscond.scaling.optimal import EPS, on_host
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense
-from hesscond.spectra.threads import one_thread
 
 #: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
 POWERS = (32, 128, 512, 2048, 8192, 32768)

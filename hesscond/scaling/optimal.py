@@ -14,11 +14,11 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
 
 from hesscond.errors import ConfigError, MatrixError
+from hesscond.operators.threads import one_thread
 from hesscond.scaling.central_path import Optimum, optimum_of_many
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.matrices import as_matrix, dense
-from hesscond.spectra.threads import one_thread
 
 EPS = float(np.finfo(float).eps)
 

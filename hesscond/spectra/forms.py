@@ -23,11 +23,11 @@ from hesscond.operators import (
     SymmetricOperator,
     as_operator,
 )
+from hesscond.operators.threads import few_threads
 from hesscond.spectra import reductions
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, dense
 from hesscond.spectra.solvers.base import Form, RankBound
-from hesscond.spectra.threads import few_threads
 
 #: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
 DENSE_ORDER = 12_000

@@ -11,12 +11,12 @@ import numpy as np
 from scipy.linalg import qr
 
 from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
+from hesscond.operators.threads import few_threads
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
 from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import jacobi_svd, jacobi_values, signed_jacobi
-from hesscond.spectra.threads import few_threads
 
 #: Entries below this share of the largest may underflow when they are squared.
 LEAST = 2.0**-500

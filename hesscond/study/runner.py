@@ -25,10 +25,10 @@ from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixErro
 from hesscond.lazy import without_folders
 from hesscond.methods import Method, parse
 from hesscond.models import build
+from hesscond.operators.threads import torch_threads
 from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.problem.untouched import RandomState, untouched_randomness
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
-from hesscond.spectra.threads import torch_threads
 from hesscond.study import metrics, structure
 from hesscond.study.config import StudyConfig
 from hesscond.study.datasets import Augmentation, check_data

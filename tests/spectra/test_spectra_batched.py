@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hesscond.errors import MatrixError
+from hesscond.operators.threads import openblas, side_by_side
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.reductions import factor_condition
 from hesscond.spectra.solvers.base import conditions
-from hesscond.spectra.threads import openblas, side_by_side
 
 SMALL = 1e-6
 

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from hesscond.causes import NOTHING, TOO_LARGE, Cause
+from hesscond.operators.threads import one_thread
 from hesscond.spectra.condition import ConditionNumber, Values, conclude, unresolved, zero_matrix
-from hesscond.spectra.threads import one_thread
 
 RankBound = Callable[[], int]
 #: A matrix is zero if its eigenvalues are this many times below the bound of its rounding; unresolved if nearer.

@@ -18,10 +18,10 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators.operator import in_halves
+from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra.condition import EPS, ConditionNumber, error_factor
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers import base
-from hesscond.spectra.threads import side_by_side, threads_for
 
 #: Units of similar rank, and numbers in their stack, that a thread takes at a time, so that little is padded.
 CHUNK, CHUNK_SIZE = 32, 2**19

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from scipy.linalg import LinAlgWarning, lu_factor, lu_solve
 
+from hesscond.operators.threads import one_thread
 from hesscond.spectra.condition import EPS, ConditionNumber, Values, conclude, zero_matrix
 from hesscond.spectra.forms import DualForm
 from hesscond.spectra.matrices import as_array
@@ -17,7 +18,6 @@ from hesscond.spectra.reductions import factor_condition, signed_condition
 from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
 from hesscond.spectra.solvers.normwise import GRAM_RTOL
-from hesscond.spectra.threads import one_thread
 
 #: Relative width of an interval from the Gram matrix that is good enough where the triangular factor takes more than
 #: this number of operations, some minutes.

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hesscond.operators.threads import few_threads
 from hesscond.spectra.condition import ConditionNumber, Values, conclude
 from hesscond.spectra.forms import FactorForm, FactorStack
 from hesscond.spectra.matrices import as_array
 from hesscond.spectra.solvers import base
-from hesscond.spectra.threads import few_threads
 
 
 @base.register
