@@ -221,7 +221,7 @@ def test_ctrl_c_prints_the_layers_that_are_complete(tmp_path):
     assert ": stopped before it was measured\n" in out
 
 
-@pytest.mark.parametrize(("attended", "tick"), [(True, 1.0), (True, 0.0), (False, 1.0)], ids=str)
+@pytest.mark.parametrize(("attended", "tick"), [(True, 2.0), (True, 0.0), (False, 2.0)], ids=str)
 def test_long_derivatives_are_told_in_a_terminal_and_nothing_in_a_pipe(capsys, monkeypatch, attended, tick):
     model, loss, batch = convolutional(nn.BatchNorm2d(3), nn.ReLU())
     silent = hesscond.probe(model, loss, batch).to_frame()

@@ -102,7 +102,9 @@ class Tangents:
 
         for node in self.order:
             own = [edge for edge in dict.fromkeys(node.next_functions) if edge in live]
-            name, narrow = node.name(), bool(own) and live[own[0]].shape[1:] != shape_of(*own[0])
+            if not own:
+                continue
+            name, narrow = node.name(), live[own[0]].shape[1:] != shape_of(*own[0])
             chosen = slice(channel, channel + 1) if narrow else slice(None)
             if name in BATCH_NORM and node in slope:
                 live[node, 0] = T = taken(own[0], False)
@@ -111,9 +113,8 @@ class Tangents:
                 squares += sizes
             elif name == "ReluBackward0":
                 live[node, 0] = T = taken(own[0], False)
-                kept = (
-                    (node._saved_result > 0)[:, chosen].to(T.dtype) if narrow else (node._saved_result > 0).to(T.dtype)
-                )
+                kept = node._saved_result > 0
+                kept = (kept[:, chosen] if narrow else kept).to(T.dtype)
                 for t in T:
                     t.mul_(kept)
             elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in own} == {shape_of(node)}:
@@ -166,13 +167,6 @@ def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor |
 def in_parts(derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Derivatives along many directions, a few at a time."""
     return backward.joined([derivatives(part) for part in zip(*(seed.split(PART) for seed in seeds), strict=True)])
-
-
-def results(node: Any, u: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Results of a node in a backward pass, with their graph."""
-    with torch.enable_grad():
-        found = node(*u)
-    return found if isinstance(found, tuple) else (found,)
 
 
 def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
