@@ -81,9 +81,9 @@ def capture(
     S is exact by the cheapest of these routes: from the loss alone at an output layer; from one backward pass for
     each rank-one term of the loss Hessian's factor (classes − 1 for cross-entropy) if the rest of the network is
     piecewise linear; else from two backward passes, with one direction for each unit and position or for each
-    parameter, whichever are fewer. A layer whose parameters act otherwise than through its pre-activations on given
-    inputs (tied to another layer, used outside the layer, applied to its own output, a custom forward pass) is
-    differentiated twice in the parameters.
+    parameter, whichever are fewer, or behind batch statistics from derivatives that go forward. A layer whose
+    parameters act otherwise than through its pre-activations on given inputs (tied to another layer, used outside the
+    layer, applied to its own output, a custom forward pass) is differentiated twice in the parameters.
 
     Parameters
     ----------
