@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hesscond
-from hesscond.commands.printing import BAD_USE, INTERRUPTED, complain, stderr, write_everywhere
+from hesscond.commands import printing
 from hesscond.errors import GONE, HesscondError, one_line, out_of_memory
 from hesscond.lazy import optional
 
@@ -102,8 +102,8 @@ class SectionedGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            stderr.print("interrupted")
-            raise typer.Exit(INTERRUPTED) from None
+            printing.stderr.print("interrupted")
+            raise typer.Exit(printing.INTERRUPTED) from None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write all sections."""
@@ -131,7 +131,7 @@ ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 
 def main() -> None:
     """Entry point: one sentence on stderr and exit code 2 for bad use, never a traceback."""
-    write_everywhere()
+    printing.write_everywhere()
     try:
         with optional("this command"):
             code = app(standalone_mode=False)
@@ -141,15 +141,15 @@ def main() -> None:
         message = error.format_message()  # type: ignore[attr-defined]
         if message.startswith("Usage:"):  # a command without arguments: the message is its help
             typer.echo(message, err=True)
-            sys.exit(BAD_USE)
+            sys.exit(printing.BAD_USE)
         names = re.findall(r"(?<=')[\w-]+(?=')|--[\w-]+", message)
         gone = [f"{name!r} is gone: {GONE[name]}" for name in names if name in GONE]
         if message.startswith("Missing"):
             message = f"{message.rstrip('.')}: {error.ctx.command_path} --help has examples"  # type: ignore[attr-defined]
         fail(gone[0] if gone else number_expected(message, names) or message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
-        stderr.print("interrupted")
-        sys.exit(INTERRUPTED)
+        printing.stderr.print("interrupted")
+        sys.exit(printing.INTERRUPTED)
     except SystemExit as end:  # typer and rich make one with code 1 of a closed pipe
         if not isinstance(end.__context__, BrokenPipeError):
             raise
@@ -167,8 +167,8 @@ def main() -> None:
 
 def fail(sentence: str) -> None:
     """Print an error sentence and exit with the code for bad use."""
-    complain(sentence)
-    sys.exit(BAD_USE)
+    printing.complain(sentence)
+    sys.exit(printing.BAD_USE)
 
 
 def number_expected(message: str, names: list[str]) -> str:

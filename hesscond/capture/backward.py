@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.captured import TINY, DiagonalS, FactoredS, Request
+from hesscond.capture import captured
 from hesscond.errors import CaptureError
 from hesscond.operators.operator import in_halves
 from hesscond.problem.graph import nodes
@@ -28,7 +28,7 @@ class Budget:
         self.memory, self.samples, self.largest, self.device = memory, samples, largest, device
         self.taken = 0
 
-    def take(self, request: Request, numbers: int) -> None:
+    def take(self, request: captured.Request, numbers: int) -> None:
         """Count float64 numbers that the result will keep; raise a CaptureError if they do not fit."""
         self.taken += 8 * numbers
         if self.taken > self.memory:
@@ -284,7 +284,7 @@ def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like
 class DiagonalSink:
     """Sum S_jj = Σ_r s_r b_rj² of units with one position per sample, over backward passes."""
 
-    def __init__(self, request: Request, blocks: int) -> None:
+    def __init__(self, request: captured.Request, blocks: int) -> None:
         self.units = list(request.units)
         device = request.deltas[0].device
         self.root = torch.zeros(blocks, len(self.units), dtype=torch.float64, device=device)
@@ -301,7 +301,7 @@ class DiagonalSink:
         below = root_sum_squares(kept[1])
         self.negative = below if self.negative is None else torch.hypot(self.negative, below)
 
-    def result(self, noise: torch.Tensor, limit: float) -> DiagonalS:
+    def result(self, noise: torch.Tensor, limit: float) -> captured.DiagonalS:
         """Root √|S| and signs of S; with terms of both signs, S is the difference of the two sums.
 
         ``noise`` (J, m, 1) bounds the round-off in a backward pass; it matters for units where √|S| is at most
@@ -310,15 +310,15 @@ class DiagonalSink:
         lost = self.near(noise, limit).any(0)
         known = of_units(noise[None], self.units)[0, :, :, 0] * lost if lost.any() else None
         if self.negative is None or not self.negative.any():
-            return DiagonalS(self.root, None, known)
+            return captured.DiagonalS(self.root, None, known)
         S = (self.root - self.negative) * (self.root + self.negative)
         terms = self.root.square() + self.negative.square()
         cancelled = S.abs() <= LEFT * terms
         if cancelled.any():
             error = LOST * torch.finfo(S.dtype).eps * terms
-            error = error / torch.maximum(S.abs(), error).sqrt().clamp_min(TINY) * cancelled
+            error = error / torch.maximum(S.abs(), error).sqrt().clamp_min(captured.TINY) * cancelled
             known = error if known is None else torch.hypot(known, error)
-        return DiagonalS(S.abs().sqrt(), S.sign(), known)
+        return captured.DiagonalS(S.abs().sqrt(), S.sign(), known)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
         """Boolean mask (J, u) of entries where the root of S is nonzero and at most ``limit`` times its ``noise``."""
@@ -329,7 +329,7 @@ class DiagonalSink:
 class FactorSink:
     """Collection of backward passes as the rows of a factor."""
 
-    def __init__(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> None:
+    def __init__(self, request: captured.Request, blocks: int, passes: int, signs: torch.Tensor | None) -> None:
         self.units = list(request.units)
         positions, device = request.inputs(blocks).positions, request.deltas[0].device
         self.B = torch.zeros(passes, blocks, len(self.units), positions, dtype=torch.float64, device=device)
@@ -339,12 +339,12 @@ class FactorSink:
         """Add backward passes (k, J, m, q)."""
         self.B[rows] = of_units(values, self.units)
 
-    def result(self, noise: torch.Tensor, limit: float) -> FactoredS:
+    def result(self, noise: torch.Tensor, limit: float) -> captured.FactoredS:
         """Factor of all passes; ``noise`` (J, m, q) and ``limit`` as for `DiagonalSink`, but summed over positions."""
         own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
             own = own * self.near(noise, limit).any(0)
-        return FactoredS(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
+        return captured.FactoredS(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
         """Boolean mask (J, u) like that of a `DiagonalSink`, for all positions of a block together."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from hesscond.capture import layers
 from hesscond.capture.kinds import Geometry, Layer, kind_of
-from hesscond.capture.layers import bare, by_position, device_of, from_position
 from hesscond.causes import NOTHING, REPEATED, UNDERFLOW, Cause
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import Call
@@ -48,7 +48,7 @@ class LayerInputs:
     def __getstate__(self) -> dict[str, Any]:
         # the module may have hooks, a parametrization, or a class that no other process has
         calls = tuple((x.detach(), shape) for x, shape in self.calls)
-        return vars(self) | {"layer": bare(self.layer), "calls": calls, "geometry": self.geometry}
+        return vars(self) | {"layer": layers.bare(self.layer), "calls": calls, "geometry": self.geometry}
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -57,7 +57,7 @@ class LayerInputs:
 
     @property
     def device(self) -> torch.device:
-        return device_of(self.layer)
+        return layers.device_of(self.layer)
 
     @cached_property
     def positions(self) -> int:
@@ -443,7 +443,7 @@ class Request:
         for value, delta in zip(values, self.deltas, strict=True):
             if value is None:
                 value = delta.new_zeros(count, *delta.shape)
-            part = by_position(self.layer, value.detach().to(torch.float64), leading=1)
+            part = layers.by_position(self.layer, value.detach().to(torch.float64), leading=1)
             parts.append(part.reshape(count, blocks, -1, part.shape[-1]))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
         return joined.transpose(2, 3)
@@ -454,11 +454,11 @@ class Request:
         values = values.transpose(2, 3)
         result, start = [], 0
         for delta in self.deltas:
-            laid_out = by_position(self.layer, delta)
+            laid_out = layers.by_position(self.layer, delta)
             length, positions, units = laid_out.shape
             own = length * positions // blocks
             part = values[:, :, start : start + own].reshape(k, length, positions, units)
-            result.append(from_position(self.layer, part, delta.shape).to(delta.dtype))
+            result.append(layers.from_position(self.layer, part, delta.shape).to(delta.dtype))
             start += own
         return result
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture.captured import NOT_FINITE, LayerCapture
+from hesscond.capture import captured
 from hesscond.capture.curvature import Differentiator, Request
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.kinds import Layer
@@ -19,9 +19,7 @@ from hesscond.capture.layers import checked_units, chosen_layers, is_computed, s
 from hesscond.capture.nonfinite import reasons
 from hesscond.capture.progress import TIED, ProgressRecord
 from hesscond.errors import CaptureError, NotFiniteError
-from hesscond.problem import MEMORY
-from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.problem.weighting import Weights, refuse_nothing
+from hesscond.problem import MEMORY, evaluation, weighting
 from hesscond.problem.wrappers import measurable
 
 
@@ -33,7 +31,7 @@ class Slopes(NamedTuple):
     inputs: torch.Tensor
 
 
-class Captures(dict[str, LayerCapture]):
+class Captures(dict[str, captured.LayerCapture]):
     """Captured layers by name."""
 
     # layers without finite second derivatives, and why; an error if layers are not ``optional``
@@ -51,7 +49,7 @@ class Captures(dict[str, LayerCapture]):
         self.skipped, self.loss, self.slopes = forward.bypassed, float(forward.loss.detach()), {}
         self.in_parameters, self.stopped, self.failed, self.mass = set(forward.parameters), [], {}, None
 
-    def take(self, found: Mapping[str, LayerCapture], requested: Sequence[str], forward: ForwardPass) -> None:
+    def take(self, found: Mapping[str, captured.LayerCapture], requested: Sequence[str], forward: ForwardPass) -> None:
         """Add the layers that were captured, in the order in which they were requested."""
         for name in requested:
             if name in found:
@@ -62,15 +60,15 @@ class Captures(dict[str, LayerCapture]):
 @torch.enable_grad()
 def capture(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch,
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch,
     layers: Iterable[str] | None = None,
     *,
     units: Mapping[str, Sequence[int]] | None = None,
     whole: bool = False,
     dtype: torch.dtype | None = torch.float64,
     memory: int = MEMORY,
-    weights: Weights | None = None,
+    weights: weighting.Weights | None = None,
     optional: bool | None = None,
     in_parameters: Set[str] = frozenset(),
     slopes: bool = False,
@@ -126,7 +124,7 @@ def capture(
     result.mass = None if weights is None else weights.add(batch, forward)
     if result.mass == 0 or not forward.calls:
         return result
-    refuse_nothing(loss_fn, forward)
+    weighting.refuse_nothing(loss_fn, forward)
     # a layer with one unit is captured as that unit, for which the rounding of each sample is known
     requests = [
         Request(name, chosen[name], calls, own := wanted[name], whole and len(own) > 1, forward.parameters.get(name))
@@ -158,8 +156,8 @@ def with_own_forward(layers: Mapping[str, Layer]) -> set[str]:
 def explain(
     failed: dict[str, CaptureError],
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch,
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch,
     layers: Mapping[str, Layer],
     dtype: torch.dtype | None,
 ) -> None:
@@ -170,7 +168,7 @@ def explain(
         # if the search fails, the original error is raised
         with suppress(Exception):
             for name, reason in reasons(model, loss_fn, [batch], parts, dtype).items():
-                failed[name] = NotFiniteError(f"{NOT_FINITE}: {reason}")
+                failed[name] = NotFiniteError(f"{captured.NOT_FINITE}: {reason}")
 
 
 def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, Slopes]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hesscond.capture import backward
+from hesscond.capture import backward, second_derivatives
 from hesscond.capture.captured import DiagonalS, LayerCapture, Request
 from hesscond.capture.curved import CurvedNode, curved_nodes
 from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
@@ -19,7 +19,6 @@ from hesscond.capture.forward import ForwardPass
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
-from hesscond.capture.second_derivatives import saturates, underflows
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
 from hesscond.problem import graph
@@ -70,11 +69,11 @@ class Differentiator:
                 curved.append(request)
         for blocks, group in self.in_blocks(linear).items():
             captured |= self.by_factor(group, blocks)
-        if captured and underflows(graph.nodes([self.loss.grad_fn])):
+        if captured and second_derivatives.underflows(graph.nodes([self.loss.grad_fn])):
             captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
         curved = self.sampled(curved)
         if curved:
-            vanishing = saturates(graph.nodes([self.loss.grad_fn]))
+            vanishing = second_derivatives.saturates(graph.nodes([self.loss.grad_fn]))
             # layers that are complete when a stop is requested are kept
             with suppress(Stopped):
                 twice, plans = self.planned(curved)

@@ -24,7 +24,7 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from hesscond.capture.second_derivatives import SATURATING, SECOND_DERIVATIVES, SYMMETRIC, saved, square_root
-from hesscond.problem.graph import backward, dimension, dtype_of, is_linear_node, shape_of
+from hesscond.problem import graph
 
 # logarithms below it are cut there, since -inf - -inf would turn a class that is masked out into NaN
 LOG_FLOOR = -1e300
@@ -54,12 +54,12 @@ class CurvedNode(ABC):
 
     @property
     def shape(self) -> torch.Size:
-        return shape_of(self.edge.node, self.edge.output_nr)
+        return graph.shape_of(self.edge.node, self.edge.output_nr)
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of z, in which gradients with respect to it have to be given."""
-        return dtype_of(self.edge.node, self.edge.output_nr)
+        return graph.dtype_of(self.edge.node, self.edge.output_nr)
 
     @property
     def class_dim(self) -> int | None:
@@ -330,7 +330,7 @@ def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any,
         edge = input_edge(node)
         if edge is not None:
             curved[node] = edge
-        elif node.name() in LINEAR_IN_LOSSES or is_linear_node(node.name(), node, list(node.next_functions)):
+        elif node.name() in LINEAR_IN_LOSSES or graph.is_linear_node(node.name(), node, list(node.next_functions)):
             stack.extend(node.next_functions)
         else:
             known = False
@@ -338,8 +338,8 @@ def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any,
 
 
 #: Nodes of losses that are linear in all their differentiable inputs together, or piecewise linear.
-LINEAR_IN_LOSSES = backward("NllLoss NllLoss2D Rsub MaskedSelect Take Trace Nansum ScatterAdd IndexAdd Sort Topk")
-LINEAR_IN_LOSSES |= backward("Add Sub Rsub Mul Div MaskedFill", 1)
+LINEAR_IN_LOSSES = graph.backward("NllLoss NllLoss2D Rsub MaskedSelect Take Trace Nansum ScatterAdd IndexAdd Sort Topk")
+LINEAR_IN_LOSSES |= graph.backward("Add Sub Rsub Mul Div MaskedFill", 1)
 #: Products, which are squares if both factors are the same.
 PRODUCTS = {"MulBackward0", "DotBackward0"}
 SOFTMAX = {"LogSoftmaxBackward0", "LogsumexpBackward0"}
@@ -377,17 +377,17 @@ def same_jacobian(left: tuple[Any, int], right: tuple[Any, int]) -> bool:
         first is not None
         and second is not None
         and first.name() == second.name()
-        and first.name() in backward("Add Sub Rsub", 0, 1)
+        and first.name() in graph.backward("Add Sub Rsub", 0, 1)
         and getattr(first, "_saved_alpha", 1) == getattr(second, "_saved_alpha", 1)
-        and shape_of(*left) == shape_of(*right)
+        and graph.shape_of(*left) == graph.shape_of(*right)
         and all(map(same_jacobian, first.next_functions, second.next_functions))
     )
 
 
 def curvature_of(node: Any, edge: GradientEdge, g: torch.Tensor) -> CurvedNode | None:
     """Curvature S at a node with input ``edge``, from the gradient ``g`` of the loss in its output; None: not known."""
-    shape = shape_of(edge.node, edge.output_nr)
-    if not dtype_of(edge.node, edge.output_nr).is_floating_point:
+    shape = graph.shape_of(edge.node, edge.output_nr)
+    if not graph.dtype_of(edge.node, edge.output_nr).is_floating_point:
         return None
     if node.name() in SOFTMAX or is_log_of_softmax(node):
         return softmax_curvature(node, edge, g, len(shape)) if shape else None
@@ -407,14 +407,14 @@ def softmax_curvature(node: Any, edge: GradientEdge, g: torch.Tensor, ndim: int)
     if node.name() == "LogsumexpBackward0":
         if len(node._saved_dim) != 1:
             return None
-        dim = dimension(node._saved_dim[0], ndim)
+        dim = graph.dimension(node._saved_dim[0], ndim)
         weight = (g.squeeze(dim) if node._saved_keepdim else g).to(torch.float64)
         return SoftmaxNode(edge, dim, normalized(saved(node, "self").movedim(dim, -1)), weight)
     if node.name() == "LogBackward0":
         source, log_p = node.next_functions[0][0], saved(node, "self").log()
     else:
         source, log_p = node, saved(node, "result")
-    dim = dimension(source._saved_dim, ndim)
+    dim = graph.dimension(source._saved_dim, ndim)
     by_class = g.movedim(dim, -1).to(torch.float64)
     weight = -by_class.sum(-1)
     # differences of log-probabilities are linear in z: the rounding error left in their sum is no curvature

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import backward, curved, weight_products
+from hesscond.capture import backward, curved, layers, second_derivatives, weight_products
 from hesscond.capture.captured import (
     EPS,
     NOT_FINITE,
@@ -24,15 +24,13 @@ from hesscond.capture.captured import (
     Request,
 )
 from hesscond.capture.kinds import Geometry
-from hesscond.capture.layers import parameter_rows, parameter_tensors, unit_weights
 from hesscond.capture.progress import ProgressRecord
-from hesscond.capture.second_derivatives import BENT, SOFTMAXES, may_cancel
 from hesscond.capture.separators import Separators, symmetric
 from hesscond.capture.tangents import Tangents
 from hesscond.errors import NoDerivativeError, NotFiniteError
 from hesscond.operators.threads import one_thread, side_by_side, threads_for
+from hesscond.problem import graph
 from hesscond.problem.evaluation import is_finite
-from hesscond.problem.graph import nodes, refuse_dead_ends, refuse_wrong_derivatives
 from hesscond.problem.precision import Perturbed
 
 DOUBLE_ROUTE = "double backward"
@@ -91,12 +89,12 @@ class SecondDerivatives:
         #: time of a gradient: a second derivative takes about as long, in a batch less
         self.seconds = time.perf_counter() - began
         gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
-        refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
+        graph.refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
         self.along = {name: backward.Derivatives(own, self.variables[name]) for name, own in gradients.items()}
-        refuse_wrong_derivatives([loss.grad_fn])
+        graph.refuse_wrong_derivatives([loss.grad_fn])
         #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
-        self.hides = any(node.name() in BENT for node in nodes([loss.grad_fn]))
-        if may_cancel(nodes([loss.grad_fn])):
+        self.hides = any(node.name() in second_derivatives.BENT for node in graph.nodes([loss.grad_fn]))
+        if second_derivatives.may_cancel(graph.nodes([loss.grad_fn])):
             self.perturb(loss)
 
     def perturb(self, loss: torch.Tensor) -> None:
@@ -122,7 +120,7 @@ class SecondDerivatives:
                     other = backward.Derivatives([next(first) for _ in own], own)
                     if name in exact:
                         self.note_errors(name, exact[name], other(seeds[name]))
-        softmaxes = [node for node in nodes([loss.grad_fn]) if node.name() in SOFTMAXES]
+        softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
             for x, error in zip(exact[name], errors, strict=True):
@@ -318,14 +316,14 @@ class SecondDerivatives:
         """Largest entry of each unit (m,), from tensors in the shapes of a layer's variables."""
         if request.parameters is None:
             return request.positions([part[None] for part in parts], blocks)[0].amax((0, 2))
-        sizes = unit_weights(request.layer, parts[0][None])[0].amax(1)
+        sizes = layers.unit_weights(request.layer, parts[0][None])[0].amax(1)
         return torch.maximum(sizes, parts[1]) if len(parts) > 1 else sizes
 
     def spread_out(self, request: Request, mask: torch.Tensor) -> list[torch.Tensor]:
         """Return ``mask`` (1, J, m, q) in the shapes of a layer's variables."""
         if request.parameters is None:
             return [part[0] for part in request.outputs(mask)]
-        return [part[0] for part in parameter_tensors(request.layer, mask[:, 0])]
+        return [part[0] for part in layers.parameter_tensors(request.layer, mask[:, 0])]
 
     def diagonal(self, request: Request, blocks: int) -> DiagonalS:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
@@ -539,10 +537,10 @@ class SecondDerivatives:
 
     def in_rows(self, request: Request, seeds: torch.Tensor) -> torch.Tensor:
         """Products (k, m, n̂) with the Hessian in the parameters of a layer, float64, for ``seeds`` (k, m, n̂)."""
-        tensors = parameter_tensors(request.layer, seeds)
+        tensors = layers.parameter_tensors(request.layer, seeds)
         found = self.derivatives(request, tensors) or [None] * len(tensors)
         parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(found, tensors, strict=True)]
-        return parameter_rows(request.layer, parts).to(torch.float64)
+        return layers.parameter_rows(request.layer, parts).to(torch.float64)
 
     def by_products(self, request: Request) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return the Hessians of `WeightProducts`; None: not available, or a product differs."""

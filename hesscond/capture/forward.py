@@ -16,9 +16,8 @@ from torch.autograd.graph import get_gradient_edge
 from hesscond.capture.kinds import Layer, class_of
 from hesscond.capture.layers import is_computed, own_parameters
 from hesscond.errors import CaptureError, NotFiniteError
+from hesscond.problem import evaluation, graph
 from hesscond.problem.containers import strided
-from hesscond.problem.evaluation import Batch, Evaluation, LossFunction, WeightWatch, is_finite
-from hesscond.problem.graph import dependent, is_transformed, nodes
 from hesscond.problem.problem import Call
 from hesscond.problem.snapshot import Snapshot
 
@@ -33,7 +32,7 @@ Parameters = dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
-class ForwardPass(Evaluation):
+class ForwardPass(evaluation.Evaluation):
     """Value of a loss with its graph down to the perturbations of every layer."""
 
     calls: dict[str, list[Call]]  # of each layer in their order
@@ -50,8 +49,8 @@ class ForwardPass(Evaluation):
 
 def run_forward(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch,
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch,
     layers: Mapping[str, Layer],
     *,
     dtype: torch.dtype | None,
@@ -104,7 +103,7 @@ class Perturbations:
         return owners | {id(copies[number]): name for number, name in owners.items()}
 
     @contextmanager
-    def attached(self, watch: WeightWatch) -> Iterator[None]:
+    def attached(self, watch: evaluation.WeightWatch) -> Iterator[None]:
         """Context in which the hooks are attached to the layers, with nothing recorded yet."""
         self.watch = watch
         self.unfit = dict.fromkeys(self.complex, COMPLEX)
@@ -133,7 +132,7 @@ class Perturbations:
         h: Any = args[0] if args else kwargs.get("input")
         if name in self.in_parameters:
             # a layer that is differentiated in its parameters may have any inputs and outputs
-            if not is_transformed(h) and gives_what_torch_would(module, h, output):
+            if not graph.is_transformed(h) and gives_what_torch_would(module, h, output):
                 self.calls[name].append(Call(strided(h.detach()).clone(), torch.zeros_like(output), None))
             self.watch.inside.remove(name)
             return None
@@ -141,14 +140,14 @@ class Perturbations:
         if not torch.is_grad_enabled():
             self.unfit[name] = WITHOUT_GRADIENT
             return None
-        if is_transformed(h) or is_transformed(output):
+        if graph.is_transformed(h) or graph.is_transformed(output):
             # tensors inside torch.vmap or torch.func do not exist outside
             self.entangled.add(name)
             return None
         seen = strided(h.detach().clone() if self.keep_inputs else h.detach())
         self._versions.append((seen, seen._version))
         earlier = {get_gradient_edge(call.delta).node for call in self.calls[name]}
-        if earlier and h.grad_fn in dependent([h.grad_fn], earlier):
+        if earlier and h.grad_fn in graph.dependent([h.grad_fn], earlier):
             self.entangled.add(name)
         delta = torch.zeros_like(output, requires_grad=True)
         perturbed = output + delta
@@ -164,7 +163,7 @@ class Perturbations:
         """Note the layers whose parameters were used outside of them, or in a derivative that the model takes."""
         self.entangled |= {self.watch.weights[number] for number in self.watch.used_outside}
         for outputs, inputs in self.watch.derivatives:
-            within = dependent([o.grad_fn for o in outputs], {get_gradient_edge(i).node for i in inputs})
+            within = graph.dependent([o.grad_fn for o in outputs], {get_gradient_edge(i).node for i in inputs})
             self.differentiated |= {name for name, own in self.calls.items() if within & {call.node for call in own}}
         self.differentiated -= self.entangled
         self.entangled |= self.differentiated
@@ -193,13 +192,13 @@ def own_leaves(name: str, layer: Layer) -> list[torch.nn.Parameter]:
 def refuse_nonfinite(calls: Mapping[str, list[Call]]) -> None:
     """Raise a NotFiniteError if an input of a layer is not finite."""
     for name, seen in calls.items():
-        if not all(is_finite(call.inputs) for call in seen):
+        if not all(evaluation.is_finite(call.inputs) for call in seen):
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:
     """Ids of the leaves that a loss depends on differentiably."""
-    found = (getattr(node, "variable", None) for node in nodes([loss.grad_fn]))
+    found = (getattr(node, "variable", None) for node in graph.nodes([loss.grad_fn]))
     return {id(leaf) for leaf in found if leaf is not None}
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
-from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, samples_of
+from hesscond.problem import evaluation
 from hesscond.problem.graph import dependent, nodes
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.weighting import Part
@@ -28,8 +28,8 @@ HOMES = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
 
 def reasons(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batches: Iterable[Batch],
+    loss_fn: evaluation.LossFunction,
+    batches: Iterable[evaluation.Batch],
     parts: Mapping[str, Sequence[nn.Parameter]],
     dtype: torch.dtype | None,
 ) -> dict[str, str]:
@@ -47,10 +47,10 @@ def reasons(
 class NonFinite:
     """Search, in the loss of one batch, for operations that make its derivatives NaN or infinite."""
 
-    def __init__(self, loss_fn: LossFunction, batch: Batch, model: nn.Module) -> None:
+    def __init__(self, loss_fn: evaluation.LossFunction, batch: evaluation.Batch, model: nn.Module) -> None:
         self.loss_fn = loss_fn
-        inputs, target = checked_batch(batch)
-        self.whole = Part(inputs, target, samples_of(model, inputs))
+        inputs, target = evaluation.checked_batch(batch)
+        self.whole = Part(inputs, target, evaluation.samples_of(model, inputs))
         self._spans: list[tuple[int, int, str]] = []
 
     def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:

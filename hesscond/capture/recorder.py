@@ -17,7 +17,7 @@ from hesscond.capture.curved import normalized
 from hesscond.capture.kinds import Layer
 from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
-from hesscond.problem.evaluation import LossFunction, is_finite
+from hesscond.problem import evaluation
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Recorded(NamedTuple):
 
     @staticmethod
     def captures(
-        passes: Sequence[Recorded], loss_fn: LossFunction, units: Mapping[str, tuple[int, ...]]
+        passes: Sequence[Recorded], loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
     ) -> list[dict[str, LayerCapture]] | None:
         """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type."""
         output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
@@ -91,10 +91,10 @@ class Recorded(NamedTuple):
         found: list[dict[str, LayerCapture]] = [{} for _ in passes]
         for name, layer in passes[0].layers.items():
             h = stacked([own.inputs[name] for own in passes])
-            if not is_finite(h):
+            if not evaluation.is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([roots(i) for i in units[name]], -1)
-            if not is_finite(root):
+            if not evaluation.is_finite(root):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
             rows = h.flatten(0, 1)
             inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
@@ -105,7 +105,7 @@ class Recorded(NamedTuple):
 
 
 def output_roots(
-    loss_fn: LossFunction, output: torch.Tensor, target: torch.Tensor
+    loss_fn: evaluation.LossFunction, output: torch.Tensor, target: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
     """Roots √S (…, N) of a loss known to be convex in the output (…, N, c), as a function of the unit; None: unknown.
 

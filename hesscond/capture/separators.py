@@ -19,18 +19,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hesscond.capture.backward import (
-    Budget,
-    Derivatives,
-    lean_convolutions,
-    mixes,
-    on_samples,
-    scattered_signs,
-    unit_directions,
-)
+from hesscond.capture import backward
 from hesscond.capture.captured import Request
 from hesscond.capture.kinds import Geometry
-from hesscond.problem.graph import backward, dependent, dominators, dtype_of, shape_of
+from hesscond.problem import graph
 
 #: Least cost of a layer's derivatives, in tensor entries of their passes, for which separators are tried; least gain.
 WORTHWHILE, GAIN = 1e8, 1.25
@@ -39,7 +31,7 @@ WORTHWHILE, GAIN = 1e8, 1.25
 MULTIPLICATION = 1 / 64
 
 #: Nodes that compute nothing.
-VIEWS = backward(
+VIEWS = graph.backward(
     "View UnsafeView ReshapeAlias Expand Transpose Permute T Unbind Split Slice Select Squeeze Unsqueeze Alias",
     *range(5),
 )
@@ -68,7 +60,7 @@ class Variables:
     @classmethod
     def of_edge(cls, edge: GradientEdge, device: torch.device) -> Variables:
         """Entries of a tensor within the graph, in consecutive blocks."""
-        shape = shape_of(edge.node, edge.output_nr)
+        shape = graph.shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
 
         def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
@@ -178,15 +170,15 @@ class Separator:
 class Segment:
     """Map from some variables, the target, to a separator z behind them, with its first and second derivatives."""
 
-    def __init__(self, target: Variables, separator: Separator, budget: Budget) -> None:
+    def __init__(self, target: Variables, separator: Separator, budget: backward.Budget) -> None:
         self.target, self.separator, self.budget = target, separator, budget
         u = separator.gradient.clone().requires_grad_()
-        with lean_convolutions([separator.edge.node]):
+        with backward.lean_convolutions([separator.edge.node]):
             pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
-        self.twice = Derivatives(pulled, [u, *target.variables])
-        self.back = Derivatives([separator.edge], target.variables)
-        between = dependent([separator.edge.node], {edge_node(v) for v in target.variables})
-        self.largest = max(shape_of(node).numel() for node in between)
+        self.twice = backward.Derivatives(pulled, [u, *target.variables])
+        self.back = backward.Derivatives([separator.edge], target.variables)
+        between = graph.dependent([separator.edge.node], {edge_node(v) for v in target.variables})
+        self.largest = max(graph.shape_of(node).numel() for node in between)
 
     def derivatives(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return J v (k, J, s) and Σ_k g_k ∇² z_k v (k, J, w) for each v of ``values`` (k, J, w)."""
@@ -205,12 +197,12 @@ class Segment:
         """Whether both derivatives are exactly zero between different blocks."""
         if not self.target.splits(blocks) or self.separator.gradient.numel() % blocks:
             return False
-        return not mixes(self.derivatives, self.target.numel, blocks, self.separator.gradient.device)
+        return not backward.mixes(self.derivatives, self.target.numel, blocks, self.separator.gradient.device)
 
     def chunks(self, blocks: int, directions: Sequence[int] | range) -> Iterator[tuple[range, torch.Tensor]]:
         """Directions (k, J, w) that are 1 at one entry of every block, a few at a time, with their numbers."""
         width, size = self.target.numel // blocks, self.chunk(len(directions))
-        return unit_directions(directions, size, blocks, width, self.separator.gradient.device)
+        return backward.unit_directions(directions, size, blocks, width, self.separator.gradient.device)
 
     def along(self, index: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit."""
@@ -260,7 +252,9 @@ class Chain:
 class Separators:
     """Separators in the graph of a loss, chosen and formed where they make derivatives of layers cheaper."""
 
-    def __init__(self, loss: torch.Tensor, requests: Sequence[Requested], samples: int, budget: Budget) -> None:
+    def __init__(
+        self, loss: torch.Tensor, requests: Sequence[Requested], samples: int, budget: backward.Budget
+    ) -> None:
         self.loss, self.samples, self.budget = loss, samples, budget
         self.requests = [r for r in requests if isinstance(r, ParameterRows) or r.parameters is None]
         #: by node of a separator that is planned, the node of the one behind it (None: the loss)
@@ -287,7 +281,7 @@ class Separators:
 
     def worth(self, request: Requested, directions: int) -> Chain | None:
         """Candidates for separators of a layer; None: the layer is cheap without a separator."""
-        between = dependent([self.loss.grad_fn], request.leaves) - request.leaves
+        between = graph.dependent([self.loss.grad_fn], request.leaves) - request.leaves
         if 2.0 * directions * sum(map(numbers_of, between)) < WORTHWHILE:
             return None
         return self.chain(request, target_of(request), self.dominators(request), between)
@@ -333,7 +327,7 @@ class Separators:
         """Numbers of blocks above the number of samples that may stay apart: positions of layers and of tensors."""
         found = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
         for rows in self.requests:
-            shapes = [shape_of(node) for node in self.dominators(rows) if self.may_separate(node)]
+            shapes = [graph.shape_of(node) for node in self.dominators(rows) if self.may_separate(node)]
             sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
             found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, ParameterRows)}
         return sorted(level for level in found if level > self.samples)
@@ -342,7 +336,7 @@ class Separators:
     def nearest(self) -> dict[Any, Any]:
         """Nearest dominator of each node of the graph."""
         leaves = {leaf for request in self.requests for leaf in request.leaves}
-        return dominators(self.loss.grad_fn, dependent([self.loss.grad_fn], leaves))
+        return graph.dominators(self.loss.grad_fn, graph.dependent([self.loss.grad_fn], leaves))
 
     @cached_property
     def branches(self) -> dict[Any, int]:
@@ -393,22 +387,24 @@ class Separators:
 
     def may_separate(self, node: Any) -> bool:
         """Whether a node gives one float64 tensor of more than one number that splits into samples."""
-        if len(node._input_metadata) != 1 or dtype_of(node) != torch.float64:
+        if len(node._input_metadata) != 1 or graph.dtype_of(node) != torch.float64:
             return False
-        numel = shape_of(node).numel()
+        numel = graph.shape_of(node).numel()
         return numel > 1 and numel % self.samples == 0
 
     def mixes(self, upper: Any, target: Variables, key: Any, blocks: int) -> bool:
         """Whether a derivative of a tensor in one closer to the layers is not exactly zero between different blocks."""
         if (upper, key, blocks) not in self._mixes:
-            shape = shape_of(upper)
-            back = Derivatives([GradientEdge(upper, 0)], target.variables)
+            shape = graph.shape_of(upper)
+            back = backward.Derivatives([GradientEdge(upper, 0)], target.variables)
 
             def pulled(values: torch.Tensor) -> list[torch.Tensor]:
                 return [target.entries(back([values.view(1, *shape)]), 1, blocks)]
 
             fits = shape.numel() % blocks == 0 and target.splits(blocks)
-            self._mixes[upper, key, blocks] = not fits or mixes(pulled, shape.numel(), blocks, self.loss.device)
+            self._mixes[upper, key, blocks] = not fits or backward.mixes(
+                pulled, shape.numel(), blocks, self.loss.device
+            )
         return self._mixes[upper, key, blocks]
 
     def kept(self, chain: Chain) -> list[int]:
@@ -501,7 +497,7 @@ class Separators:
     def reached(self, node: Any, request: Requested) -> float:
         """Share of a tensor's entries that depend on one unit, estimated from the first unit."""
         edge, target = GradientEdge(node, 0), target_of(request)
-        u = torch.ones(shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
+        u = torch.ones(graph.shape_of(node), dtype=torch.float64, device=self.loss.device, requires_grad=True)
         pulled = torch.autograd.grad([edge], target.variables, [u], create_graph=True, allow_unused=True)
         blocks = 1 if isinstance(request, ParameterRows) else self.samples
         first = torch.zeros(1, blocks, target.numel // blocks, dtype=torch.float64, device=u.device)
@@ -509,7 +505,7 @@ class Separators:
             first[:, :, request.index[0]] = 1
         else:
             first.unflatten(2, (Geometry.of(request.layer).units, -1))[:, :, request.units[0]] = 1
-        (image,) = Derivatives(pulled, [u])(target.seeds(first))
+        (image,) = backward.Derivatives(pulled, [u])(target.seeds(first))
         return 0.0 if image is None else float((image != 0).to(torch.float64).mean())
 
     # the curvatures
@@ -532,7 +528,7 @@ class Separators:
     def from_loss(self, edge: GradientEdge, target: Variables, blocks: int) -> Separator | None:
         """Form a separator by two backward passes from the loss; None: samples are coupled, or it does not fit."""
         (gradient,) = torch.autograd.grad(self.loss, [edge], create_graph=True)
-        derivatives = Derivatives([gradient], [edge])
+        derivatives = backward.Derivatives([gradient], [edge])
 
         def product(values: torch.Tensor) -> torch.Tensor:
             return target.entries(derivatives(target.seeds(values)), len(values), values.shape[1])
@@ -544,18 +540,18 @@ class Separators:
         order = target.numel // blocks
         if not self.has_room(3 * blocks * order**2):
             return None
-        largest = max(shape_of(node).numel() for node in dependent([self.loss.grad_fn], {edge.node}))
+        largest = max(graph.shape_of(node).numel() for node in graph.dependent([self.loss.grad_fn], {edge.node}))
         size = self.budget.cached(order, 3 * target.numel, largest)
         H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
-        for rows, values in unit_directions(range(order), size, blocks, order, self.loss.device):
+        for rows, values in backward.unit_directions(range(order), size, blocks, order, self.loss.device):
             H[:, rows.start : rows.stop] = product(values).transpose(0, 1)
-        signs = scattered_signs(torch.zeros(1, blocks, order, dtype=torch.float64, device=self.loss.device))
+        signs = backward.scattered_signs(torch.zeros(1, blocks, order, dtype=torch.float64, device=self.loss.device))
         rounding = product(signs)[0].abs().amax()
         return Separator(edge, gradient.detach(), symmetric(H), torch.maximum(norms(H), rounding))
 
     def is_apart(self, product: Callable[[torch.Tensor], torch.Tensor], target: Variables, blocks: int) -> bool:
         """Whether the Hessian in a target is exactly zero between different blocks."""
-        return not mixes(lambda v: [product(v)], target.numel, blocks, self.loss.device, symmetric=True)
+        return not backward.mixes(lambda v: [product(v)], target.numel, blocks, self.loss.device, symmetric=True)
 
     def from_separator(self, edge: GradientEdge, target: Variables, upper: Separator, blocks: int) -> Separator | None:
         """Form a separator from the one behind it; None: blocks are coupled, or it does not fit."""
@@ -743,7 +739,9 @@ def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[l
         segment.separator.gradient.numel() // blocks, dtype=torch.bool, device=segment.separator.gradient.device
     )
     shape = torch.Size((blocks, segment.target.numel // blocks))
-    pattern = on_samples(torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks)
+    pattern = backward.on_samples(
+        torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks
+    )
 
     def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device)
@@ -806,7 +804,7 @@ def largest_norms(
     like: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor], back: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Largest ‖A v‖ (J,) over the vectors v of a power iteration with each block of AᵀA, times `TOO_SMALL`."""
-    vectors, found = scattered_signs(like), like.new_zeros(like.shape[1])
+    vectors, found = backward.scattered_signs(like), like.new_zeros(like.shape[1])
     for _ in range(STEPS):
         images = apply(normalized(vectors))
         found = torch.maximum(found, images[0].norm(dim=1))

@@ -8,7 +8,7 @@ from functools import cached_property, reduce
 
 import torch
 
-from hesscond.capture.captured import KEPT, LayerInputs
+from hesscond.capture import captured
 from hesscond.capture.kinds import Geometry, Layer
 from hesscond.errors import CaptureError
 
@@ -106,12 +106,12 @@ def triangular(rows: torch.Tensor) -> torch.Tensor:
     return torch.linalg.qr(rows, mode="r").R if rows.shape[1] > rows.shape[2] else rows
 
 
-def inputs_of(layer: Layer, calls: Sequence[tuple[torch.Tensor, torch.Size]]) -> LayerInputs:
+def inputs_of(layer: Layer, calls: Sequence[tuple[torch.Tensor, torch.Size]]) -> captured.LayerInputs:
     """Inputs of a layer, from the input and output shape of each call; blocks are samples if possible."""
     refuse_uncalled(layer, calls)
     dimensions = 2 + Geometry.of(layer).dims
     lengths = {len(x) if x.ndim >= dimensions else 1 for x, _ in calls}
-    return LayerInputs(layer, tuple(calls), lengths.pop() if len(lengths) == 1 else 1)
+    return captured.LayerInputs(layer, tuple(calls), lengths.pop() if len(lengths) == 1 else 1)
 
 
 def refuse_uncalled(layer: Layer, calls: Sequence[object]) -> None:
@@ -120,26 +120,26 @@ def refuse_uncalled(layer: Layer, calls: Sequence[object]) -> None:
         raise CaptureError(f"a {type(layer).__name__} is never called: its weight is used directly, its inputs unseen")
 
 
-def rows_of(inputs: LayerInputs) -> Iterator[torch.Tensor]:
+def rows_of(inputs: captured.LayerInputs) -> Iterator[torch.Tensor]:
     """Yield the rows h (·, G, n) of all samples and positions, a part at a time, float64."""
     bias = int(inputs.geometry.bias)
-    for start, stop in inputs.steps(KEPT):
+    for start, stop in inputs.steps(captured.KEPT):
         yield inputs.slice(start, stop)[..., bias:].flatten(0, 1)
 
 
-def entry_statistics(inputs: LayerInputs) -> FeatureStatistics:
+def entry_statistics(inputs: captured.LayerInputs) -> FeatureStatistics:
     """Statistics of every entry of the rows h; for a convolution, of its patches including the padding."""
     return reduce(FeatureStatistics.merged, (FeatureStatistics.of(rows.flatten(1)) for rows in rows_of(inputs)))
 
 
-def row_factor(inputs: LayerInputs) -> RowFactor:
+def row_factor(inputs: captured.LayerInputs) -> RowFactor:
     """Triangular factor of the centred rows h."""
     return reduce(RowFactor.merged, map(RowFactor.of, rows_of(inputs)))
 
 
-def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureStatistics]:
+def channel_statistics_of_each(inputs: Sequence[captured.LayerInputs]) -> list[FeatureStatistics]:
     """Channel statistics of several layers; those of dense layers with rows of one shape are computed together."""
-    whole = [k for k, own in enumerate(inputs) if own.geometry.dims == 0 and len(own.steps(KEPT)) == 1]
+    whole = [k for k, own in enumerate(inputs) if own.geometry.dims == 0 and len(own.steps(captured.KEPT)) == 1]
     rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
     found: dict[int, FeatureStatistics] = {}
     for members in by_shape(rows):
@@ -148,7 +148,7 @@ def channel_statistics_of_each(inputs: Sequence[LayerInputs]) -> list[FeatureSta
     return [found[k] if k in found else channel_statistics(own) for k, own in enumerate(inputs)]
 
 
-def channel_statistics(inputs: LayerInputs) -> FeatureStatistics:
+def channel_statistics(inputs: captured.LayerInputs) -> FeatureStatistics:
     """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry."""
     geometry = inputs.geometry
     if not geometry.dims:

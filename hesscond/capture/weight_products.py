@@ -23,7 +23,7 @@ from torch.nn.functional import pad
 from hesscond.capture import backward
 from hesscond.capture.captured import Request
 from hesscond.capture.kinds import Geometry, is_turned
-from hesscond.problem.graph import shape_of, users
+from hesscond.problem import graph
 
 #: Unit of the round-off by which two computations of a product may differ.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
@@ -76,7 +76,7 @@ class WeightProducts:
 
     def _found(self) -> list[Product]:
         """Products of the weight; none: it is used in another way."""
-        uses = users([self.loss.grad_fn])
+        uses = graph.users([self.loss.grad_fn])
         added = () if self.bias is None else uses.get((get_gradient_edge(self.bias).node, 0), ())
         biased = {node for node, _ in added}
         found: dict[Any, Product] = {}
@@ -204,4 +204,4 @@ def confirmed(
 
 def shape_at(output: Node) -> torch.Size:
     """Shape of a tensor, or of the one at an edge."""
-    return shape_of(output.node, output.output_nr) if isinstance(output, GradientEdge) else output.shape
+    return graph.shape_of(output.node, output.output_nr) if isinstance(output, GradientEdge) else output.shape

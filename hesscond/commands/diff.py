@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 
-from hesscond.commands import options
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands import options, printing
 from hesscond.commands.probe import LEVELS, Request, Watched, run_probe, writer
 from hesscond.commands.target import Target, load_target, of_user
 from hesscond.errors import ConfigError, one_line
@@ -90,9 +89,9 @@ def compare_two(
     write(found.to_frame())
     if not (as_json or as_csv):
         for letter, name, about in (("A", a, about_a), ("B", b, about_b)):
-            stdout.print(f"{letter}: {name}{about}", soft_wrap=True)
-        stdout.print()
-        print_table(found.sheet().table)
+            printing.stdout.print(f"{letter}: {name}{about}", soft_wrap=True)
+        printing.stdout.print()
+        printing.print_table(found.sheet().table)
 
 
 def load_weights(target: Target, path: Path) -> None:

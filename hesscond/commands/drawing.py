@@ -10,8 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hesscond.commands import options
-from hesscond.commands.printing import print_table, sign_of_life, stdout
+from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.report import registry
 from hesscond.report.page import COLUMN, METADATA, Page, resized, save_figure, venue_page
@@ -65,7 +64,7 @@ def figure(
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
         drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
     save_figure(drawn, output)
-    stdout.print(str(output), soft_wrap=True)
+    printing.stdout.print(str(output), soft_wrap=True)
 
 
 def sized(page: Page, font_size: float | None, size: str | None) -> Page:
@@ -90,7 +89,7 @@ def drawn_rate(names: list[str], page: Page) -> Any:
     id, *others = names or registry.RATED[:1]
     if others or Path(id).is_dir():
         raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
-    with sign_of_life(id) as say:
+    with printing.sign_of_life(id) as say:
         found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
     return rate_figure(found, id, page=page)
 
@@ -114,7 +113,7 @@ def table(
     asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)
     if format == "text":
-        print_table(chosen.print(stored, **asked))
+        printing.print_table(chosen.print(stored, **asked))
     else:
         sys.stdout.write(chosen.write(stored, format, **asked))  # type: ignore[arg-type]
 
@@ -146,4 +145,4 @@ def report(
 
     options.check_file("--output", output, SUFFIXES)
     write_report(options.collect(runs), output, title=title, layer=layer, unit=unit)
-    stdout.print(str(output), soft_wrap=True)
+    printing.stdout.print(str(output), soft_wrap=True)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hesscond.commands import printing
 from hesscond.errors import ConfigError
-from hesscond.study.listing import described, panels_of
+from hesscond.study import listing
 
 if TYPE_CHECKING:
     from hesscond.methods import Method
@@ -25,7 +25,7 @@ def studies(
 
     Example: hesscond studies bnp-figure-3
     """
-    rows = described() if name is None else panels_of(name)
+    rows = listing.described() if name is None else listing.panels_of(name)
     if not rows:
         raise ConfigError(f"unknown study {name!r}: hesscond studies lists them")
     printing.listing(rows, as_json)

@@ -22,8 +22,7 @@ from hesscond.errors import ConfigError, DivergedError, RunError
 from hesscond.lazy import optional
 from hesscond.report.tables import number
 from hesscond.runs import open_run, printable
-from hesscond.study import Progress, RunPlan, load_data, resolve_device, run, sweep as sweeps
-from hesscond.study.grid import FILE, read_sweep
+from hesscond.study import Progress, RunPlan, grid, load_data, resolve_device, run, sweep as sweeps
 from hesscond.study.sections import DataConfig
 
 #: Exit code after SIGTERM, as a shell has it.
@@ -134,8 +133,8 @@ class Place:
 
     def threads(self, where: Path) -> int:
         """Threads of the sweep in this folder, so that it resumes to the same digits; else a share of the cores."""
-        if (where / FILE).exists():
-            return read_sweep(where).threads
+        if (where / grid.FILE).exists():
+            return grid.read_sweep(where).threads
         return max(1, torch.get_num_threads() // self.jobs)
 
     def described(self, threads: int, runs: int) -> str:

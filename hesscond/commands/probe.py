@@ -30,7 +30,7 @@ from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
 from hesscond.problem.devices import resolve_device
 from hesscond.problem.wrappers import measurable
-from hesscond.report.page import METADATA, save_figure
+from hesscond.report import page
 from hesscond.sheets import duration
 from hesscond.spectra.bounded import refuse_few
 
@@ -113,7 +113,7 @@ def probe(
     )
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
-    options.check_file("--figure", figure, METADATA)
+    options.check_file("--figure", figure, page.METADATA)
     place = own_device(resolve_device(device))
     with processes(place) as group:
         with of_user(target, show_traceback) as say:
@@ -129,7 +129,7 @@ def probe(
         if figure is not None:
             from hesscond.report.probed import probe_figure
 
-            save_figure(probe_figure(frame, target), figure)
+            page.save_figure(probe_figure(frame, target), figure)
             if not (as_json or as_csv):
                 printing.stdout.print(f"figure: {figure}", soft_wrap=True)
     if watched.stopped:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import check, options, printing
-from hesscond.commands.performing import loaded, one_by_one, tell_default_rates
+from hesscond.commands import check, options, performing, printing
 from hesscond.expectations import Expectation
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
@@ -69,15 +68,15 @@ def study(
     )
     for expectation in expectations:
         expectation.check_methods([plan.method for plan in plans])
-    data = loaded(config.data, data_dir)
+    data = performing.loaded(config.data, data_dir)
     for plan in plans:
         check_plan(plan, data)
     if name in aliases():
         printing.stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
     if lr is None:
-        tell_default_rates(plans)
+        performing.tell_default_rates(plans)
     data = data.to(plans[0].device)
-    diverged = one_by_one(plans, data, resume)
+    diverged = performing.one_by_one(plans, data, resume)
     stored = [open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 
-from hesscond.commands import options, performing
-from hesscond.commands.printing import print_table, stdout
+from hesscond.commands import options, performing, printing
 from hesscond.errors import ConfigError
 from hesscond.operators.threads import torch_threads
 from hesscond.report import sweeps
@@ -111,9 +110,9 @@ def sweep(
         written = {"best.csv": best, "runs.csv": frame, "cells.csv": cells}
         for file, table in written.items():
             table.to_csv(where / file, index=False, lineterminator="\n")
-        print_table(sweeps.best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
-        stdout.print(f"runs:   {where}", soft_wrap=True)
-        stdout.print(f"tables: {', '.join(str(where / file) for file in written)}", soft_wrap=True)
+        printing.print_table(sweeps.best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
+        printing.stdout.print(f"runs:   {where}", soft_wrap=True)
+        printing.stdout.print(f"tables: {', '.join(str(where / file) for file in written)}", soft_wrap=True)
     performing.complain_of(outcomes)
 
 

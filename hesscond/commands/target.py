@@ -27,10 +27,9 @@ from torch.utils.data import Dataset
 
 from hesscond.commands import printing
 from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line, out_of_memory
-from hesscond.problem.batches import is_batch, moved
+from hesscond.problem import batches, weighting
 from hesscond.problem.containers import kind
 from hesscond.problem.evaluation import Batch, checked_batch, counted_in
-from hesscond.problem.weighting import BatchWeight, check_weighting
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
@@ -59,7 +58,7 @@ class Stream:
                 raise ConfigError(f"batch {number} of the data: {error}") from None
             samples, self.are = counted_in(self._model, pair[0])
             self.samples += samples
-            yield moved(batch, self._device)
+            yield batches.moved(batch, self._device)
 
     def on(self, device: torch.device) -> Stream:
         """The same batches on a device, moved one by one."""
@@ -73,7 +72,7 @@ class Target:
     model: nn.Module
     loss_fn: Callable[..., Any] | None
     data: tuple[Any, Any] | Stream
-    weight: BatchWeight | None = None
+    weight: weighting.BatchWeight | None = None
 
     @property
     def samples(self) -> str:
@@ -89,7 +88,7 @@ class Target:
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
                     raise ConfigError("the model or the loss is on the meta device, so its parameters have no values")
                 module.to(device)
-        data = self.data.on(device) if isinstance(self.data, Stream) else moved(self.data, device)
+        data = self.data.on(device) if isinstance(self.data, Stream) else batches.moved(self.data, device)
         return replace(self, data=data)
 
 
@@ -187,8 +186,8 @@ def as_target(returned: Any, spec: str) -> Target:
     if isinstance(data, Dataset):
         raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")
     try:
-        check_weighting(None, weight)
-        if is_batch(data):
+        weighting.check_weighting(None, weight)
+        if batches.is_batch(data):
             return Target(model, loss_fn, checked_batch(data), weight)
     except ConfigError as error:
         raise ConfigError(f"{spec}: {error}") from None
@@ -318,7 +317,7 @@ class Share:
         return islice(iter(self.source), self.rank, None, self.size)
 
 
-def own_share(target: Target, group: distributed.ProcessGroup | None) -> tuple[Any, BatchWeight | None]:
+def own_share(target: Target, group: distributed.ProcessGroup | None) -> tuple[Any, weighting.BatchWeight | None]:
     """Data of this process, and the weights of their batches."""
     if group is None:
         return target.data, target.weight

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
-from hesscond.report.page import METADATA, save_figure
+from hesscond.report import page
 from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
 from hesscond.theorems.base import verdict_table
 
@@ -44,7 +44,7 @@ def verify_statements(
     options.check_seed(seed)
     if trials is not None and trials < 1:
         raise ConfigError(f"--trials must be at least 1, got {trials}")
-    options.check_file("--figure", figure, METADATA)
+    options.check_file("--figure", figure, page.METADATA)
     # one that is named by several of its ids is checked once
     chosen = list(statements()) if all_of_them else list({s.id: s for s in map(statement, ids or ())}.values())
     if figure is not None and len(chosen) != 1:
@@ -60,7 +60,7 @@ def verify_statements(
     if figure is not None:
         from hesscond.report.margins import margin_figure
 
-        save_figure(margin_figure(verdicts[0]), figure)
+        page.save_figure(margin_figure(verdicts[0]), figure)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(printing.UNMET)
 

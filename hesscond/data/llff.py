@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data.dataset import Dataset, Form
+from hesscond.data import dataset, sources
 from hesscond.data.image_folder import SUFFIXES
-from hesscond.data.sources import FolderSource, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from hesscond.lazy import optional
 
@@ -21,7 +20,7 @@ RAY = 3 + 3 + 2 + 3
 CLOSEST = 1 / 0.75
 
 
-class LLFF(FolderSource):
+class LLFF(sources.FolderSource):
     """Rays through all pixels of the views, in normalized device coordinates, with their colours.
 
     Mildenhall et al., NeRF (ECCV 2020), appendix C, and the code published with it: ``poses_bounds.npy`` has a row for
@@ -37,10 +36,10 @@ class LLFF(FolderSource):
         "images), or name the folder of a scene by folder = … in [data]."
     )
 
-    def form(self, options: Mapping[str, Any]) -> Form:
-        return Form((RAY,), 3, 0)
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
+        return dataset.Form((RAY,), 3, 0)
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         folder = self.folder(options["folder"], directories)
         cameras, focal, nearest = read_cameras(folder)
         views, scale = read_views(folder, options["factor"], len(cameras))
@@ -59,7 +58,7 @@ class LLFF(FolderSource):
             for own in (rays, colours)
         )
         source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
-        return Dataset(self.name, train, train_targets, test, test_targets, 0, source)
+        return dataset.Dataset(self.name, train, train_targets, test, test_targets, 0, source)
 
 
 def read_cameras(folder: Path) -> tuple[np.ndarray, float, float]:
@@ -149,4 +148,4 @@ def normalized_rays(camera: np.ndarray, height: int, width: int, focal: float) -
     return np.stack(rays, -1).astype(np.float32)
 
 
-register(LLFF())
+sources.register(LLFF())

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hesscond.data.dataset import Dataset, Form
+from hesscond.data import dataset, sources
 from hesscond.data.preparation import part
-from hesscond.data.sources import ENVIRONMENT, SOURCES, Source
 from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean
 
 
@@ -21,7 +20,7 @@ def names() -> tuple[str, ...]:
     >>> names()[:6]
     ('cifar10', 'cifar100', 'csv', 'digits', 'fashion-mnist', 'image-folder')
     """
-    return tuple(sorted(SOURCES))
+    return tuple(sorted(sources.SOURCES))
 
 
 def options(name: str) -> dict[str, Any]:
@@ -32,10 +31,10 @@ def options(name: str) -> dict[str, Any]:
     >>> options("occupancy")
     {'train': 20000, 'test': 5000, 'seed': 0}
     """
-    return dict(SOURCES[name].options) if name in SOURCES else {}
+    return dict(sources.SOURCES[name].options) if name in sources.SOURCES else {}
 
 
-def form(name: str, **given: Any) -> Form:
+def form(name: str, **given: Any) -> dataset.Form:
     """Shapes of the samples of a data set with some `options`, without loading it.
 
     A `ConfigError` if there is no data set of this name, or an option does not fit.
@@ -57,7 +56,7 @@ def load(
     train_samples: int | None = None,
     test_samples: int | None = None,
     **given: Any,
-) -> Dataset:
+) -> dataset.Dataset:
     """Load a data set into memory, every file checked against its published md5 first.
 
     Copies are searched in `data_dir` alone if given, else in ``$HESSCOND_DATA_DIR`` and then in the cache
@@ -133,7 +132,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
     CorruptDataError
         A file is not the published one.
     """
-    source = _source(name, choices=[name for name, own in SOURCES.items() if own.fetchable])
+    source = _source(name, choices=[name for name, own in sources.SOURCES.items() if own.fetchable])
     return source.fetch(_directories(source, data_dir))
 
 
@@ -146,15 +145,15 @@ def locate(name: str, data_dir: Path | str | None = None) -> Path | None:
     return source.locate(_directories(source, data_dir))
 
 
-def _source(name: str, choices: Iterable[str] | None = None) -> Source:
-    if name not in SOURCES:
+def _source(name: str, choices: Iterable[str] | None = None) -> sources.Source:
+    if name not in sources.SOURCES:
         known = sorted(choices or names())
         hint = did_you_mean(name, known, otherwise=f"choose one of {', '.join(known)}.")
         raise ConfigError(f"there is no data set {name!r}: {hint}")
-    return SOURCES[name]
+    return sources.SOURCES[name]
 
 
-def _directories(source: Source, data_dir: Path | str | None) -> list[Path]:
+def _directories(source: sources.Source, data_dir: Path | str | None) -> list[Path]:
     """Folders to search, in order; a download goes into the last one."""
     if not source.on_disk:
         return []
@@ -163,6 +162,6 @@ def _directories(source: Source, data_dir: Path | str | None) -> list[Path]:
 
     import pooch
 
-    from_environment = os.environ.get(ENVIRONMENT)
+    from_environment = os.environ.get(sources.ENVIRONMENT)
     chosen = [Path(from_environment).expanduser()] if from_environment else []
     return [*chosen, Path(pooch.os_cache("hesscond"))]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hesscond.data import image_folder
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import fingerprint
-from hesscond.data.image_folder import DIGITS, class_folders
 from hesscond.data.preparation import rows_of
 from hesscond.data.sources import FolderSource, Sizes, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
@@ -42,7 +42,7 @@ class ModelNet(FolderSource):
 
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: Sizes, **how: Any) -> Dataset:
         folder = self.folder(options["folder"], directories)
-        classes = class_folders(folder, options["classes"])
+        classes = image_folder.class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
         for split, number in zip(SPLITS, samples, strict=True):
             files, own = listed(folder, split, classes)
@@ -52,7 +52,7 @@ class ModelNet(FolderSource):
             name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
             clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, files, options))
             targets.append(own)
-            names.append(name[:DIGITS])
+            names.append(name[: image_folder.DIGITS])
         source = f"{folder} (meshes {', '.join(names)})"
         return Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
 

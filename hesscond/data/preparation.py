@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
+from hesscond.data import pictures
 from hesscond.data.dataset import Dataset, selected
-from hesscond.data.pictures import OnDecoded, Pictures
 from hesscond.errors import ConfigError
 
 #: Pixels of zeros that are put around an image before it is cropped to its size again.
@@ -65,7 +65,7 @@ def part(data: Dataset, *, train: int | None = None, test: int | None = None) ->
     return data
 
 
-def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
+def standardized(data: Dataset, on_decoded: pictures.OnDecoded | None = None) -> Dataset:
     """Data set whose inputs have mean 0 and standard deviation 1 over the training set.
 
     Images have one mean and one deviation for each channel, over all pixels; points and coordinates have one of each
@@ -76,7 +76,7 @@ def standardized(data: Dataset, on_decoded: OnDecoded | None = None) -> Dataset:
     if data.form.tokens:
         raise ConfigError(f"the inputs of {data.name} are tokens, which cannot be standardized: leave them as they are")
     train, test = data.train_inputs, data.test_inputs
-    if isinstance(train, Pictures) and isinstance(test, Pictures):
+    if isinstance(train, pictures.Pictures) and isinstance(test, pictures.Pictures):
         mean, variance = (moment[:, None, None] for moment in train.moments(on_decoded))
         own = shift_and_scale(mean, variance)
         return replace(data, train_inputs=train.standardized(*own), test_inputs=test.standardized(*own))

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data import files
+from hesscond.data import files, sources
 from hesscond.data.dataset import Dataset, Form, images_from_bytes
-from hesscond.data.sources import ENVIRONMENT, Source, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 CIFAR_SHAPE = (3, 32, 32)
@@ -36,7 +35,7 @@ IDX_SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-class PublishedSource(Source):
+class PublishedSource(sources.Source):
     """Layout of the files of a data set, with their checksums."""
 
     folder: str  # below a data directory, as torchvision has it
@@ -95,7 +94,7 @@ class PublishedSource(Source):
         places = " or ".join(self.described(directory) for directory in directories)
         return DataNotFoundError(
             f"{self.name} is not in {places}, and {reason}: run `hesscond data fetch {self.name}` where "
-            f"there is a network and point ${ENVIRONMENT} to the folder, or take the study fc-digits, "
+            f"there is a network and point ${sources.ENVIRONMENT} to the folder, or take the study fc-digits, "
             "which needs no download."
         )
 
@@ -242,7 +241,7 @@ _FASHION = {
     TEST_LABELS: "bb300cfdad3c16e7a12a480ee83cd310",
 }
 
-register(
+sources.register(
     CifarSource(
         name="cifar10",
         classes=10,
@@ -263,7 +262,7 @@ register(
         label_key=b"labels",
     )
 )
-register(
+sources.register(
     CifarSource(
         name="cifar100",
         classes=100,
@@ -278,7 +277,7 @@ register(
         label_key=b"fine_labels",
     )
 )
-register(
+sources.register(
     IdxSource(
         name="fashion-mnist",
         folder="FashionMNIST/raw",
@@ -287,7 +286,7 @@ register(
         md5=_FASHION,
     )
 )
-register(
+sources.register(
     IdxSource(
         name="mnist",
         folder="MNIST/raw",

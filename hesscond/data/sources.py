@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hesscond.data.dataset import Dataset, Form, of_arrays
+from hesscond.data import dataset
 from hesscond.errors import ConfigError, DataNotFoundError, one_line, unfit
 from hesscond.lazy import Registry
 
@@ -34,13 +34,13 @@ class Source(ABC):
     fetchable: bool = False
 
     @abstractmethod
-    def form(self, options: Mapping[str, Any]) -> Form:
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
         """Shapes of the samples, from the values of all options."""
 
     @abstractmethod
     def load(
         self, options: Mapping[str, Any], directories: Sequence[Path], *, download: bool, samples: Sizes
-    ) -> Dataset:
+    ) -> dataset.Dataset:
         """Data set, or no more of it than is needed for the numbers of samples."""
 
     @abstractmethod
@@ -68,8 +68,8 @@ class Generated(Source):
     """Data set without files, made by a function whose keyword arguments are the options."""
 
     name: str
-    make: Callable[..., Dataset]
-    shapes: Callable[[Mapping[str, Any]], Form]  # form of the samples, from the values of all options
+    make: Callable[..., dataset.Dataset]
+    shapes: Callable[[Mapping[str, Any]], dataset.Form]  # form of the samples, from the values of all options
     folder: Callable[[], Path] | None = None  # where another package keeps what it is made of
 
     on_disk = False
@@ -82,10 +82,10 @@ class Generated(Source):
     def fetchable(self) -> bool:  # type: ignore[override]
         return self.folder is not None
 
-    def form(self, options: Mapping[str, Any]) -> Form:
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
         return self.shapes(options)
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         return self.make(**options)
 
     def locate(self, directories: Sequence[Path]) -> Path:
@@ -106,14 +106,14 @@ def in_file(name: str, function: Any) -> Source:
         raise ConfigError(f"{name} is called with options alone: give {missing[0]!r} a default")
 
     @cache
-    def made(given: tuple[tuple[str, Any], ...]) -> Dataset:
+    def made(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
         try:
             found = function(**dict(given))
         except Exception as error:
             raise ConfigError(f"{name} raised {one_line(error)}") from error
-        return found if isinstance(found, Dataset) else of_arrays(name, found, name)
+        return found if isinstance(found, dataset.Dataset) else dataset.of_arrays(name, found, name)
 
-    def make(**options: Any) -> Dataset:
+    def make(**options: Any) -> dataset.Dataset:
         return replace(made(tuple(sorted(options.items()))), name=name)
 
     source = Generated(name, make, lambda options: make(**options).form)

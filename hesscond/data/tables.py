@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from hesscond.data.dataset import Dataset, Form, of_arrays
-from hesscond.data.sources import ENVIRONMENT, Source, register
+from hesscond.data import dataset, sources
 from hesscond.errors import ConfigError, DataNotFoundError
 
 #: Number of digits of the fingerprint of a file that a run records.
 DIGITS = 12
 
 
-class Table(Source):
+class Table(sources.Source):
     """Rows of a CSV file with a header, split at random into training and test samples.
 
     ``file``: a path, or one below ``$HESSCOND_DATA_DIR``. ``target``: column to predict; "" is the last one. Words and
@@ -31,10 +30,10 @@ class Table(Source):
     options: Mapping[str, Any] = {"file": "", "target": "", "columns": "", "values": False, "test": 0.2, "seed": 0}
     on_disk = False
 
-    def form(self, options: Mapping[str, Any]) -> Form:
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
         return read(tuple(sorted(options.items()))).form
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         return read(tuple(sorted(options.items())))
 
     def locate(self, directories: Sequence[Path]) -> Path | None:
@@ -48,15 +47,15 @@ def path_of(file: str) -> Path:
     """Path of the file that an option names."""
     if not file:
         raise ConfigError('csv needs a file: write file = "data.csv" in [data]')
-    places = [Path(file).expanduser(), Path(os.environ.get(ENVIRONMENT, ".")).expanduser() / file]
+    places = [Path(file).expanduser(), Path(os.environ.get(sources.ENVIRONMENT, ".")).expanduser() / file]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${ENVIRONMENT}")
+        raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${sources.ENVIRONMENT}")
     return found
 
 
 @lru_cache(maxsize=4)
-def read(given: tuple[tuple[str, Any], ...]) -> Dataset:
+def read(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
     """Data set of the options."""
     import pandas as pd
 
@@ -93,7 +92,7 @@ def read(given: tuple[tuple[str, Any], ...]) -> Dataset:
     X, rows = frame[inputs].to_numpy(dtype=np.float32), (order[tests:], order[:tests])
     arrays = [part for own in rows for part in (X[own], targets[own])]
     source = f"{path} (md5 {hashlib.md5(content, usedforsecurity=False).hexdigest()[:DIGITS]})"
-    return of_arrays("csv", arrays, source)
+    return dataset.of_arrays("csv", arrays, source)
 
 
-register(Table())
+sources.register(Table())

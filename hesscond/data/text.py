@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data.dataset import Dataset, Form
-from hesscond.data.sources import FolderSource, register
+from hesscond.data import dataset, sources
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 #: sha256 of the topics by version of Python, whose every release edits them.
@@ -35,7 +34,7 @@ def topics() -> str:
     return "\n".join(found[name] for name in sorted(found))
 
 
-class Text(FolderSource):
+class Text(sources.FolderSource):
     """Text in consecutive windows of ``context`` characters; the target of each character is the next one.
 
     It is that of a ``file``, a path or a name below the data directory; by default that of a module of Python
@@ -65,11 +64,11 @@ class Text(FolderSource):
             )
         return options
 
-    def form(self, options: Mapping[str, Any]) -> Form:
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
         vocabulary = options["vocabulary"] or len(set(topics()))
-        return Form((options["context"],), vocabulary, vocabulary, tokens=True)
+        return dataset.Form((options["context"],), vocabulary, vocabulary, tokens=True)
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> Dataset:
+    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         text, place, pinned = read(options["file"], directories)
         context, wanted = options["context"], options["sha256"] or pinned
         sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
@@ -94,7 +93,7 @@ class Text(FolderSource):
         train, test = windows(tokens[:cut], context), windows(tokens[cut:], context)
         compared = "" if wanted else ", compared with none"
         source = f"{place} (sha256 {sha256}{compared})"
-        return Dataset(self.name, *train, *test, len(characters), source, pinned={"sha256": sha256})
+        return dataset.Dataset(self.name, *train, *test, len(characters), source, pinned={"sha256": sha256})
 
 
 def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -121,4 +120,4 @@ def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
         raise CorruptDataError(f"{place} is no text in UTF-8: {error.reason} at byte {error.start}.") from None
 
 
-register(Text())
+sources.register(Text())

@@ -8,13 +8,12 @@ from functools import partial
 import torch
 
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
-from hesscond.hessians.coordinates.base import BlockHessian, Preconditioner
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.operators.threads import side_by_side, threads_for
-from hesscond.spectra import ConditionNumber
-from hesscond.spectra.condition import EPS, error_factor
+from hesscond.spectra import ConditionNumber, condition
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import conditions
 
@@ -22,12 +21,12 @@ from hesscond.spectra.solvers.base import conditions
 SMALL = 2**14
 
 
-def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> BlockHessian:
+def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> base.BlockHessian:
     """The Hessian of one output unit of a captured layer."""
     return unit_hessians(captured, [unit], memory)[0]
 
 
-def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
+def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[base.BlockHessian]:
     """The Hessians of output units that belong to one group of the layer."""
     columns, curvature = [captured.column(unit) for unit in units], captured.curvature
     if isinstance(curvature, FormedH):
@@ -66,13 +65,13 @@ def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Te
     return FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost)
 
 
-def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory: int) -> list[BlockHessian]:
+def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory: int) -> list[base.BlockHessian]:
     """The Hessians of the units that a capture was narrowed to."""
     S = captured.curvature
     assert isinstance(S, FactoredS)
     terms = (S.B != 0).any(3)
     factors, errors = captured.unit_rows(units, memory // 8), captured.row_rounding(units)
-    spreads, found = captured.spread(units), list[BlockHessian]()
+    spreads, found = captured.spread(units), list[base.BlockHessian]()
     for column, rows in enumerate(factors):
         spread = None if spreads is None else spreads[column]
         sign = None if S.sign is None else S.sign[:, :, min(column, S.sign.shape[2] - 1)].flatten()
@@ -88,7 +87,7 @@ def mixed(sign: torch.Tensor | None) -> torch.Tensor | None:
     return sign if sign is not None and bool((sign < 0).any()) else None
 
 
-def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
+def layer_hessian(captured: LayerCapture, memory: int) -> base.BlockHessian:
     """The Hessian of all parameters of a layer captured whole."""
     curvature = captured.curvature
     units = captured.inputs.geometry.units
@@ -107,7 +106,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> BlockHessian:
 
 
 def unit_conditions(
-    captured: LayerCapture, P: Preconditioner | None, *, rtol: float, memory: int
+    captured: LayerCapture, P: base.Preconditioner | None, *, rtol: float, memory: int
 ) -> list[ConditionNumber]:
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
@@ -119,7 +118,7 @@ def unit_conditions(
             errors = None
             if P is not None and P.cancels:
                 lengths = (curvature.root.square().T @ captured.H_hat.square()).sqrt()
-                lost = error_factor(*rows.shape) * EPS * P.carried(lengths, 1)
+                lost = condition.error_factor(*rows.shape) * condition.EPS * P.carried(lengths, 1)
                 errors = torch.linalg.vector_norm(lost, dim=1).tolist()
             return conditions(FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds), rtol=rtol)
         if len(captured.units) > 1 and (P is None or not P.cancels):
@@ -144,7 +143,7 @@ def indefinite_conditions(
     captured: LayerCapture,
     S: DiagonalS,
     rows: torch.Tensor,
-    P: Preconditioner | None,
+    P: base.Preconditioner | None,
     *,
     rtol: float,
     memory: int,

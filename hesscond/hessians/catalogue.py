@@ -17,8 +17,8 @@ from hesscond.capture.kinds import Geometry, is_layer, is_turned, kind_of
 from hesscond.capture.layers import eligible_layers, is_computed
 from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
+from hesscond.hessians import roles
 from hesscond.hessians.blocks import Block, Claims, Piece
-from hesscond.hessians.roles import KINDS, Role, role_of
 
 #: Name of the model itself as a block.
 ROOT = "model"
@@ -596,7 +596,7 @@ def without_part(name: str) -> str:
     return part[1] if part else name
 
 
-def role(model: nn.Module, name: str) -> Role:
+def role(model: nn.Module, name: str) -> roles.Role:
     """Role of a block of a model, from its name and the kind of its module.
 
     Parameters of a recurrent module, a normalization or a table have its role. For other blocks the name decides by
@@ -617,14 +617,14 @@ def role(model: nn.Module, name: str) -> Role:
     catalogue.block(name)
     base = without_part(name)
     module = catalogue.owner(base) if (own := catalogue.module(base)) is None else own
-    kind, depth = role_of(name)
+    kind, depth = roles.role_of(name)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         kind = "recurrent"
     elif "norm" in type(module).__name__.lower() and not any(module.children()):
         kind = "norm"
     elif isinstance(module, TABLES):
         kind = "position" if kind == "position" else "embedding"
-    elif kind in KINDS:
+    elif kind in roles.KINDS:
         pass
     elif isinstance(module, nn.MultiheadAttention):
         kind = "query, key, value"
@@ -632,4 +632,4 @@ def role(model: nn.Module, name: str) -> Role:
         kind = kind_of(module).role
     else:
         kind = "dense" if is_transposed_dense(module) else "other"
-    return Role(kind, depth)
+    return roles.Role(kind, depth)

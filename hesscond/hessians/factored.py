@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from hesscond.capture import EntryBounds
-from hesscond.capture.statistics import by_shape, stacked
+from hesscond.capture import EntryBounds, statistics
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_FACTOR, LOST_IN_SQUARE, KeptHessian, Preconditioner
+from hesscond.hessians.coordinates import base
 from hesscond.operators import Estimate
 from hesscond.operators.estimates import norm_of
 from hesscond.operators.threads import one_thread
@@ -23,7 +22,7 @@ from hesscond.spectra.solvers.base import conditions
 
 
 @dataclass(frozen=True)
-class FactoredHessian(KeptHessian):
+class FactoredHessian(base.KeptHessian):
     """Ĥᵀ S Ĥ of one unit with ŵ = [b, w] (or w alone), or of u units together, from rows and signs."""
 
     #: (m, u n̂) float64: Ĥ with ``root``; or F itself, with one row for each rank-one term of S, or triangular
@@ -69,9 +68,9 @@ class FactoredHessian(KeptHessian):
     def scales(self) -> torch.Tensor:
         found = torch.linalg.vector_norm(self.plain.factor(), dim=0)
         if self.spread is not None:
-            found = torch.maximum(found, LOST_IN_SQUARE * self.spread)
+            found = torch.maximum(found, base.LOST_IN_SQUARE * self.spread)
         if self.row_error is not None:
-            found = torch.maximum(found, LOST_IN_FACTOR * self.column_errors())
+            found = torch.maximum(found, base.LOST_IN_FACTOR * self.column_errors())
         return found
 
     def damped(self, damping: float) -> FactoredHessian:
@@ -194,10 +193,10 @@ def factors_of(hessians: Sequence[FactoredHessian]) -> list[torch.Tensor]:
     """Factors of Hessians; those with rows of one shape and one type of P are formed together."""
     found: dict[int, torch.Tensor] = {}
     kinds = [(own.root is None, own.units, type(own.P)) for own in hessians]
-    for members in by_shape([own.rows for own in hessians], kinds):
-        rows, units = stacked([hessians[k].rows for k in members]), hessians[members[0]].units
+    for members in statistics.by_shape([own.rows for own in hessians], kinds):
+        rows, units = statistics.stacked([hessians[k].rows for k in members]), hessians[members[0]].units
         roots = [root for k in members if (root := hessians[k].root) is not None]
-        root = stacked(roots)[..., None] if roots else None
+        root = statistics.stacked(roots)[..., None] if roots else None
         systems = [P for k in members if (P := hessians[k].P) is not None]
         if systems:
             factors = type(systems[0]).multiplied_each(rows, systems, units, root)
@@ -218,11 +217,11 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     """Traces of Hessians; those of one shape are summed up together."""
     found = [0.0] * len(hessians)
     factors = factors_of(hessians)
-    for members in by_shape(factors, [own.sign is None for own in hessians]):
-        squares = stacked([factors[k] for k in members]).square()
+    for members in statistics.by_shape(factors, [own.sign is None for own in hessians]):
+        squares = statistics.stacked([factors[k] for k in members]).square()
         signs = [sign for k in members if (sign := hessians[k].sign) is not None]
         if signs:
-            squares = squares * stacked(signs)[..., None]
+            squares = squares * statistics.stacked(signs)[..., None]
         # the distribution of a sum over several threads depends on the other sums
         with one_thread():
             sums = squares.sum(-2).sum(-1).tolist()
@@ -231,7 +230,7 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     return found
 
 
-def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> np.ndarray | None:
+def spread_in(spread: torch.Tensor | None, P: base.Preconditioner | None, units: int) -> np.ndarray | None:
     """Spread |P|ᵀd of PᵀHP, from the spread d of H."""
     if spread is None:
         return None
@@ -240,7 +239,7 @@ def spread_in(spread: torch.Tensor | None, P: Preconditioner | None, units: int)
     return spread.cpu().numpy()
 
 
-def noise_of(spread: torch.Tensor | None, P: Preconditioner | None, units: int) -> float:
+def noise_of(spread: torch.Tensor | None, P: base.Preconditioner | None, units: int) -> float:
     """Round-off ‖|P|ᵀd‖² in PᵀHP, in units of eps."""
     found = spread_in(spread, P, units)
     return 0.0 if found is None else float(found @ found)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hesscond.capture.backward import Budget, scattered_signs
+from hesscond.capture import backward
 from hesscond.capture.captured import EPS
 from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.causes import NOTHING, Cause
-from hesscond.hessians.coordinates.base import LOST_IN_SQUARE, KeptHessian, Preconditioner
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.linearization import differentiable
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.spectra import ConditionNumber
@@ -24,7 +24,7 @@ EIGENVALUES, CHANGED, JACOBI = 5, 8, 12
 
 
 @dataclass(frozen=True)
-class FormedHessian(KeptHessian):
+class FormedHessian(base.KeptHessian):
     """H itself, differentiated in the parameters; eigenvalues below its rounding are unresolved."""
 
     H: torch.Tensor  # (k, k) float64
@@ -47,11 +47,11 @@ class FormedHessian(KeptHessian):
         product = dense.T @ self.H @ dense
         return (product + product.T) / 2
 
-    def _dense(self, P: Preconditioner) -> torch.Tensor:
+    def _dense(self, P: base.Preconditioner) -> torch.Tensor:
         return P.dense(self.units, self.order // self.units, self.H.device)
 
     def scales(self) -> torch.Tensor:
-        return torch.maximum(self.H.diagonal().abs().sqrt(), LOST_IN_SQUARE * self.spread)
+        return torch.maximum(self.H.diagonal().abs().sqrt(), base.LOST_IN_SQUARE * self.spread)
 
     def damped(self, damping: float) -> FormedHessian:
         H, spread = self.matrix(), self._spread().square()
@@ -94,7 +94,7 @@ class UnitMatrices:
         """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
         largest = int(self.H.flatten(1).norm(dim=1).argmax())
         own, H = index[largest], self.H[largest]
-        v = scattered_signs(operator.point)
+        v = backward.scattered_signs(operator.point)
         least = float((operator @ v).abs().amax())
         v = torch.zeros_like(v).index_copy_(0, own, v[own])
         product = (operator @ v)[own]
@@ -129,7 +129,7 @@ def unit_matrices(
             )
             for name, (own, index) in left.items()
         ]
-        budget = Budget(memory, 1, linearization.largest, H.device)
+        budget = backward.Budget(memory, 1, linearization.largest, H.device)
         with differentiable():
             separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
             for rows in wanted:

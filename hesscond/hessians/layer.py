@@ -14,13 +14,12 @@ import torch
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
 from hesscond.errors import CaptureError
+from hesscond.hessians import factored
 from hesscond.hessians.coordinates import base
-from hesscond.hessians.factored import FactoredHessian, noise_of, signed_norm
 from hesscond.operators import Estimate
 from hesscond.operators.threads import side_by_side, threads_for
-from hesscond.spectra import ConditionNumber
+from hesscond.spectra import ConditionNumber, forms
 from hesscond.spectra.condition import EPS, error_factor
-from hesscond.spectra.forms import DualForm, FactorForm
 from hesscond.spectra.solvers.batched import power_of_two
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.
@@ -89,7 +88,7 @@ class LayerHessian(base.KeptHessian):
             )
         return self.dense().matrix()
 
-    def dense(self) -> FactoredHessian:
+    def dense(self) -> factored.FactoredHessian:
         """F itself (R J, m n̂); a CaptureError if it does not fit into the memory."""
         if 8 * self.count * self.order > self.memory:
             raise CaptureError(
@@ -102,7 +101,7 @@ class LayerHessian(base.KeptHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         limit, lost = self.rank_bound(), self.captured.loses_entries
-        return FactoredHessian(rows, None, self.sign, error, self.units, limit, self._spread, lost, P=self.P)
+        return factored.FactoredHessian(rows, None, self.sign, error, self.units, limit, self._spread, lost, P=self.P)
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         """Product (k, c), without F where there is one position a sample."""
@@ -153,7 +152,7 @@ class LayerHessian(base.KeptHessian):
     def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
         if not self.has_dual:
             return self.dense().frobenius_norm(probes, seed)
-        return Estimate(signed_norm(self.gram()[0], self.sign), 0.0, 0, 0)
+        return Estimate(factored.signed_norm(self.gram()[0], self.sign), 0.0, 0, 0)
 
     def damped(self, damping: float) -> base.Spectrum:
         """Spectrum from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has that of RRᵀ, and zeros."""
@@ -161,8 +160,8 @@ class LayerHessian(base.KeptHessian):
             return self.dense().damped(damping)
         R, errors = self.triangular()
         error = R.new_full((len(R),), float(np.linalg.norm(errors)))
-        dual = FactoredHessian(R.T, None, self.sign, error)
-        noise = error_factor(len(R), 1) * EPS * noise_of(self._spread, self.P, self.units)
+        dual = factored.FactoredHessian(R.T, None, self.sign, error)
+        noise = error_factor(len(R), 1) * EPS * factored.noise_of(self._spread, self.P, self.units)
         return base.Padded(dual.damped(damping), damping, self.columns - len(R), noise)
 
     def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -191,15 +190,15 @@ class LayerHessian(base.KeptHessian):
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         return self.form().condition(rtol=rtol) if self.has_dual else self.dense().condition_number(rtol=rtol)
 
-    def form(self) -> DualForm:
+    def form(self) -> forms.DualForm:
         """Form of the dual."""
-        return DualForm(
+        return forms.DualForm(
             self.gram,
             self.triangular,
             self.order,
             self.rank_bound,
             signs=self._signs,
-            noise=noise_of(self._spread, self.P, self.units),
+            noise=factored.noise_of(self._spread, self.P, self.units),
             least_rank=self.rank_bound if self.captured.loses_entries else None,
             lost=self.captured.loses_entries,
             factor=(lambda: self.dense().form()) if self.count * self.order <= FACTORED else None,
@@ -211,7 +210,7 @@ class LayerHessian(base.KeptHessian):
             return self.dense().eigenvalues()
         R, _ = self.triangular()
         condition = self.condition_number()
-        form = FactorForm(R) if self._signs is None else FactorForm(R.T, self._signs)
+        form = forms.FactorForm(R) if self._signs is None else forms.FactorForm(R.T, self._signs)
         values = form.eigenvalues(condition)
         return torch.from_numpy(np.ascontiguousarray(values)).to(R.device)
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from hesscond.capture.backward import Derivatives, lean_convolutions
+from hesscond.capture import backward
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.forward import variables_of
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
-from hesscond.problem.containers import mapped, stored, tensors_of
+from hesscond.problem import containers, graph
 from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, scalar
-from hesscond.problem.graph import is_piecewise_linear, nodes, refuse_wrong_derivatives, shape_of
 from hesscond.problem.problem import WatchedEvaluation
 
 Tensors = Sequence[torch.Tensor]
@@ -60,7 +59,7 @@ class Linearization(ABC):
     @cached_property
     def largest(self) -> int:
         """Size of the largest tensor that the loss is computed from."""
-        return max((shape_of(node).numel() for node in nodes([self.evaluation.loss.grad_fn])), default=1)
+        return max((graph.shape_of(node).numel() for node in graph.nodes([self.evaluation.loss.grad_fn])), default=1)
 
     @property
     @abstractmethod
@@ -81,12 +80,12 @@ class HessianLinearization(Linearization):
     """∇² of the loss."""
 
     def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
-        refuse_wrong_derivatives([evaluation.loss.grad_fn])
+        graph.refuse_wrong_derivatives([evaluation.loss.grad_fn])
         self._psd = self.depends and is_convex(evaluation.loss)
         found = gradients([evaluation.loss], self.leaves, None, create_graph=True)
         # the graph of what is constant or absent is not needed
         self._slopes = [g if g.requires_grad else None for g in found]
-        self._together: dict[tuple[int, ...], Derivatives] = {}
+        self._together: dict[tuple[int, ...], backward.Derivatives] = {}
         return found
 
     @property
@@ -107,7 +106,7 @@ class HessianLinearization(Linearization):
         chosen = tuple(range(len(self.leaves)) if among is None else among)
         leaves = [self.leaves[i] for i in chosen]
         if chosen not in self._together:
-            self._together[chosen] = Derivatives([self._slopes[i] for i in chosen], leaves)
+            self._together[chosen] = backward.Derivatives([self._slopes[i] for i in chosen], leaves)
         with differentiable():
             found = self._together[chosen](seeds)
         count = len(seeds[0])
@@ -127,7 +126,7 @@ class GGNLinearization(Linearization):
         super().__init__(evaluation, leaves)
 
     def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
-        self._outputs = [o for o in distinct(tensors_of(evaluation.output)) if o.requires_grad]
+        self._outputs = [o for o in distinct(containers.tensors_of(evaluation.output)) if o.requires_grad]
         if not self._outputs and self.depends:
             raise CaptureError(
                 f"the output of the model, {type(evaluation.output).__name__}, has no tensors in tuples, lists or "
@@ -141,7 +140,7 @@ class GGNLinearization(Linearization):
                 "no Gauss-Newton matrix: leave terms in the parameters, as weight decay, out of it"
             )
         # J is of first derivatives only
-        refuse_wrong_derivatives([loss.grad_fn])
+        graph.refuse_wrong_derivatives([loss.grad_fn])
         self._psd = loss.requires_grad and is_convex(loss)
         self._slopes = gradients([loss], self._points, None, create_graph=True)
         self._dummies = [torch.zeros_like(o, requires_grad=True) for o in self._outputs]
@@ -151,7 +150,9 @@ class GGNLinearization(Linearization):
     def _loss_at_points(self, evaluation: WatchedEvaluation) -> torch.Tensor:
         replaced = {id(o): point for o, point in zip(self._outputs, self._points, strict=True)}
         # a clone: the loss may work in place
-        output = mapped(evaluation.output, lambda o: replaced[id(o)].clone() if id(o) in replaced else o.detach())
+        output = containers.mapped(
+            evaluation.output, lambda o: replaced[id(o)].clone() if id(o) in replaced else o.detach()
+        )
         with torch.enable_grad():
             return scalar(self._loss_fn(output, evaluation.target))
 
@@ -178,7 +179,7 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
     if not live:
         return [torch.zeros_like(i) for i in inputs]
     ends = [outputs[k].grad_fn for k in live] if create_graph else []
-    with lean_convolutions(ends):
+    with backward.lean_convolutions(ends):
         return torch.autograd.grad(
             [outputs[k] for k in live],
             inputs,
@@ -206,7 +207,7 @@ def differentiable() -> Iterator[None]:
 def is_convex(loss: torch.Tensor) -> bool:
     """Whether the graph proves that the loss is convex where it is smooth, in all leaves of its graph together."""
     curved = curved_nodes(loss)
-    if curved is None or not is_piecewise_linear([node.edge.node for node in curved]):
+    if curved is None or not graph.is_piecewise_linear([node.edge.node for node in curved]):
         return False
     return all(node.signs(1) is None for node in curved)
 
@@ -220,12 +221,12 @@ def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:
     """Bytes of ``others`` and of tensors that a graph saves for its derivatives, without ``but``."""
     storages = [tensor.untyped_storage() for tensor in others]
     sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    for node in nodes(ends):
+    for node in graph.nodes(ends):
         for name in dir(node):
             if not name.startswith("_saved_") and name != "saved_tensors":
                 continue
-            for tensor in tensors_of(getattr(node, name)):
-                storages = [part.untyped_storage() for part in stored(tensor)]
+            for tensor in containers.tensors_of(getattr(node, name)):
+                storages = [part.untyped_storage() for part in containers.stored(tensor)]
                 sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
     for tensor in but:
         sizes.pop(tensor.untyped_storage().data_ptr(), None)

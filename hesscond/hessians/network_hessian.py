@@ -19,13 +19,12 @@ from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, solve, trace
 from hesscond.operators.estimates import exact_diagonal
-from hesscond.spectra import ConditionNumber
+from hesscond.spectra import ConditionNumber, forms
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.density import density
-from hesscond.spectra.forms import MATRICES, ProductForm, SolverLimits
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
-from hesscond.spectra.solvers.matrix_free import EIGENVECTORS, ROWS, formed
+from hesscond.spectra.solvers import matrix_free
 
 #: Matrices up to this order are decomposed in less time than an iteration takes.
 SMALL = 1000
@@ -39,7 +38,7 @@ class NetworkHessian(base.BlockHessian):
     def __init__(
         self,
         operator: SymmetricOperator,
-        limits: SolverLimits,
+        limits: forms.SolverLimits,
         known: Callable[[], NullSpaceAndPreconditioner] = NullSpaceAndPreconditioner,
         error: float = 0.0,
         saturated: Callable[[], Cause] = lambda: NOTHING,
@@ -118,8 +117,8 @@ class NetworkHessian(base.BlockHessian):
     @cached_property
     def _formed(self) -> torch.Tensor:
         refuse_large(self.order, self.limits.memory)
-        H = formed(self.operator).to(torch.float64)
-        for rows, columns in zip(H.split(ROWS), H.split(ROWS, 1), strict=True):
+        H = matrix_free.formed(self.operator).to(torch.float64)
+        for rows, columns in zip(H.split(matrix_free.ROWS), H.split(matrix_free.ROWS, 1), strict=True):
             own = (rows + columns.T) / 2
             rows.copy_(own)
             columns.copy_(own.T)
@@ -129,13 +128,13 @@ class NetworkHessian(base.BlockHessian):
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
         dense = self.order <= self.limits.dense_order
         if memory is not None and iterated > memory and not (dense and self.limits.holds(self.order)):
-            least = min(iterated, 8 * MATRICES * self.order**2) if dense else iterated
+            least = min(iterated, 8 * forms.MATRICES * self.order**2) if dense else iterated
             raise CaptureError(
                 f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory: κ takes "
                 f"{readable(least)}, and {readable(memory)} are left for it: raise memory to {readable(2 * least)}; at "
                 "level='network' products=60 asks for λ_max and a lower bound of κ"
             )
-        kappa = ProductForm(self.operator, lambda: self.known.hints, self.limits).condition(rtol=rtol)
+        kappa = forms.ProductForm(self.operator, lambda: self.known.hints, self.limits).condition(rtol=rtol)
         if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known.directions) and self._saturated():
             kappa = unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
@@ -158,7 +157,7 @@ class NetworkHessian(base.BlockHessian):
         return found
 
     def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        refuse_large(self.order, self.limits.memory, EIGENVECTORS, "eigenvectors")
+        refuse_large(self.order, self.limits.memory, matrix_free.EIGENVECTORS, "eigenvectors")
         return super().eigenpairs()
 
     @cached_property
@@ -314,4 +313,4 @@ class BlockSource:
         """Block of an operator that is derived from the `latest` one; ``error``: bound of its rounding, if known."""
         left = max(self.memory - self.latest.held, self.memory // 2)
         H = self.latest
-        return NetworkHessian(operator, SolverLimits(memory=left), known, error, lambda: H.saturated)
+        return NetworkHessian(operator, forms.SolverLimits(memory=left), known, error, lambda: H.saturated)

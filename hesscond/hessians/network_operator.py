@@ -23,10 +23,10 @@ from hesscond.hessians.linearization import GGNLinearization, HessianLinearizati
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.operator import MARGIN, ROUNDING
+from hesscond.problem import graph
 from hesscond.problem.batches import Drawn
 from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, LossFunction, is_finite
-from hesscond.problem.graph import nodes, refuse_dead_ends
 from hesscond.problem.precision import named
 from hesscond.problem.problem import Problem, WatchedEvaluation
 from hesscond.problem.weighting import BatchWeight
@@ -204,7 +204,7 @@ class NetworkOperator(SymmetricOperator):
             weight = problem.weights[drawn.number]
             try:
                 linearization = self._linearized(evaluation, drawn)
-                refuse_dead_ends(linearization.ends())
+                graph.refuse_dead_ends(linearization.ends())
                 if not depends and linearization.depends:
                     self._try(linearization)
             except NotFiniteError as error:
@@ -213,7 +213,7 @@ class NetworkOperator(SymmetricOperator):
             reached |= variables_of(evaluation.loss)
             psd &= linearization.psd
             if not self.saturated:
-                self.saturated = saturates(nodes([evaluation.loss.grad_fn]))
+                self.saturated = saturates(graph.nodes([evaluation.loss.grad_fn]))
             if not self.saturated and evaluation.flattened is not None:
                 self.saturated = REPEATED
             loss += weight * linearization.loss

@@ -10,13 +10,13 @@ import torch
 from hesscond.capture import LayerCapture, LayerInputs, channel_statistics
 from hesscond.causes import NOTHING
 from hesscond.errors import CaptureError
-from hesscond.hessians.build import layer_hessian, runs, unit_hessians
+from hesscond.hessians import build
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import sums_to_zero
 from hesscond.operators.threads import side_by_side, threads_for
-from hesscond.spectra.condition import EPS, error_factor
+from hesscond.spectra import condition
 
 
 class StreamedBlock:
@@ -94,8 +94,8 @@ class StreamedBlock:
             sign = rows.new_ones(len(rows))
             sign[len(rows) - len(negative) :] = -1
         lengths = (self._square_norms / total).sqrt()
-        constant = error_factor(self.count, self.order)
-        error = constant * EPS * lengths if self._decomposed else None
+        constant = condition.error_factor(self.count, self.order)
+        error = constant * condition.EPS * lengths if self._decomposed else None
         if self._square_errors is not None:
             given = (self._square_errors / total).sqrt()
             # of an entry, of whose size rows may be
@@ -143,8 +143,8 @@ def add_units(
     blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
 ) -> None:
     """Add the units of a layer in one batch to their blocks."""
-    for units in runs(captured, memory):
-        hessians = unit_hessians(captured, units, memory)
+    for units in build.runs(captured, memory):
+        hessians = build.unit_hessians(captured, units, memory)
         order = captured.inputs.geometry.n_params
         own = [blocks.setdefault((captured.name, unit), StreamedBlock(order)) for unit in units]
         pairs = list(zip(own, hessians, strict=True))
@@ -165,4 +165,4 @@ def add_layer(
             f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
         )
     block = blocks.setdefault((captured.name, None), StreamedBlock(order, geometry.units))
-    block.add(layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
+    block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))

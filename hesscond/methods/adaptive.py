@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Jacobi, ParameterMap
-from hesscond.methods.base import OptimizerName, option, refuse_momentum, register
+from hesscond.methods import base
 from hesscond.methods.by_parameter import ByParameter
-from hesscond.methods.optimizers.reading import Look, reader_of
+from hesscond.methods.optimizers import reading
 
 JACOBI = Jacobi()
 
@@ -39,7 +39,7 @@ class Adaptive(ByParameter):
     kind: ClassVar[type[Optimizer]]
 
     #: M would be infinite where no gradient was.
-    epsilon: float = option(1e-8, "ε.", above=0)
+    epsilon: float = base.option(1e-8, "ε.", above=0)
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
@@ -58,7 +58,7 @@ class Adaptive(ByParameter):
         self,
         lr: float,
         *,
-        kind: OptimizerName = "sgd",
+        kind: base.OptimizerName = "sgd",
         momentum: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
@@ -67,7 +67,7 @@ class Adaptive(ByParameter):
         own = self.arguments()
         if "momentum" in own:
             own["momentum"], momentum = momentum, 0.0
-        refuse_momentum(f"method {self.name!r}", momentum, nesterov)
+        base.refuse_momentum(f"method {self.name!r}", momentum, nesterov)
         if weight_decay and "weight_decay" in own:
             raise ConfigError(
                 f"method {self.name!r} has a weight decay of its own: give --method "
@@ -112,7 +112,7 @@ class Adaptive(ByParameter):
         state = optimizer.state.get(parameter, {})
         if not float(state.get("step", 0)) > 0:
             return None
-        return reader_of(optimizer).map(Look(optimizer, group, parameter, state))
+        return reading.reader_of(optimizer).map(reading.Look(optimizer, group, parameter, state))
 
     def stepped(self, parameter: nn.Parameter, group: Mapping[str, Any], state: Mapping[str, Any]) -> Optimizer:
         """The optimizer after the next step, of a copy of one parameter in float64."""
@@ -131,7 +131,7 @@ class Adaptive(ByParameter):
         return {JACOBI.name: JACOBI}
 
 
-@register
+@base.register
 class AdaGrad(Adaptive):
     """`torch.optim.Adagrad`: v_t = v_{t−1} + g_t², M = diag(1/(√v_t + ε)), step −α M g_t."""
 
@@ -141,13 +141,13 @@ class AdaGrad(Adaptive):
     rate = 0.01
     kind = torch.optim.Adagrad
 
-    epsilon: float = option(1e-10)
+    epsilon: float = base.option(1e-10)
 
     def arguments(self) -> dict[str, Any]:
         return {"eps": self.epsilon}
 
 
-@register
+@base.register
 class RMSProp(Adaptive):
     """`torch.optim.RMSprop`: v_t = a v_{t−1} + (1−a) g_t², M = diag(1/(√v_t + ε)), step −α M g_t.
 
@@ -167,8 +167,8 @@ class RMSProp(Adaptive):
     rate = 0.001
     kind = torch.optim.RMSprop
 
-    alpha: float = option(0.99, "a.", least=0, below=1)
-    start: Literal["zero", "first-gradient", "corrected"] = option(
+    alpha: float = base.option(0.99, "a.", least=0, below=1)
+    start: Literal["zero", "first-gradient", "corrected"] = base.option(
         "zero",
         '``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2} '
         'a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i}, '
@@ -203,7 +203,7 @@ class RMSProp(Adaptive):
                     state["square_avg"].mul_((1 - share) / a).add_(squares, alpha=(share - (1 - a)) / a)
 
 
-@register
+@base.register
 class Adam(Adaptive):
     """`torch.optim.Adam`: m_t = β₁m_{t−1} + (1−β₁)g_t, v_t = β₂v_{t−1} + (1−β₂)g_t², step −α m̂_t/(√v̂_t + ε).
 
@@ -220,9 +220,9 @@ class Adam(Adaptive):
     rate = 0.001
     kind: ClassVar[type[Optimizer]] = torch.optim.Adam
 
-    beta_1: float = option(0.9, "β₁.", least=0, below=1)
-    beta_2: float = option(0.999, "β₂.", least=0, below=1)
-    start: Literal["corrected", "zero", "first-gradient"] = option(
+    beta_1: float = base.option(0.9, "β₁.", least=0, below=1)
+    beta_2: float = base.option(0.999, "β₂.", least=0, below=1)
+    start: Literal["corrected", "zero", "first-gradient"] = base.option(
         "corrected",
         '``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without '
         'the corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.',
@@ -238,7 +238,7 @@ class Adam(Adaptive):
             optimizer.register_step_post_hook(undo_correction)
 
 
-@register
+@base.register
 class AdamW(Adam):
     """`torch.optim.AdamW`: p ← (1 − αω) p, then the step of Adam with the gradient of the loss alone.
 
@@ -250,7 +250,7 @@ class AdamW(Adam):
     source = "Loshchilov, Hutter, ICLR 2019, Algorithm 2"
     kind = torch.optim.AdamW
 
-    weight_decay: float = option(1e-2, "ω.", least=0)
+    weight_decay: float = base.option(1e-2, "ω.", least=0)
 
     def arguments(self) -> dict[str, Any]:
         return super().arguments() | {"weight_decay": self.weight_decay}

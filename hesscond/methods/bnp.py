@@ -13,8 +13,8 @@ from torch import nn
 from hesscond import capture
 from hesscond.errors import ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
-from hesscond.hessians.coordinates.linear import by_group, scaling_conditions
-from hesscond.methods.base import Snapshots, option, register
+from hesscond.hessians.coordinates import linear
+from hesscond.methods import base
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
 
 EPSILON_1 = 1e-2
@@ -126,7 +126,7 @@ def from_statistics(statistics: capture.FeatureStatistics, *, bias: bool = True)
     return CentringScaling(statistics.mu, statistics.sigma, bias, name=RAW)
 
 
-@register
+@base.register
 class BNP(InputMethod[BNPState]):
     """Batch normalization preconditioning: G ← P Pᵀ G for every layer, P = (1/q) U D from statistics of its inputs.
 
@@ -163,19 +163,19 @@ class BNP(InputMethod[BNPState]):
     source = "Lange, Helfrich, Ye, JMLR 2022, Algorithms 2 and 3"
     kept = ("mu", "variance")
 
-    epsilon_1: float = option(EPSILON_1, "ε₁ of σ̃² = σ² + ε₁ max σ² + ε₂.", least=0)
-    epsilon_2: float = option(EPSILON_2, "ε₂.", least=0)
-    rho: float = option(RHO, "Decay ρ of the running statistics.", least=0, below=1)
-    statistics: Statistics = option(
+    epsilon_1: float = base.option(EPSILON_1, "ε₁ of σ̃² = σ² + ε₁ max σ² + ε₂.", least=0)
+    epsilon_2: float = base.option(EPSILON_2, "ε₂.", least=0)
+    rho: float = base.option(RHO, "Decay ρ of the running statistics.", least=0, below=1)
+    statistics: Statistics = base.option(
         "running",
         '``"running"``: as in the paper; ``"batch"``: those of the mini-batch alone (ρ = 0); ``"data"``: those of all '
         "training inputs that `fit` was given, by a forward pass in evaluation mode, and again after every ``refresh`` "
         "steps.",
     )
-    refresh: int = option(
+    refresh: int = base.option(
         REFRESH, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
     )
-    exact: bool = option(
+    exact: bool = base.option(
         False,
         "Whether a convolution has statistics of every entry of its patches (with the padded border) in place of one "
         "mean and one variance for each input channel.",
@@ -261,7 +261,7 @@ class BNP(InputMethod[BNPState]):
         both = {"kappa_D_running": raw, "kappa_D_running_eps": self._regularized(raw)}
         found: list[dict[str, float]] = [{} for _ in states]
         for name, variance in both.items():
-            kappas = scaling_conditions(variance.sqrt().flatten(0, 1), bias=bias)
+            kappas = linear.scaling_conditions(variance.sqrt().flatten(0, 1), bias=bias)
             for k, own in enumerate(found):
                 own[name] = max(kappas[k * groups : (k + 1) * groups])
         return found
@@ -275,16 +275,16 @@ class BNP(InputMethod[BNPState]):
     def _regularized(self, variance: torch.Tensor) -> torch.Tensor:
         return regularized(variance, self.epsilon_1, self.epsilon_2)
 
-    def snapshots(self, layer: str) -> Snapshots | None:
+    def snapshots(self, layer: str) -> base.Snapshots | None:
         """Snapshots of the running statistics, which are few numbers; None for other layers and in subclasses."""
         state = self.find(layer)
         # a subclass may have other coordinates
-        return None if state is None or type(self) is not BNP else Snapshots(state.snapshot, self._made)
+        return None if state is None or type(self) is not BNP else base.Snapshots(state.snapshot, self._made)
 
     def _made(self, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
         geometry, device = snapshots[0].geometry, snapshots[0].mu.device
         parts = self._of_groups(snapshots)
-        systems = [by_group(own, geometry.units, geometry.n_params, device=device) for own in parts]
+        systems = [linear.by_group(own, geometry.units, geometry.n_params, device=device) for own in parts]
         return [*zip(systems, self._diagnostics(snapshots), strict=True)]
 
     @classmethod

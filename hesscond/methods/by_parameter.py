@@ -13,15 +13,15 @@ from hesscond.capture import chosen_layers, eligible_layers
 from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, ParameterMap, Preconditioner
-from hesscond.hessians.coordinates.parameter_maps import ParameterMaps, layer_map
-from hesscond.methods.base import Method, no_step
+from hesscond.hessians.coordinates import parameter_maps
+from hesscond.methods import base
 from hesscond.methods.inputs import refuse_transposed
 
 #: State of a parameter.
 State = dict[str, torch.Tensor]
 
 
-class ByParameter(Method):
+class ByParameter(base.Method):
     """A method whose M = P Pᵀ is known for each parameter, in a layer or not, and 0 for one that takes no steps."""
 
     preconditions = True
@@ -65,7 +65,7 @@ class ByParameter(Method):
                 f"method {self.name!r} steps in the parameters that the weight of layer {layer!r} is computed from"
             )
         maps = self.maps(own)
-        return None if maps is None else layer_map(module, *maps[:2], name=self.coordinates_name)
+        return None if maps is None else parameter_maps.layer_map(module, *maps[:2], name=self.coordinates_name)
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Whether the optimizer has the parameter, in a group with a learning rate that is not 0."""
@@ -93,7 +93,7 @@ class ByParameter(Method):
     def refuse_no_step(self) -> None:
         """Raise a ConfigError if no parameter has a P yet."""
         if all(self.map_of(parameter) is None for parameter in self.model.parameters()):
-            raise no_step(self.whole.name)
+            raise base.no_step(self.whole.name)
 
     def probed(self, layer: str) -> Coordinates | None:
         """P of the last step, in the parameters that it moves alone."""
@@ -104,14 +104,14 @@ class ByParameter(Method):
             names = [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in own]
             raise ConfigError(f"layer {layer!r} {self.unmoved(names)[names[0]]}")
         maps = [self.map_of(p) for p in own_parameters(module)]
-        return found if all(maps) else layer_map(module, *maps, name=self.coordinates_name)
+        return found if all(maps) else parameter_maps.layer_map(module, *maps, name=self.coordinates_name)
 
-    def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps:
+    def of_parameters(self, block: str, names: Sequence[str]) -> parameter_maps.ParameterMaps:
         """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         found = {name: self.map_of(parameters[name]) or ParameterMap.still(parameters[name]) for name in names}
-        return ParameterMaps(found, self.coordinates_name)
+        return parameter_maps.ParameterMaps(found, self.coordinates_name)
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g at every parameter, those outside of layers too; as it is before the first step."""

@@ -8,19 +8,18 @@ import torch
 from torch import nn
 
 from hesscond.hessians import ParameterMap
-from hesscond.methods.base import not_shown, option, register
-from hesscond.methods.by_parameter import Learned, State, as_matrix, counted
+from hesscond.methods import base, by_parameter
 
 
-class CurvatureDiagonal(Learned):
+class CurvatureDiagonal(by_parameter.Learned):
     """Base of both methods: ĥ = z ∘ Hz with random signs z (Hutchinson's estimate of diag H), every few steps."""
 
     sided = False
 
-    beta_1: float = option(0.9, "β₁.", least=0, below=1)
-    beta_2: float = option(0.999, "β₂.", least=0, below=1)
-    epsilon: float = option(1e-4, "ε.", above=0)
-    update_every: int = option(1, "Steps after which diag H is estimated again; the last one counts on.", least=1)
+    beta_1: float = base.option(0.9, "β₁.", least=0, below=1)
+    beta_2: float = base.option(0.999, "β₂.", least=0, below=1)
+    epsilon: float = base.option(1e-4, "ε.", above=0)
+    update_every: int = base.option(1, "Steps after which diag H is estimated again; the last one counts on.", least=1)
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
@@ -49,9 +48,9 @@ class CurvatureDiagonal(Learned):
     def transform_gradients(self) -> None:
         """Take in the estimates, then the gradients."""
         if not self.steps % self.update_every and not self._estimates:
-            raise not_shown(self.name)
+            raise base.not_shown(self.name)
         for name, h in self._estimates.items():
-            g = as_matrix(h).to(torch.float64)
+            g = by_parameter.as_matrix(h).to(torch.float64)
             if name not in self._states:
                 self._states[name] = self.begun(g)
             if bool(torch.isfinite(g).all()):
@@ -60,16 +59,16 @@ class CurvatureDiagonal(Learned):
         super().transform_gradients()
         self.steps += 1
 
-    def begun(self, g: torch.Tensor) -> State:
+    def begun(self, g: torch.Tensor) -> by_parameter.State:
         return {"step": torch.zeros((), device="cpu"), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
 
-    def curve(self, state: State, h: torch.Tensor) -> None:
+    def curve(self, state: by_parameter.State, h: torch.Tensor) -> None:
         """Move the average of diag H towards an estimate."""
         state["h"] = torch.lerp(state["h"], h, 1 - self.beta_2)
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         """Move the average m towards the gradient, and return it."""
-        counted(state)
+        by_parameter.counted(state)
         state["m"] = torch.lerp(state["m"], g, 1 - self.beta_1)
         return state["m"]
 
@@ -83,7 +82,7 @@ class CurvatureDiagonal(Learned):
         self.steps = int(state[""]["steps"])
 
 
-@register
+@base.register
 class Sophia(CurvatureDiagonal):
     """Sophia-H: the step is clip(m/max(γh, ε), ±1), m = β₁m + (1 − β₁)g and h an average of estimates of diag H.
 
@@ -96,20 +95,20 @@ class Sophia(CurvatureDiagonal):
     source = "Liu et al., ICLR 2024, Algorithms 1, 3"
     rate = 0.001
 
-    beta_1: float = option(0.96)
-    beta_2: float = option(0.99)
-    gamma: float = option(0.01, "γ.", above=0)
-    epsilon: float = option(1e-12)
-    update_every: int = option(10)
+    beta_1: float = base.option(0.96)
+    beta_2: float = base.option(0.99)
+    gamma: float = base.option(0.01, "γ.", above=0)
+    epsilon: float = base.option(1e-12)
+    update_every: int = base.option(10)
 
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: by_parameter.State) -> ParameterMap | None:
         if not state["step"]:
             return None
         d = torch.maximum((self.gamma * state["h"]).clamp(min=self.epsilon), state["m"].abs())
         return ParameterMap(d.rsqrt())
 
 
-@register
+@base.register
 class AdaHessian(CurvatureDiagonal):
     """AdaHessian: Adam with estimates ĥ of diag H in the place of gradients, M = 1/(v̂^(k/2) + ε).
 
@@ -122,18 +121,18 @@ class AdaHessian(CurvatureDiagonal):
     source = "Yao et al., AAAI 2021, Algorithm 1"
     rate = 0.1
 
-    power: float = option(1.0, "k.", above=0, most=1)
+    power: float = base.option(1.0, "k.", above=0, most=1)
 
-    def curve(self, state: State, h: torch.Tensor) -> None:
+    def curve(self, state: by_parameter.State, h: torch.Tensor) -> None:
         """Move the average v of squares towards the square of an estimate."""
         state["h"] = torch.lerp(state["h"], h.square(), 1 - self.beta_2)
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         """The corrected average."""
         m = super().learn(state, g)
         return m / (1 - self.beta_1 ** int(state["step"]))
 
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: by_parameter.State) -> ParameterMap | None:
         step = int(state["step"])
         if not step:
             return None

@@ -13,7 +13,7 @@ from torch import nn
 from hesscond.capture import Layer, chosen_layers
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Preconditioner, Reparametrized, Scaling
-from hesscond.methods.base import option, register
+from hesscond.methods import base
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 
 Axis = Literal["row", "column", "row-column", "jacobi"]
@@ -70,7 +70,7 @@ def differentiated(model: nn.Module) -> Iterator[None]:
             module.differentiated.fill_(not module.frozen)
 
 
-@register
+@base.register
 class Equilibration(Reparametrization):
     """Weight equilibration: every layer multiplies with E(W) W, and W is trained.
 
@@ -109,9 +109,9 @@ class Equilibration(Reparametrization):
     source = "Saratchandran, Wang, Lucey, ECCV 2024, sec. 4, 5.1"
     coordinates_name = "through W -> E(W) W"
 
-    axis: Axis = option("row", "Kind of E, see above.")
-    frozen: bool = option(False, "Whether the gradient takes E for a constant.")
-    layers: tuple[str, ...] | None = option(
+    axis: Axis = base.option("row", "Kind of E, see above.")
+    frozen: bool = base.option(False, "Whether the gradient takes E for a constant.")
+    layers: tuple[str, ...] | None = base.option(
         None,
         "Layers to equilibrate; ``ends``: the first and the last, as in the paper's convolutional networks; None: all "
         "layers.",

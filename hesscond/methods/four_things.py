@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates
-from hesscond.methods.base import option, register
-from hesscond.methods.batchnorm import over_samples, refuse_single_samples
+from hesscond.methods import base, batchnorm
 from hesscond.methods.normalization import Normalization, Site, checked_groups
 
 
@@ -55,8 +54,8 @@ class GhostNorm(nn.Module):
     def _training(self, by_group: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
         if self.track_running_stats:
             values = h.detach()
-            self.running_mean.lerp_(values.mean(over_samples(h)), self.momentum)
-            self.running_square.lerp_(values.square().mean(over_samples(h)), self.momentum)
+            self.running_mean.lerp_(values.mean(batchnorm.over_samples(h)), self.momentum)
+            self.running_square.lerp_(values.square().mean(batchnorm.over_samples(h)), self.momentum)
         # none smaller than asked for: one of a single sample would have no variance
         parts = by_group.tensor_split(max(len(h) // self.ghost, 1))
         return torch.cat([functional.batch_norm(part, None, None, training=True, eps=self.eps) for part in parts])
@@ -73,7 +72,7 @@ class GhostNorm(nn.Module):
         return (h - mean) * torch.rsqrt(variance + self.eps)
 
 
-@register
+@base.register
 class FourThings(Normalization):
     """Batch normalization with the four changes of Summers and Dinneen.
 
@@ -90,13 +89,13 @@ class FourThings(Normalization):
     summary = "batch normalization with ghost batches, channel groups, decay of γ and β, example statistics"
     source = "Summers, Dinneen, ICLR 2020, section 3"
 
-    ghost: int = option(16, "Samples in a ghost batch.", least=1)
-    groups: int | None = option(None, "Number of channel groups; None: every channel by itself.")
-    example_weight: float = option(
+    ghost: int = base.option(16, "Samples in a ghost batch.", least=1)
+    groups: int | None = base.option(None, "Number of channel groups; None: every channel by itself.")
+    example_weight: float = base.option(
         0.05, "w, which the paper tunes on validation data; 0: running averages alone.", least=0, most=1
     )
-    weight_decay: float = option(1e-4, "λ.", least=0)
-    momentum: float = option(
+    weight_decay: float = base.option(1e-4, "λ.", least=0)
+    momentum: float = base.option(
         0.01, "Share of the batch in the running averages, 0.01 in the authors' code.", above=0, most=1
     )
 
@@ -138,4 +137,4 @@ class FourThings(Normalization):
     def check_batch(self, samples: int) -> None:
         """Refuse batches with fewer than two samples, unless channels are grouped."""
         if self.groups is None:
-            refuse_single_samples(self.name, samples)
+            batchnorm.refuse_single_samples(self.name, samples)

@@ -14,8 +14,7 @@ from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
-from hesscond.methods.base import not_shown, option, register
-from hesscond.methods.inputs import LayerMethod, LayerState, WholeState
+from hesscond.methods import base, inputs
 from hesscond.methods.optimizers.reading import power
 
 #: Bytes of rows, or of products with them, that are formed at a time.
@@ -157,7 +156,7 @@ class OutputWatch:
             raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
         return z, S
 
-    def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[LayerState]) -> None:
+    def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[inputs.LayerState]) -> None:
         """Carry V (r, B, C), gradients of r numbers in the output z, back through the network: ``states`` keep them."""
         chosen = [state for state in states if state.module.weight.requires_grad]
         weights = [state.module.weight for state in chosen]
@@ -264,7 +263,7 @@ class GaussNewtonRoot(Preconditioner):
 
 
 @dataclass
-class GaussNewtonState(WholeState):
+class GaussNewtonState(inputs.WholeState):
     """A layer, the loss that each of its calls belongs to, and M of the last step (None before the first one)."""
 
     of_call: list[int] = field(default_factory=list)
@@ -285,8 +284,8 @@ class GaussNewtonState(WholeState):
         return gradient if self.resolvent is None else self.resolvent.applied(gradient)
 
 
-@register
-class GaussNewton(LayerMethod[GaussNewtonState]):
+@base.register
+class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
     """Gauss–Newton, layer by layer: M = (G + γI)^−1 for [b, W] of every layer, G = Σ_j J_jᵀ S_j J_j of the mini-batch.
 
     J_j is the Jacobian of the outputs of sample j in the layer's parameters, S_j the second derivative of the loss in
@@ -313,8 +312,8 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
     of_first_step = True
     kept = ()
 
-    damping: float = option(1e-2, "γ.", above=0)
-    widest: int = option(
+    damping: float = base.option(1e-2, "γ.", above=0)
+    widest: int = base.option(
         4096,
         "The largest order of FFᵀ; above it a mini-batch is refused, since each step takes time of the order's cube.",
         least=1,
@@ -354,7 +353,7 @@ class GaussNewton(LayerMethod[GaussNewtonState]):
             gradient = state.module.weight.grad
             assert gradient is not None
             if not all(state.gradients):
-                raise not_shown(self.name)
+                raise base.not_shown(self.name)
             if bool(torch.isfinite(gradient).all()):
                 self.take(state)
             state.of_call.clear()

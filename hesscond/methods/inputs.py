@@ -16,8 +16,7 @@ from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.linear import by_group
-from hesscond.methods.base import Method, no_step, option
-from hesscond.methods.wrapping import layers_of, place_of
+from hesscond.methods import base, wrapping
 
 State = TypeVar("State", bound="LayerState")
 
@@ -108,7 +107,7 @@ class WholeState(LayerState):
 class OfInputs:
     """Method that does not train the model; `resolved` computes its coordinates from the inputs of the layers."""
 
-    part: type[Method]
+    part: type[base.Method]
     options: Mapping[str, Any]
     name: str
 
@@ -117,7 +116,7 @@ class OfInputs:
         layers = self.options.get("layers")
         if layers is None:
             return OfInputs(self.part, self.options, self.part.name)
-        places = tuple(place_of(model, name) for name in layers)
+        places = tuple(wrapping.place_of(model, name) for name in layers)
         return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
 
     def collect(self, layer: str, inputs: LayerInputs) -> Any:
@@ -129,7 +128,7 @@ class OfInputs:
         return None if statistics is None else self.part.data_preconditioner(statistics, geometry, **self.options)
 
 
-class LayerMethod(Method, Generic[State]):
+class LayerMethod(base.Method, Generic[State]):
     """A method with a P for each dense and convolutional layer, computed from the inputs of the layer.
 
     Only inputs of forward passes that a backward pass has reached count, so evaluating or probing the model does not
@@ -141,12 +140,12 @@ class LayerMethod(Method, Generic[State]):
     #: The tensors of a layer's state that a resumed run needs.
     kept: ClassVar[tuple[str, ...]]
 
-    only: tuple[str, ...] | None = option(None, "The layers to precondition; None: all.", name="layers")
+    only: tuple[str, ...] | None = base.option(None, "The layers to precondition; None: all.", name="layers")
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.steps = 0
-        chosen = layers_of(model, self.only)
+        chosen = wrapping.layers_of(model, self.only)
         self._refuse(chosen)
         self.layers: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
         self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.layers.values()]
@@ -219,7 +218,7 @@ class LayerMethod(Method, Generic[State]):
 
     def probed(self, layer: str) -> Coordinates | None:
         if not self.known:
-            raise no_step(self.whole.name)
+            raise base.no_step(self.whole.name)
         return super().probed(layer)
 
     @property

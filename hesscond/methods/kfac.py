@@ -10,13 +10,12 @@ import torch
 from hesscond.capture import Layer
 from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
-from hesscond.methods.base import option, register
-from hesscond.methods.inputs import LayerMethod, WholeState
+from hesscond.methods import base, inputs
 from hesscond.methods.optimizers.reading import power
 
 
 @dataclass
-class FisherState(WholeState):
+class FisherState(inputs.WholeState):
     """Running second moments of a layer, and their factors, float64.
 
     A (n̂, n̂) is E Σ_t ĥĥᵀ over samples, t the positions, and G (m, m) the mean of δδᵀ over samples and positions, δ a
@@ -70,8 +69,8 @@ class FisherState(WholeState):
         return self.map.applied(gradient)
 
 
-@register
-class KFAC(LayerMethod[FisherState]):
+@base.register
+class KFAC(inputs.LayerMethod[FisherState]):
     """K-FAC: M = (G + √γ/π I)⁻¹ ⊗ (A + π√γ I)⁻¹ for [b, W] of every layer, π = √((tr A/n̂)/(tr G/m)).
 
     A is the running second moment of a layer's extended inputs, G that of the gradients of the samples' losses in its
@@ -92,9 +91,9 @@ class KFAC(LayerMethod[FisherState]):
     of_first_step = True
     kept = ("A", "G", "mass", "right", "left", "v", "s")
 
-    rho: float = option(0.95, "Decay of the averages.", least=0, below=1)
-    damping: float = option(1e-2, "γ.", above=0)
-    update_every: int = option(10, "Steps after which factors are decomposed again.", least=1)
+    rho: float = base.option(0.95, "Decay of the averages.", least=0, below=1)
+    damping: float = base.option(1e-2, "γ.", above=0)
+    update_every: int = base.option(10, "Steps after which factors are decomposed again.", least=1)
 
     def state_of(self, layer: Layer) -> FisherState:
         return FisherState(layer)
@@ -130,7 +129,7 @@ class KFAC(LayerMethod[FisherState]):
         return Mapped(places, (state.geometry.units, state.geometry.n_params), f"{self.name}, M^1/2")
 
 
-@register
+@base.register
 class EKFAC(KFAC):
     """E-KFAC: M = Q diag(1/(s + γ)) Qᵀ for [b, W] of every layer, Q the eigenvectors of K-FAC's G ⊗ A.
 

@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 
 from hesscond.hessians import ParameterMap
+from hesscond.methods import by_parameter
 from hesscond.methods.base import option, register
-from hesscond.methods.by_parameter import Learned, State, counted, sides
 from hesscond.methods.optimizers.reading import newton_schulz
 
 
 @register
-class Shampoo(Learned):
+class Shampoo(by_parameter.Learned):
     """Shampoo: G ← L^−p G R^−p with L = εI + Σ GGᵀ, R = εI + Σ GᵀG, for a vector g ← (εI + Σ ggᵀ)^−2p g.
 
     The roots P of M = L^−p ⊗ R^−p are L^−p/2 ⊗ R^−p/2. At the unit level, where M mixes units, the block of M of a
@@ -39,23 +39,23 @@ class Shampoo(Learned):
         10, "Steps after which roots are computed again; each of as many first steps computes them.", least=1
     )
 
-    def begun(self, g: torch.Tensor) -> State:
-        kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(sides(g))}
+    def begun(self, g: torch.Tensor) -> by_parameter.State:
+        kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(by_parameter.sides(g))}
         return {"step": torch.zeros((), device="cpu"), "mass": torch.zeros((), dtype=g.dtype, device="cpu")} | kept
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         new = 1.0 if self.beta == 1 else 1 - self.beta
         state["mass"] = self.beta * state["mass"] + new
-        for k, S in enumerate(sides(g)):
+        for k, S in enumerate(by_parameter.sides(g)):
             state[f"sum_{k}"] = self.beta * state[f"sum_{k}"] + new * S
-        step = counted(state)
+        step = by_parameter.counted(state)
         # a root of few gradients does not fit the next one
         if step <= self.update_every or step % self.update_every == 0:
             for k in range(g.ndim):
                 state[f"root_{k}"] = self._root(state, k, g.ndim)
         return g
 
-    def _root(self, state: State, k: int, ndim: int) -> torch.Tensor:
+    def _root(self, state: by_parameter.State, k: int, ndim: int) -> torch.Tensor:
         """L^−p/2."""
         A = state[f"sum_{k}"]
         scale = 1.0
@@ -68,13 +68,13 @@ class Shampoo(Learned):
         inverse = (values.clamp_min(0) + self.epsilon).pow(-p)
         return (Q * (scale * inverse).sqrt()) @ Q.T
 
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: by_parameter.State) -> ParameterMap | None:
         roots = [state[key] for key in ("root_0", "root_1") if key in state]
         return ParameterMap.kronecker([len(root) for root in roots], roots) if roots else None
 
 
 @register
-class SOAP(Learned):
+class SOAP(by_parameter.Learned):
     """SOAP: Adam in the eigenvectors of Shampoo's factors, M = Q diag(1/(√v̂ + ε)) Qᵀ with Q = Q_L ⊗ Q_R.
 
     G′ = Q_LᵀG Q_R, v ← β₂v + (1 − β₂) G′², v̂ = v/(1 − β₂ᵗ); L ← βL + (1 − β) GGᵀ, R as well. Every ``update_every``
@@ -96,27 +96,27 @@ class SOAP(Learned):
     epsilon: float = option(1e-8, "ε.", above=0)
     update_every: int = option(10, "Steps after which Q is turned.", least=1)
 
-    def begun(self, g: torch.Tensor) -> State:
+    def begun(self, g: torch.Tensor) -> by_parameter.State:
         """Q of the first gradient."""
-        both = sides(g) if g.ndim == 2 else []
+        both = by_parameter.sides(g) if g.ndim == 2 else []
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(both)}
         bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(both)}
         return {"step": torch.zeros((), device="cpu"), "v": torch.zeros_like(g)} | kept | bases
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         """Turn Q where it is due, then v in its eigenvectors; the sums count for the next step."""
-        step = counted(state)
+        step = by_parameter.counted(state)
         if step > 1 and (step - 1) % self.update_every == 0 and g.ndim == 2:
             self._turn(state)
         turned = state["Q_0"].T @ g @ state["Q_1"] if g.ndim == 2 else g
         state["v"] = torch.lerp(state["v"], turned.square(), 1 - self.beta_2)
         if g.ndim == 2:
-            for k, S in enumerate(sides(g)):
+            for k, S in enumerate(by_parameter.sides(g)):
                 state[f"sum_{k}"] = torch.lerp(state[f"sum_{k}"], S, 1 - self.beta)
         return g
 
     @staticmethod
-    def _turn(state: State) -> None:
+    def _turn(state: by_parameter.State) -> None:
         for k in range(2):
             Q = state[f"Q_{k}"]
             moved = state[f"sum_{k}"] @ Q
@@ -124,13 +124,13 @@ class SOAP(Learned):
             state["v"] = state["v"].index_select(k, order)
             state[f"Q_{k}"] = torch.linalg.qr(moved[:, order]).Q
 
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: by_parameter.State) -> ParameterMap | None:
         root = (state["v"] / (1 - self.beta_2 ** int(state["step"]))).sqrt() + self.epsilon
         return ParameterMap(root.rsqrt(), (state["Q_0"], state["Q_1"]) if "Q_0" in state else ())
 
 
 @register
-class PSGD(Learned):
+class PSGD(by_parameter.Learned):
     """PSGD-Kron: M = QᵀQ with Q = Q_L ⊗ Q_R of triangular factors, fitted so that Qû has unit covariance.
 
     Each step takes one relative gradient step of the criterion E[ûᵀMû + vᵀM⁻¹v], v normal: with A = Q_L Û Q_Rᵀ and
@@ -147,7 +147,7 @@ class PSGD(Learned):
     momentum: float = option(0.9, "Momentum of û; a momentum of the training would act in addition.", least=0, below=1)
     fitting_rate: float = option(0.1, "μ.", above=0, below=1)
 
-    def begun(self, g: torch.Tensor) -> State:
+    def begun(self, g: torch.Tensor) -> by_parameter.State:
         Q = (
             [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
             if g.ndim == 2
@@ -160,8 +160,8 @@ class PSGD(Learned):
             "shortened": torch.ones((), dtype=g.dtype, device="cpu"),
         } | kept
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        step = counted(state)
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
+        step = by_parameter.counted(state)
         state["m"] = torch.lerp(state["m"], g, 1 - self.momentum)
         u = state["m"] / (1 - self.momentum**step)
         v = torch.randn(g.shape, generator=self.generator, dtype=g.dtype, device="cpu").to(g)
@@ -183,7 +183,7 @@ class PSGD(Learned):
         state["shortened"] = (1.1 / (direction.square().mean().sqrt() + 1e-6)).clamp(max=1.0)
         return u
 
-    def read(self, state: State) -> ParameterMap:
+    def read(self, state: by_parameter.State) -> ParameterMap:
         Q = [state[key] for key in ("Q_0", "Q_1") if key in state]
         factors = [own.T if own.ndim == 2 else own for own in Q]
         return ParameterMap.kronecker([len(own) for own in Q], factors, scale=float(state["shortened"]))
@@ -198,7 +198,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 @register
-class Muon(Learned):
+class Muon(by_parameter.Learned):
     """Muon: W moves along X_k ≈ (UUᵀ)^−½ U with U the averaged gradient, times 0.2 √max(m, n); vectors as in Adam.
 
     B ← μB + (1 − μ)G, U = (1 − μ)G + μB (Nesterov) or B, X_0 = U/‖U‖, X ← (aI + bXXᵀ + c(XXᵀ)²) X for as many steps as
@@ -221,11 +221,11 @@ class Muon(Learned):
     nesterov: bool = option(True, "Whether U is the average of Nesterov's step.")
     steps: int = option(5, "Newton–Schulz steps.", least=1)
 
-    def begun(self, g: torch.Tensor) -> State:
+    def begun(self, g: torch.Tensor) -> by_parameter.State:
         return {"step": torch.zeros((), device="cpu"), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
 
-    def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
-        step = counted(state)
+    def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
+        step = by_parameter.counted(state)
         state["B"] = torch.lerp(state["B"], g, 1 - self.momentum)
         if g.ndim == 1:
             state["v"] = torch.lerp(state["v"], g.square(), 0.05)
@@ -233,7 +233,7 @@ class Muon(Learned):
         state["U"] = torch.lerp(g, state["B"], self.momentum) if self.nesterov else state["B"].clone()
         return state["U"]
 
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: by_parameter.State) -> ParameterMap | None:
         if "U" not in state:
             return ParameterMap(((state["v"] / (1 - 0.95 ** int(state["step"]))).sqrt() + 1e-8).rsqrt())
         scale = 0.2 * math.sqrt(max(state["U"].shape))

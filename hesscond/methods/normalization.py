@@ -11,8 +11,7 @@ from torch import nn
 
 from hesscond.capture import Geometry, Layer
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Method, option, register
-from hesscond.methods.wrapping import layers_of, wrap
+from hesscond.methods import base, wrapping
 
 Position = Literal["pre", "post"]
 EPS = 1e-5
@@ -47,20 +46,20 @@ class FeaturesLast(nn.Module):
         return self.normalization(h.flatten(1, -2).movedim(-1, 1)).movedim(1, -1).reshape(h.shape)
 
 
-class Normalization(Method):
+class Normalization(base.Method):
     """Base of the methods that insert normalizations of activations into a model; the coordinates are the plain ones.
 
     Dense and convolutional layers of the model must be registered in the order in which they are called.
     """
 
-    position: Position = option(
+    position: Position = base.option(
         "pre",
         '``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters '
         "the layer, that is after the activation (and pooling) ahead of it, for all layers but the first.",
     )
-    affine: bool = option(True, "Whether γ and β are trained; else they are 1 and 0.")
-    eps: float = option(EPS, "ε.", above=0)
-    layers: tuple[str, ...] | None = option(
+    affine: bool = base.option(True, "Whether γ and β are trained; else they are 1 and 0.")
+    eps: float = base.option(EPS, "ε.", above=0)
+    layers: tuple[str, ...] | None = base.option(
         None, "Names of any layers, in place of those that ``position`` selects; None: these."
     )
 
@@ -68,14 +67,14 @@ class Normalization(Method):
         super().__init__(model, **options)
         self.check_options()
         named, pre = self.layers is not None, self.position == "pre"
-        chosen = layers_of(model, self.layers, first=named or pre, output=named or not pre)
+        chosen = wrapping.layers_of(model, self.layers, first=named or pre, output=named or not pre)
         sites = self.sites([Site.of(name, layer, self.position) for name, layer in chosen.items()], named)
         # all of them before the first is put in: a model that is refused stays as it is
         modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:
             # torch.nn.LayerNorm takes the features last as they are
             own = module if site.dimensions or isinstance(module, nn.LayerNorm) else FeaturesLast(module)
-            wrap(model, site.name, **{"after" if pre else "before": own})
+            wrapping.wrap(model, site.name, **{"after" if pre else "before": own})
 
     @abstractmethod
     def normalization(self, site: Site) -> nn.Module:
@@ -106,7 +105,7 @@ def checked_groups(site: Site, groups: int) -> int:
     return groups
 
 
-@register
+@base.register
 class LayerNormalization(Normalization):
     """Layer normalization: each sample's activations to mean 0 and variance 1 over all channels.
 
@@ -127,7 +126,7 @@ class LayerNormalization(Normalization):
         return nn.LayerNorm(site.channels, eps=self.eps, elementwise_affine=self.affine)
 
 
-@register
+@base.register
 class GroupNormalization(Normalization):
     """Group normalization: each sample's activations to mean 0 and variance 1 over groups of channels.
 
@@ -139,7 +138,7 @@ class GroupNormalization(Normalization):
     summary = "group normalization before or after the activations of hidden layers"
     source = "Wu, He, Group Normalization, ECCV 2018, eqs. (1), (2), (7)"
 
-    groups: int = option(
+    groups: int = base.option(
         2, "Number of groups, of the same size and of two values at least. The paper has 32 for 64 channels and more."
     )
 
@@ -147,7 +146,7 @@ class GroupNormalization(Normalization):
         return nn.GroupNorm(checked_groups(site, self.groups), site.channels, eps=self.eps, affine=self.affine)
 
 
-@register
+@base.register
 class InstanceNormalization(Normalization):
     """Instance normalization: each channel of each sample to mean 0 and variance 1 over its positions.
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
-from hesscond.methods.base import Method, register
+from hesscond.methods import base
 
 #: Number of samples in the parts in which inputs are read in float64.
 CHUNK = 4096
@@ -26,7 +26,7 @@ CHUNK = 4096
 SHIFT, SCALE = "input_shift", "input_scale"
 
 
-class Preprocessing(Method):
+class Preprocessing(base.Method):
     """Replacement of the model's first argument x by (x − s)/c, with s and c from all training inputs.
 
     s and c become buffers of the model (``input_shift``, ``input_scale``), so that its ``state_dict`` has them. What is
@@ -69,7 +69,7 @@ class Preprocessing(Method):
         self._handle.remove()
 
 
-@register
+@base.register
 class Standardization(Preprocessing):
     """x' = (x − μ)/σ with the mean and the deviation of the training inputs (1/N)."""
 
@@ -86,7 +86,7 @@ class Standardization(Preprocessing):
         return mean, (torch.cat(squares).sum(0, keepdim=True) / len(inputs)).sqrt()
 
 
-@register
+@base.register
 class MinMax(Preprocessing):
     """x' = (x − min)/(max − min) over the training inputs: in [0, 1] there, and not bounded elsewhere."""
 

@@ -25,7 +25,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, Preconditioner
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
-from hesscond.methods.base import Method, option, register
+from hesscond.methods import base
 from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
 STRENGTH = 1e-4
@@ -60,19 +60,19 @@ class Penalized(Chart):
         return Shifted(H, -2 * self.strength), H.parts
 
 
-class Regularization(Method):
+class Regularization(base.Method):
     """A term λ·(…) added to the loss, in p or in z; all parameters that require a gradient count."""
 
     source = "Ye, Preconditioning for Accelerated Gradient Descent, 2024, with the sign of L2 in p corrected to plus"
 
-    space: Space = option("p", '``"p"`` or ``"z"``.')
-    strength: float = option(STRENGTH, "λ.", least=0)
+    space: Space = base.option("p", '``"p"`` or ``"z"``.')
+    strength: float = base.option(STRENGTH, "λ.", least=0)
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
-@register
+@base.register
 class L2(Regularization):
     """L2 regularization: λ‖p‖² as a part of the loss, or λ‖z‖² as decoupled weight decay.
 
@@ -139,7 +139,7 @@ class L2(Regularization):
         self._handles.clear()
 
 
-@register
+@base.register
 class GradientRegularization(Regularization):
     """Gradient regularization: λ‖∇_p L‖², or λ‖∇_z L‖² = λ∇LᵀM∇L with M held fixed, as a part of the loss.
 

@@ -13,7 +13,7 @@ from hesscond.capture import Geometry, Layer, chosen_layers
 from hesscond.capture.kinds import is_turned
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Reparametrized
-from hesscond.methods.base import Method, option
+from hesscond.methods import base
 from hesscond.methods.wrapping import layers_of
 
 
@@ -38,7 +38,7 @@ class WeightParametrization(nn.Module):
         return rows.unflatten(2, (inputs, *shape[2:])).transpose(1, 2).reshape(shape)
 
 
-class Reparametrization(Method):
+class Reparametrization(base.Method):
     """A layer's weight W(θ), by `torch.nn.utils.parametrize`: what is trained, and saved, are the parameters θ.
 
     The Hessian that decides convergence is that in θ (`Reparametrized`); the bias stays as it is.
@@ -50,7 +50,7 @@ class Reparametrization(Method):
     #: Name of the coordinates θ.
     coordinates_name: ClassVar[str]
 
-    layers: tuple[str, ...] | None = option(
+    layers: tuple[str, ...] | None = base.option(
         None, "Layers whose weight is computed; ``ends``: the first and the last; None: all."
     )
 

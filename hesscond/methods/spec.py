@@ -16,7 +16,7 @@ from hesscond.errors import GONE, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.lazy import without_folders
-from hesscond.methods.base import Method, method_class
+from hesscond.methods import base
 from hesscond.methods.regularization import Penalized
 
 
@@ -30,7 +30,7 @@ def in_turn(hook: str) -> Callable[..., None]:
     return call
 
 
-class Composed(Method):
+class Composed(base.Method):
     """Methods one after another: they build the network, transform the gradient and follow the step in this order.
 
     Not registered: ``--method bnp+groupnorm`` makes one. At most one of them preconditions, and at most one has
@@ -48,10 +48,10 @@ class Composed(Method):
 
     source = "-"
 
-    def __init__(self, model: nn.Module, name: str, parts: Sequence[tuple[type[Method], dict[str, Any]]]) -> None:
+    def __init__(self, model: nn.Module, name: str, parts: Sequence[tuple[type[base.Method], dict[str, Any]]]) -> None:
         super().__init__(model)
         self.name, self.summary = name, " and ".join(method.summary for method, _ in parts)  # type: ignore[misc]
-        optimizers = [m.name for m, _ in parts if m.optimizer is not Method.optimizer]
+        optimizers = [m.name for m, _ in parts if m.optimizer is not base.Method.optimizer]
         if len(optimizers) > 1:
             raise ConfigError(f"{' and '.join(optimizers)} both choose the optimizer: take one of them")
         self.parts = [method(model, **options) for method, options in parts]
@@ -68,7 +68,7 @@ class Composed(Method):
 
     def optimizer(self, lr: float, **options: Any) -> torch.optim.Optimizer:
         """Optimizer of the part that is itself an optimizer, otherwise the one that is asked for."""
-        own = [part for part in self.parts if type(part).optimizer is not Method.optimizer]
+        own = [part for part in self.parts if type(part).optimizer is not base.Method.optimizer]
         found = (own[0].optimizer if own else super().optimizer)(lr, **options)
         self.follow(found)
         return found
@@ -142,7 +142,7 @@ class Spec:
     """
 
     text: str
-    parts: tuple[tuple[type[Method], dict[str, Any]], ...]
+    parts: tuple[tuple[type[base.Method], dict[str, Any]], ...]
 
     @property
     def plain(self) -> str:
@@ -159,13 +159,13 @@ class Spec:
         """A name for a folder."""
         return "".join("-" if c in ":,=/" else c for c in without_folders(self.text))
 
-    def without(self, left_out: Callable[[type[Method]], bool]) -> Spec | None:
+    def without(self, left_out: Callable[[type[base.Method]], bool]) -> Spec | None:
         """The methods that are not left out; None: there are none."""
         texts = self.text.split("+")
         kept = [(text, part) for text, part in zip(texts, self.parts, strict=True) if not left_out(part[0])]
         return Spec("+".join(text for text, _ in kept), tuple(part for _, part in kept)) if kept else None
 
-    def create(self, model: nn.Module) -> Method:
+    def create(self, model: nn.Module) -> base.Method:
         """The method at work on ``model``, which it may change; a `ConfigError` if it does not fit the model."""
         if len(self.parts) == 1:
             method, options = self.parts[0]
@@ -186,7 +186,7 @@ def parse(text: str) -> Spec:
         # FILE.py:CLASS has a colon of its own
         file, dot_py, inside = part.rpartition(".py:")
         name, colon, rest = inside.partition(":")
-        method = method_class(f"{file}{dot_py}{name}")
+        method = base.method_class(f"{file}{dot_py}{name}")
         given = dict(option_of(text, item) for item in rest.split(",")) if colon else {}
         parts.append((method, converted_options(method, given)))
     names = [method.name for method, _ in parts]
@@ -216,13 +216,13 @@ def option_of(text: str, item: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def options(method: type[Method]) -> dict[str, inspect.Parameter]:
+def options(method: type[base.Method]) -> dict[str, inspect.Parameter]:
     """The options of a method, with their types: those declared, and the keyword arguments of its constructor."""
     found = inspect.signature(method, eval_str=True).parameters
     return {name: p for name, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def converted_options(method: type[Method], given: dict[str, str]) -> dict[str, Any]:
+def converted_options(method: type[base.Method], given: dict[str, str]) -> dict[str, Any]:
     """Texts as what the constructor's annotations say."""
     known = options(method)
     values = {}
@@ -258,7 +258,7 @@ def converted(what: str, text: str, kind: Any) -> Any:
         raise ConfigError(f"{what} must be of type {kind.__name__}, not {text!r}") from None
 
 
-def shown_options(method: type[Method]) -> str:
+def shown_options(method: type[base.Method]) -> str:
     """The options of a method with their defaults, as they are given."""
     defaults = {name: option.default for name, option in options(method).items()}
     return ", ".join(f"{name}={as_given(value)}" for name, value in defaults.items())

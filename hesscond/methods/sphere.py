@@ -19,7 +19,7 @@ from hesscond.capture.layers import from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
 from hesscond.hessians.coordinates.base import HessianMaker
-from hesscond.methods.base import Method, option, register
+from hesscond.methods import base
 from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
@@ -134,8 +134,8 @@ class SphereChart(Chart):
         return self._tangent(H, positions=positions), H.parts
 
 
-@register
-class Sphere(Method):
+@base.register
+class Sphere(base.Method):
     """Weights of each unit on {‖w‖² = c, 1ᵀw = 0}: after every step they are centred and scaled back onto the set.
 
     The initial weights are brought onto the set, too. Any torch optimizer may take the steps, with its momentum and
@@ -175,35 +175,35 @@ class Sphere(Method):
     source = "Ikami, Irie, Shibata, WACV 2021, Algorithm 1"
     rate: ClassVar[float] = 0.3
 
-    constraint: Constraint = option(
+    constraint: Constraint = base.option(
         "both",
         '``"sphere"``: ‖w‖² = c, ``"centred"``: 1ᵀw = 0, ``"both"``, or ``"none"``: normalizations are replaced, and '
         "that is all.",
     )
-    c: float = option(
+    c: float = base.option(
         C,
         "The squared norm of a unit's weights. 2 keeps the second moment from layer to layer behind ReLU (times "
         "1 − 1/π if weights are centred), but nothing keeps the sum of residual branches small: begin with a small γ "
         "at the end of each, as ``branch_gamma`` of hesscond's networks or ``zero_init_residual`` of torchvision's do.",
         above=0,
     )
-    affine: bool = option(True, "Whether there are γ and β; without them layers keep their own bias.")
-    noise: NoiseKind = option(
+    affine: bool = base.option(True, "Whether there are γ and β; without them layers keep their own bias.")
+    noise: NoiseKind = base.option(
         "none",
         "The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all "
         'networks of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual '
         "networks). It is drawn for each channel of each sample; eq. (7) has the index of the channel only.",
     )
-    noise_scale: float | None = option(
+    noise_scale: float | None = base.option(
         None,
         "σ; None: 1 for linear noise, 0.4 for a constant one (the best of Table 4, and that of the point clouds).",
         least=0,
     )
-    seed: int | None = option(
+    seed: int | None = base.option(
         None, "Seed of the noise; None: torch's global seed, which in a study is that of the run.", least=0
     )
-    layers: tuple[str, ...] | None = option(None, "Names of the layers whose weights are constrained; None: all.")
-    output: bool = option(
+    layers: tuple[str, ...] | None = base.option(None, "Names of the layers whose weights are constrained; None: all.")
+    output: bool = base.option(
         False,
         "Whether the last layer of the model counts among them. Eq. (2) has all layers. But nothing follows the last "
         "one that could scale its outputs: c = 2 would bound the logits, which no batch normalization does.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hesscond.methods.base import Method, register
+from hesscond.methods import base
 
 
-@register
-class Vanilla(Method):
+@base.register
+class Vanilla(base.Method):
     """The plain gradient, with which every other method is compared."""
 
     name = "vanilla"

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hesscond.capture import Layer
 from hesscond.errors import ConfigError
-from hesscond.methods.base import option, register
+from hesscond.methods import base
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
 
 
@@ -43,7 +43,7 @@ class CentredNormalized(Normalized):
         return rows - rows.mean(2, keepdim=True)
 
 
-@register
+@base.register
 class WeightNormalization(Reparametrization):
     r"""Weight normalization: w_i = g_i v_i/‖v_i‖ for every unit, g_i and v_i trained; it starts from the weights given.
 
@@ -73,7 +73,7 @@ class WeightNormalization(Reparametrization):
         return own
 
 
-@register
+@base.register
 class CentredWeightNormalization(WeightNormalization):
     """Centred weight normalization: w_i = g_i ṽ_i/‖ṽ_i‖ with ṽ_i = v_i − mean(v_i), g_i and v_i trained.
 
@@ -106,7 +106,7 @@ class Standardized(WeightParametrization):
         return self.from_rows(functional.layer_norm(rows, rows.shape[2:], eps=self.epsilon), weight.shape)
 
 
-@register
+@base.register
 class WeightStandardization(Reparametrization):
     """Weight standardization: a layer multiplies with ŵ_i = (w_i − mean(w_i))/√(var(w_i) + ε), and W is trained.
 
@@ -126,8 +126,8 @@ class WeightStandardization(Reparametrization):
     coordinates_name = "through W -> (W - mean)/std"
     with_output = False
 
-    epsilon: float = option(EPSILON, "ε.", least=0)
-    layers: tuple[str, ...] | None = option(
+    epsilon: float = base.option(EPSILON, "ε.", least=0)
+    layers: tuple[str, ...] | None = base.option(
         None, "Layers to standardize; ``ends``: the first and the last; None: all but the last."
     )
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.operators.operator import SymmetricOperator, identity_blocks
+from hesscond.operators import operator
 from hesscond.operators.parallel import led
 
 Value = TypeVar("Value", float, torch.Tensor)
@@ -50,7 +50,7 @@ class Estimate(Generic[Value]):
     products: int
 
 
-def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
+def trace(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
     """Estimate of the trace of A by Hutch++.
 
     Parameters
@@ -79,7 +79,7 @@ def trace(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[
     return led(A, lambda: estimated_trace(Dominant(A, probes, seed)))
 
 
-def frobenius_norm(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
+def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
     """Estimate of the Frobenius norm of A, as by `trace`; its error is to first order in that of the square.
 
     Examples
@@ -89,12 +89,12 @@ def frobenius_norm(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> 
     Estimate(value=5.0, error=0.0, probes=0, products=2)
     """
     if probes >= A.order:
-        blocks = identity_blocks(A.order, A.dtype, A.device)
+        blocks = operator.identity_blocks(A.order, A.dtype, A.device)
         return led(A, lambda: Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order))
     return led(A, lambda: estimated_norm(Dominant(A, probes, seed)))
 
 
-def diagonal(A: SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
+def diagonal(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
     """Estimate of the diagonal (n,) of A, the mean of ω ∘ Aω over random signs ω; exact with n probes or more.
 
     Source: Bekas, Kokiopoulou and Saad, Appl. Numer. Math. 57 (2007), 1214-1229.
@@ -126,7 +126,7 @@ def refuse_few(probes: int) -> None:
 class Dominant:
     """Basis Q of the dominant part of A and AQ, from two thirds of the products, and random signs for the others."""
 
-    def __init__(self, A: SymmetricOperator, products: int, seed: int) -> None:
+    def __init__(self, A: operator.SymmetricOperator, products: int, seed: int) -> None:
         refuse_few(products)
         self.A, self.products = A, products
         self._generator = torch.Generator().manual_seed(seed)
@@ -172,7 +172,7 @@ def norm_of(A: torch.Tensor) -> float:
     return scale * float(torch.linalg.vector_norm((A / scale).to(torch.float64)))
 
 
-def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+def random_signs(A: operator.SymmetricOperator, count: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """Yield blocks (n, ≤ BLOCK) of random signs, ``count`` columns in all, of the operator's dtype on its device."""
     for start in range(0, count, BLOCK):
         bits = torch.randint(
@@ -181,11 +181,11 @@ def random_signs(A: SymmetricOperator, count: int, generator: torch.Generator) -
         yield bits.to(A.device, A.dtype).mul_(2).sub_(1)
 
 
-def exact_diagonal(A: SymmetricOperator) -> torch.Tensor:
+def exact_diagonal(A: operator.SymmetricOperator) -> torch.Tensor:
     """Diagonal (n,) in float64, from n products."""
     return torch.cat(
         [
             A.multiply(block)[start : start + block.shape[1]].diagonal().to(torch.float64)
-            for start, block in identity_blocks(A.order, A.dtype, A.device)
+            for start, block in operator.identity_blocks(A.order, A.dtype, A.device)
         ]
     )

@@ -13,14 +13,12 @@ from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
-from hesscond.hessians import Coordinates, Preconditioner
-from hesscond.hessians.build import layer_hessian, unit_conditions, unit_hessian
+from hesscond.hessians import Coordinates, Preconditioner, build
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
 from hesscond.methods.inputs import OfInputs
-from hesscond.probing import check
-from hesscond.probing.processes import LayerSums, summed
+from hesscond.probing import check, processes
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
@@ -97,21 +95,21 @@ class LayerCapturing:
         """Units of the layers of which a sample is measured; none of layers that are left out."""
         return self.question.progress.sample
 
-    def kept(self, batch: Batch) -> LayerSums:
+    def kept(self, batch: Batch) -> processes.LayerSums:
         """Return the Hessians on one batch, from their captures."""
         captures, _ = self._screened(batch, None)
         left_out = [name for name, units in self._sample.items() if not units]
         self.measurement.skipped |= dict.fromkeys(left_out, self.question.progress.left_out)
         statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
         routes = {name: own.route for name, own in captures.items()}
-        return LayerSums({}, statistics, routes, {}, 1.0, captures=captures)
+        return processes.LayerSums({}, statistics, routes, {}, 1.0, captures=captures)
 
-    def over(self, batches: Iterable[Batch]) -> LayerSums:
+    def over(self, batches: Iterable[Batch]) -> processes.LayerSums:
         """Return the Hessians over a stream of batches together, of all processes."""
         team = self.question.team
-        return self._sums(batches) if team is None else summed(team, partial(self._sums, batches))
+        return self._sums(batches) if team is None else processes.summed(team, partial(self._sums, batches))
 
-    def result(self, name: str, sums: LayerSums) -> LayerResult:
+    def result(self, name: str, sums: processes.LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
         question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
@@ -128,7 +126,7 @@ class LayerCapturing:
             and question.level == "unit"
             and (own is None or (isinstance(own, Preconditioner) and own.same_for_units))
         ):
-            together = partial(unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
+            together = partial(build.unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
         result = LayerResult(
             name,
             question.level,
@@ -144,7 +142,7 @@ class LayerCapturing:
         self._compare(result, sums)
         return result
 
-    def _compare(self, result: LayerResult, sums: LayerSums) -> None:
+    def _compare(self, result: LayerResult, sums: processes.LayerSums) -> None:
         """Compare a result over all the data with the model, if that is asked for."""
         if self.reference is None:
             return
@@ -158,7 +156,7 @@ class LayerCapturing:
         result.uncertainty = self.reference.uncertainty(direction)
         check.refuse_failed(name, result.check, DIFFERENT_SUM)
 
-    def _sums(self, batches: Iterable[Batch]) -> LayerSums:
+    def _sums(self, batches: Iterable[Batch]) -> processes.LayerSums:
         """Return the Hessians over the batches of this process."""
         question = self.question
         routes: dict[str, str] = {}
@@ -178,7 +176,7 @@ class LayerCapturing:
                 blocks.setdefault(name, {})[unit] = block
         # refuses a stream that is empty, or in which nothing counts
         routes = {name: routes[name] for name in blocks}
-        found = LayerSums(blocks, statistics, routes, weights.totals(), weights.total)
+        found = processes.LayerSums(blocks, statistics, routes, weights.totals(), weights.total)
         if question.team is not None and self.reference is not None:
             for name, own in blocks.items():
                 direction = self.directions[name]
@@ -265,7 +263,7 @@ class LayerCapturing:
     def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
         """Hessian object of a unit, or of the layer."""
         memory = self.question.memory
-        return layer_hessian(own, memory) if unit is None else unit_hessian(own, unit, memory)
+        return build.layer_hessian(own, memory) if unit is None else build.unit_hessian(own, unit, memory)
 
     def _collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""

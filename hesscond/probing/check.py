@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import DiagonalS, FactoredS, LayerCapture
+from hesscond.capture import DiagonalS, FactoredS, LayerCapture, curved, second_derivatives
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
-from hesscond.capture.curved import CANCELLED, without_cancellation
 from hesscond.capture.forward import variables_of
-from hesscond.capture.second_derivatives import may_cancel, saturates
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError, NoDerivativeError
-from hesscond.hessians import BlockHessian, HessianOperator
+from hesscond.hessians import BlockHessian, HessianOperator, linearization
 from hesscond.hessians.coordinates.linear import UnitCoordinates
-from hesscond.hessians.linearization import differentiable, gradients
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout
 from hesscond.probing.differences import Culprit, Difference, Differences, functions, worst
@@ -286,8 +283,8 @@ class ReferenceProducts:
                 return moved.evaluate(self.loss_fn, batch).loss
 
         differences = Differences(loss_at, leaves, torch.finfo(narrowest or torch.float64).eps)
-        with differentiable():
-            product = gradients([first[i] for i in chosen], leaves, differences.v)
+        with linearization.differentiable():
+            product = linearization.gradients([first[i] for i in chosen], leaves, differences.v)
         gradient = [first[i].detach() for i in chosen]
         first.clear()
         found = differences.compare(gradient, product, forward)
@@ -315,7 +312,7 @@ class ReferenceProducts:
         self, evaluation: Evaluation, directions: Sequence[CheckDirection], weight: float
     ) -> None:
         """Add the rounding of cancelled terms in the loss of a batch to the directions' ``cancellation_error``."""
-        if may_cancel(nodes([evaluation.loss.grad_fn])):
+        if second_derivatives.may_cancel(nodes([evaluation.loss.grad_fn])):
             trials, used = [], self._used(directions)
             for trial in range(2):
                 with Perturbed(trial << 20):
@@ -327,7 +324,7 @@ class ReferenceProducts:
                 )
         for direction in directions:
             own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
-            for parts in without_cancellation(evaluation.loss, own, below=CANCELLED):
+            for parts in curved.without_cancellation(evaluation.loss, own, below=curved.CANCELLED):
                 size = norm(direction.layout.vector_of(parts).to(torch.float64))
                 direction.cancellation_error += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
@@ -338,8 +335,8 @@ class ReferenceProducts:
         leaves = (snapshot or self._snapshot).leaves
         if not chosen:
             return {}
-        with differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
-            found = gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
+        with linearization.differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
+            found = linearization.gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
         return dict(zip(chosen, found, strict=True))
 
     def _derivatives(
@@ -347,13 +344,13 @@ class ReferenceProducts:
     ) -> Iterator[tuple[CheckDirection, torch.Tensor, torch.Tensor]]:
         """Yield H v and ∇L of each direction on one batch, from the gradient with its graph."""
         leaves = self._snapshot.leaves
-        with differentiable():
+        with linearization.differentiable():
             for direction in directions:
                 own = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
                 seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
                 with enlarged_rounding([first[i].grad_fn for i in own] if enlarged else [], 1):
-                    second = gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
+                    second = linearization.gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
                 slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
                 yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
 
@@ -438,8 +435,8 @@ class ReferenceProducts:
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
         own = [self._snapshot.leaves[i] for i in sorted(indices)]
-        lost = saturates(nodes([loss.grad_fn]))
-        return bool(lost) or any(True for _ in without_cancellation(loss, own, below=CANCELLED))
+        lost = second_derivatives.saturates(nodes([loss.grad_fn]))
+        return bool(lost) or any(True for _ in curved.without_cancellation(loss, own, below=curved.CANCELLED))
 
     def perturbed(self, direction: CheckDirection, size: float) -> float:
         """Sensitivity of H v on the first batch to relative perturbations up to ``size`` of parameters and v."""
@@ -633,7 +630,7 @@ def uncancelled(
 ) -> float:
     """Size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
     own = [leaves[i] for i in indices]
-    vectors = map(direction.layout.vector_of, without_cancellation(evaluation.loss, own))
+    vectors = map(direction.layout.vector_of, curved.without_cancellation(evaluation.loss, own))
     return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
 
 

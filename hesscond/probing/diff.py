@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hesscond.errors import ConfigError
+from hesscond.probing import tables
 from hesscond.probing.results import LayerResult, ProbeResult
-from hesscond.probing.tables import at_least, compact, count, kappa_cell
 from hesscond.sheets import Sheet, Shown, TextTable, in_coordinates
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ class Diff(Shown):
         titles += [f">{name}/{first}" for name in others]
         rows = []
         for row in self.frame.head(ROWS).to_dict("records"):
-            cells = [str(row["layer"]), count(row["unit"], "")]
+            cells = [str(row["layer"]), tables.count(row["unit"], "")]
             cells += [kappa_of(row, name) for name in self.names]
             cells += [ratio_of(row, name) for name in others]
-            rows.append([*cells, *(count(row[in_coordinates("rank", name)]) for name in self.names)])
+            rows.append([*cells, *(tables.count(row[in_coordinates("rank", name)]) for name in self.names)])
         notes = [f"{left} more rows have smaller ratios"] if (left := len(self.frame) - ROWS) > 0 else []
         shown = {letter for row in rows for cell in row[2:] for letter in cell}
         notes += [note for marks, note in MARKS.items() if shown & set(marks)]
@@ -92,17 +92,17 @@ class Diff(Shown):
 def kappa_of(row: dict[str, Any], name: str) -> str:
     """Text of κ of one probe in a row of `Diff.frame`."""
     own = {key: row[in_coordinates(key, name)] for key in COMPARED}
-    return "–" if own["rank"] != own["rank"] else kappa_cell(own)
+    return "–" if own["rank"] != own["rank"] else tables.kappa_cell(own)
 
 
 def ratio_of(row: dict[str, Any], name: str) -> str:
     """Text of the ratio of one probe in a row of `Diff.frame`, or of its bound."""
     ratio, lower, upper = (row[column] for column in ratio_columns(name))
     if ratio == ratio:
-        return compact(ratio)
+        return tables.compact(ratio)
     if lower > 0:
-        return at_least(lower)
-    return f"≤ {compact(upper, rounding=ROUND_CEILING)}" if upper < math.inf else "–"
+        return tables.at_least(lower)
+    return f"≤ {tables.compact(upper, rounding=ROUND_CEILING)}" if upper < math.inf else "–"
 
 
 def ratio_columns(name: str) -> list[str]:

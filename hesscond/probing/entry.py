@@ -18,20 +18,18 @@ from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import CaptureError, ConfigError, bytes_of, out_of_memory
-from hesscond.hessians.catalogue import Catalogue, Choice
+from hesscond.hessians import catalogue
+from hesscond.probing import processes
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
-from hesscond.probing.processes import refuse_sharded, team_of
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
+from hesscond.problem import evaluation, references, wrappers
 from hesscond.problem.batches import is_batch
 from hesscond.problem.devices import default_memory
-from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.problem.references import holding, parameters_outside
 from hesscond.problem.weighting import BatchWeight
-from hesscond.problem.wrappers import checked_loss, measurable
 from hesscond.sheets import duration
 
 if TYPE_CHECKING:
@@ -48,8 +46,8 @@ OUTSIDE = "a parameter of the loss, or in no module of the model, which the othe
 
 def probe(
     model: nn.Module,
-    loss_fn: LossFunction | None,
-    data: Batch | Iterable[Batch],
+    loss_fn: evaluation.LossFunction | None,
+    data: evaluation.Batch | Iterable[evaluation.Batch],
     layers: Iterable[str] | str | None = None,
     level: str = "unit",
     method: ProbeMethod = None,
@@ -185,13 +183,13 @@ def probe(
     >>> biases["biases"].kappa.nullity
     1
     """
-    loss_fn = checked_loss(model, loss_fn)
-    team = team_of(model, group)
-    model = measurable(model)
+    loss_fn = wrappers.checked_loss(model, loss_fn)
+    team = processes.team_of(model, group)
+    model = wrappers.measurable(model)
     layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
-    outside = parameters_outside(model, loss_fn)
+    outside = references.parameters_outside(model, loss_fn)
     if outside and (names_one(outside, layers, blocks) or not any(p.requires_grad for p in model.parameters())):
-        model, outside = holding(model, outside), {}
+        model, outside = references.holding(model, outside), {}
     size = bytes_of(memory)
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
@@ -201,7 +199,7 @@ def probe(
         model=model,
         loss_fn=loss_fn,
         data=data,
-        choice=Choice.of(model, layers, blocks, checked_level(level)),
+        choice=catalogue.Choice.of(model, layers, blocks, checked_level(level)),
         level=level,
         method=method,
         units=None if units is None or every else checked_units(units, layers, level, model),
@@ -219,12 +217,12 @@ def probe(
             least=SILENT if progress is None else 0.0,
         ),
     )
-    refuse_sharded(model)
+    processes.refuse_sharded(model)
     with derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if outside and layers is None and blocks is None and not isinstance(data, Iterator):
-            whole = replace(question, model=holding(model, outside))
+            whole = replace(question, model=references.holding(model, outside))
             result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole).reached}
         return result
 
@@ -263,7 +261,7 @@ def names_one(outside: Container[str], layers: Any, blocks: Mapping[str, Iterabl
 def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...]:
     """Return units as integers, also if they are numbers of numpy or torch; a ConfigError where they mean nothing."""
     if layers is None or level != "unit":
-        example = [*list(Catalogue(model).natural)[-1:], "fc"][0]
+        example = [*list(catalogue.Catalogue(model).natural)[-1:], "fc"][0]
         raise ConfigError(
             f"units were given without layers: name the layers they belong to, as in layers=[{example!r}]"
             if layers is None

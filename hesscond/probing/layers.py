@@ -12,11 +12,10 @@ from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
 from hesscond.hessians import Chart
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import ROOT, Catalogue, Choice
+from hesscond.probing import products, results
 from hesscond.probing.applied import block_coordinates
 from hesscond.probing.captured import captured_results, reached
-from hesscond.probing.products import by_differences, by_products, causes, in_chart, units_by_use
 from hesscond.probing.question import Measurement, Question
-from hesscond.probing.results import OTHER, LayerResult, ProbeResult
 from hesscond.problem.evaluation import Batch
 from hesscond.sheets import duration, listed
 
@@ -26,7 +25,7 @@ MOST = 4
 EVERYTHING = "no dense or convolutional layer to measure: all other parameters are measured instead"
 
 
-def layer_results(question: Question) -> ProbeResult:
+def layer_results(question: Question) -> results.ProbeResult:
     """Results of the layers that a question names, or of their units."""
     m, scope = Measurement(question), ""
     found = chosen_results(m)
@@ -40,7 +39,7 @@ def layer_results(question: Question) -> ProbeResult:
         raise CaptureError(together(m.skipped))
     skipped = {name: why for name, why in m.skipped.items() if name not in found}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
-    result = ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
+    result = results.ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
     result.scope = scope or sampled(question)
     return result
 
@@ -67,7 +66,7 @@ def together(skipped: Mapping[str, str]) -> str:
     )
 
 
-def chosen_results(m: Measurement) -> dict[str, LayerResult]:
+def chosen_results(m: Measurement) -> dict[str, results.LayerResult]:
     """Results of the blocks that the question of a measurement names."""
     chosen, units = m.question.choice.blocks(m.question.model), m.question.level == "unit"
     m.question.refuse_little(block.width if units and block.units else block.order for block in chosen.values())
@@ -89,7 +88,7 @@ def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
         return
     # a custom forward pass may use the weight in another way
     m.keep_data()
-    turned, unclear = units_by_use(m, odd, m.question.data)
+    turned, unclear = products.units_by_use(m, odd, m.question.data)
     for name, why in unclear.items():
         if question.named(name):
             raise ConfigError(why)
@@ -98,7 +97,7 @@ def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
     m.systems |= {name: block_coordinates(question, name, block) for name, block in turned.items()}
 
 
-def measured(m: Measurement) -> dict[str, LayerResult]:
+def measured(m: Measurement) -> dict[str, results.LayerResult]:
     """Results of the blocks: of captured layers, of layers in charts, and of other parameters by products."""
     charts = {name: own for name in m.blocks if isinstance(own := m.systems[name], Chart)}
     plain = {name: block for name, block in m.blocks.items() if name not in charts and block.layer is None}
@@ -114,12 +113,12 @@ def measured(m: Measurement) -> dict[str, LayerResult]:
     found = captured_apart(m, captured) if captured else {}
     for name, chart in charts.items():
         with m.skipping(name, CaptureError):
-            found[name] = in_chart(m, name, chart)
-    found |= by_products(m, plain) if plain else {}
-    return found | by_differences(m)
+            found[name] = products.in_chart(m, name, chart)
+    found |= products.by_products(m, plain) if plain else {}
+    return found | products.by_differences(m)
 
 
-def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
+def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, results.LayerResult]:
     """Results of captured layers: together, or one by one if second derivatives are missing that all of them share."""
     try:
         return captured_results(m, layers)
@@ -135,7 +134,7 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, Lay
     return {key: own for name in left for key, own in captured_apart(m, {name: left[name]}).items()}
 
 
-def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, str]:
+def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict[str, str]:
     """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle."""
     reference = reached(m.question) if m.reference is None else m.reference
     catalogue = Catalogue(m.question.model)
@@ -158,9 +157,9 @@ def unmeasured(m: Measurement, found: Mapping[str, LayerResult]) -> dict[str, st
         prefix, place = f"{owner}." * (owner != ROOT), owner_of(owner)
         inner = (key.removeprefix(prefix).split(".") for name in names for key in left[name])
         attributes = dict.fromkeys(parts[1] if parts[0] == "parametrizations" else ".".join(parts) for parts in inner)
-        what = f"{catalogue.kind(owner)} with {', '.join(attributes)}, {OTHER}"
+        what = f"{catalogue.kind(owner)} with {', '.join(attributes)}, {results.OTHER}"
         if catalogue.module(owner) is None:
-            what = f"parameter of {catalogue.kind(place)}, {OTHER}"
+            what = f"parameter of {catalogue.kind(place)}, {results.OTHER}"
             if place in found:
                 what = f"no part of the weight and bias of layer {place!r}, a {catalogue.kind(place)}"
         fit = [owner if name in found else name for name in names if name not in failing]
@@ -187,7 +186,7 @@ def trial(m: Measurement, blocks: Mapping[str, Block], batch: Batch | None) -> t
     except CaptureError as error:
         if isinstance(error, NoDerivativeError) and question.takes_differences:
             return {}, set()
-        failing = causes(question, blocks) or dict.fromkeys(blocks, str(error))
+        failing = products.causes(question, blocks) or dict.fromkeys(blocks, str(error))
         others, undivided = trial(m, {name: block for name, block in blocks.items() if name not in failing}, batch)
         return failing | others, undivided
     undivided = set()

@@ -22,16 +22,13 @@ from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.operators import Congruence, SymmetricOperator
 from hesscond.operators.parallel import DataParallel
-from hesscond.probing import applied
-from hesscond.probing.check import check_operator, is_flat, refuse_failed, rounding_of, uncertain
-from hesscond.probing.processes import agreed, shared
+from hesscond.probing import applied, check, processes, results
 from hesscond.probing.products import difference_check
 from hesscond.probing.question import Measurement, Question
-from hesscond.probing.results import NetworkResult, ProbeResult
 from hesscond.spectra import bounded
 
 
-def network_result(question: Question) -> ProbeResult:
+def network_result(question: Question) -> results.ProbeResult:
     """Result of the Hessian in all parameters that require a gradient, or in those of some layers together."""
     probe = NetworkProbe(question)
     probe.refuse_large()
@@ -57,7 +54,7 @@ class NetworkProbe:
         self.choice, self.team = question.choice, question.team
         self.measurement, self.source = Measurement(question), question.source(kind=kind)
 
-    def in_chart(self, chart: Chart | HessianScaling) -> ProbeResult:
+    def in_chart(self, chart: Chart | HessianScaling) -> results.ProbeResult:
         """Return the result in a chart of all parameters."""
         if self.team is not None:
             raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
@@ -71,11 +68,11 @@ class NetworkProbe:
         parts = {name: [where] for name, where in rows.items()}
         return self._checked(block, self.source.latest, parts, f"products, in {chart.name}")
 
-    def plain_or_linear(self) -> ProbeResult:
+    def plain_or_linear(self) -> results.ProbeResult:
         """Return the result in plain coordinates, or in those that a matrix P defines."""
         blocks, by_parameter = self._blocks()
         H = self._operator(blocks)
-        whole = H if self.team is None else shared(H, self.team)
+        whole = H if self.team is None else processes.shared(H, self.team)
         route, products = H.route, self.source.products
         if self.method is not None and not by_parameter:
             change = coordinates_of(H, self._coordinates(H))
@@ -140,7 +137,7 @@ class NetworkProbe:
                 return source.operator(parameters=names, watch=watch)
             return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
-        return make() if self.team is None else agreed(self.team, make)
+        return make() if self.team is None else processes.agreed(self.team, make)
 
     def _coordinates(self, H: HessianOperator) -> Mapping[str, Preconditioner | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
@@ -157,22 +154,22 @@ class NetworkProbe:
 
     def _checked(
         self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
-    ) -> ProbeResult:
+    ) -> results.ProbeResult:
         """Return the result, with the check of the Hessian H behind the block on this process's data, if wanted."""
         question, operator = self.question, block.operator
         entries = None if route.startswith("products, in") else lambda _: H.layout.entries(self.model)
-        result = NetworkResult(block, parts, H.names, route, question.rtol, entries)
+        result = results.NetworkResult(block, parts, H.names, route, question.rtol, entries)
         precision = "not looked at (check=False)"
         if isinstance(H, DifferencedOperator):
             result.check, precision = difference_check(NETWORK, H), str(H.precision)
         elif question.check:
-            result.check, uncertainty, seen = check_operator(H)
-            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), uncertain(seen)
+            result.check, uncertainty, seen = check.check_operator(H)
+            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), check.uncertain(seen)
             zeros = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
             if None not in zeros:
                 result.rounding = {None: all(zeros)}
             precision = str(seen)
-            refuse_failed(NETWORK, result.check)
+            check.refuse_failed(NETWORK, result.check)
         if question.products is not None and operator.order > question.products:
             result.bounded = bounded.bounded_condition(
                 operator,
@@ -180,7 +177,7 @@ class NetworkProbe:
                 error=result.uncertainty + operator.error,
                 memory=block.limits.memory,
             )
-        return ProbeResult({NETWORK: result}, self.measurement.skipped, precision)
+        return results.ProbeResult({NETWORK: result}, self.measurement.skipped, precision)
 
     def refuse_large(self) -> None:
         """Raise an error, before any computation, if no vector of the network fits, or not those of the products."""
@@ -203,7 +200,7 @@ class NetworkProbe:
 def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
     """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
     linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
-    return rounding_of(H) if linear or is_flat(H) else None
+    return check.rounding_of(H) if linear or check.is_flat(H) else None
 
 
 def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:

@@ -16,20 +16,20 @@ from hesscond.hessians import HessianOperator
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.operators.parallel import DataParallel, Team, all_or_none
+from hesscond.operators import parallel
 from hesscond.probing.check import Check
-from hesscond.problem.weighting import Rule, mass_of
+from hesscond.problem import weighting
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def team_of(model: nn.Module, group: ProcessGroup | None) -> Team | None:
+def team_of(model: nn.Module, group: ProcessGroup | None) -> parallel.Team | None:
     """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
     check_group(group)
     if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
         group = model.process_group
-    return None if group is None or group.size() == 1 else Team(group)
+    return None if group is None or group.size() == 1 else parallel.Team(group)
 
 
 def check_group(group: object) -> None:
@@ -50,7 +50,7 @@ def refuse_sharded(model: nn.Module) -> None:
             )
 
 
-def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
+def agreed(team: parallel.Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     """Operator of this process, once all processes have made theirs, of the same model."""
     operator, failure = None, None
     try:
@@ -58,7 +58,7 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
         _ = operator.problem.masses  # may be refused too
     except HesscondError as error:
         failure = error
-    all_or_none(team, None, failure)
+    parallel.all_or_none(team, None, failure)
     assert operator is not None
     fingerprint = hashlib.sha256(operator.point.cpu().numpy().tobytes()).hexdigest()
     if len(set(team.gathered(fingerprint))) > 1:
@@ -68,10 +68,10 @@ def agreed(team: Team, make: Callable[[], HessianOperator]) -> HessianOperator:
     return operator
 
 
-def shared(operator: HessianOperator, team: Team) -> DataParallel:
+def shared(operator: HessianOperator, team: parallel.Team) -> parallel.DataParallel:
     """Operator of the data of all processes, from the operator of each process."""
     masses = operator.problem.masses
-    return DataParallel(operator, mass_of(masses, team.gathered(masses)).share, team)
+    return parallel.DataParallel(operator, weighting.mass_of(masses, team.gathered(masses)).share, team)
 
 
 @dataclass(frozen=True)
@@ -81,27 +81,27 @@ class LayerSums:
     blocks: Mapping[str, Mapping[int | None, BlockHessian]]
     statistics: dict[str, Any]
     routes: dict[str, str]
-    masses: Mapping[Rule, float]
+    masses: Mapping[weighting.Rule, float]
     total: float
     captures: Mapping[str, LayerCapture] = field(default_factory=dict)
     checks: dict[str, Check] = field(default_factory=dict)
     uncertainties: dict[str, float] = field(default_factory=dict)
 
 
-def summed(team: Team, make: Callable[[], LayerSums]) -> LayerSums:
+def summed(team: parallel.Team, make: Callable[[], LayerSums]) -> LayerSums:
     """Hessians over the data of all processes, from those that each makes over its share."""
     own, failure = None, None
     try:
         own = make()
     except HesscondError as error:
         failure = error
-    return joined(all_or_none(team, own, failure))
+    return joined(parallel.all_or_none(team, own, failure))
 
 
 def joined(parts: Sequence[LayerSums]) -> LayerSums:
     """Join the results of several processes."""
     everyone = [part.masses for part in parts]
-    masses = [mass_of(own, everyone) for own in everyone]
+    masses = [weighting.mass_of(own, everyone) for own in everyone]
     blocks: dict[str, dict[int | None, BlockHessian]] = {}
     found = LayerSums(blocks, {}, {}, {}, masses[0].total)
     if found.total == 0:

@@ -24,10 +24,9 @@ from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
 from hesscond.operators.parallel import Team
 from hesscond.probing.check import ReferenceProducts
-from hesscond.problem import MEMORY, Batch, LossFunction
+from hesscond.problem import MEMORY, Batch, LossFunction, weighting
 from hesscond.problem.batches import is_batch
 from hesscond.problem.precision import Precision
-from hesscond.problem.weighting import BatchWeight, check_weighting
 from hesscond.spectra.bounded import refuse_few
 
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
@@ -64,7 +63,7 @@ class Question:
     rtol: float = 1e-8
     memory: int = MEMORY  # bytes for the whole computation
     reduction: str | None = None
-    weight: BatchWeight | None = None
+    weight: weighting.BatchWeight | None = None
     check: bool = True
     team: Team | None = None  # processes that measure together
     products: int | None = None  # largest number of products with a whole network; None: no limit
@@ -76,7 +75,7 @@ class Question:
             raise ConfigError(f"rtol must lie between 0 and 1, not {self.rtol!r}")
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise ConfigError(f"dtype must be a floating-point type of torch or None, not {self.dtype!r}")
-        check_weighting(self.reduction, self.weight)
+        weighting.check_weighting(self.reduction, self.weight)
         if self.products is not None:
             if self.level != "network":
                 raise ConfigError(f"products are those with a whole network: leave them out at level {self.level!r}")

@@ -23,7 +23,7 @@ from hesscond.capture.statistics import by_shape, channel_statistics_of_each
 from hesscond.errors import CaptureError
 from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, ParameterMap, Preconditioner
 from hesscond.hessians.build import unit_hessian
-from hesscond.hessians.coordinates.base import BlockHessian, HessianMaker
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian, conditions_of, traces_of
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.hessians.parameters import UnitLayout, parameters_of
@@ -32,8 +32,7 @@ from hesscond.methods.base import Method
 from hesscond.methods.bnp import from_statistics
 from hesscond.operators.threads import one_thread
 from hesscond.probing.check import CheckDirection, ReferenceProducts, agrees, most_curved, refuse_failed
-from hesscond.problem import MEMORY
-from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem import MEMORY, evaluation
 from hesscond.spectra import ConditionNumber
 
 #: Largest tensor that a waiting probe keeps.
@@ -48,8 +47,8 @@ class ProbeData(NamedTuple):
     """Data of a probe, with what is needed to make and check Hessians of them."""
 
     name: str  # ``"batch"`` or ``"train"``
-    pairs: Batch | Iterable[Batch]
-    hessian: HessianMaker
+    pairs: evaluation.Batch | Iterable[evaluation.Batch]
+    hessian: base.HessianMaker
     checks: Mapping[str, CheckDirection]  # directions along which the Hessian was compared with the model, by layer
     again: Again = nullcontext  # context in which the model is evaluated again
 
@@ -81,7 +80,7 @@ class Unit(NamedTuple):
     place: str
     unit: int
     samples: int
-    hessian: BlockHessian
+    hessian: base.BlockHessian
     inputs: Inputs
     systems: Systems
 
@@ -113,7 +112,7 @@ class TrainedLayers:
     """
 
     model: nn.Module
-    loss_fn: LossFunction
+    loss_fn: evaluation.LossFunction
     method: Method
     layers: Mapping[str, Layer]
     units: Mapping[str, tuple[int, ...]]
@@ -132,11 +131,11 @@ class TrainedLayers:
         self._kept = ProbeData("batch", (), self.maker(()), {})
         self._loss_is_known = False
 
-    def maker(self, data: Any) -> HessianMaker:
+    def maker(self, data: Any) -> base.HessianMaker:
         """Return a function that makes operators of the loss over some data."""
         return partial(HessianOperator, self.model, self.loss_fn, data)
 
-    def take(self, batch: Batch, output: torch.Tensor, again: Again, *, check: bool) -> TakenProbe:
+    def take(self, batch: evaluation.Batch, output: torch.Tensor, again: Again, *, check: bool) -> TakenProbe:
         """Take a probe of the mini-batch whose training pass gave ``output`` while the recorder was armed.
 
         ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
@@ -244,7 +243,7 @@ class TrainedLayers:
             found.append(UnitConditions(one, kappa, trace, raws[k]))
         return found
 
-    def compared(self, captures: Mapping[str, LayerCapture], batch: Batch) -> dict[str, CheckDirection]:
+    def compared(self, captures: Mapping[str, LayerCapture], batch: evaluation.Batch) -> dict[str, CheckDirection]:
         """Compare each layer's most curved unit with the model; return the directions of the comparison."""
         found = {}
         for place, own in captures.items():

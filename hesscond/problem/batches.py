@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hesscond.errors import CaptureError, ConfigError
+from hesscond.problem import untouched
 from hesscond.problem.containers import attributes, kind, mapped, stored, tensors_of
 from hesscond.problem.evaluation import Batch
-from hesscond.problem.untouched import RandomState, generators_of, untouched_randomness
 
 
 def is_batch(data: Any) -> bool:
@@ -63,7 +63,7 @@ class Drawn:
 
     number: int
     batch: Batch
-    state: RandomState
+    state: untouched.RandomState
 
 
 class Batches:
@@ -78,7 +78,7 @@ class Batches:
         self.devices, self.memory = list(devices), memory
         self.free = isinstance(self.source, (list, tuple))
         self._kept: list[Drawn] | None = None
-        self._start: RandomState | None = None
+        self._start: untouched.RandomState | None = None
         self._sums: list[str] = []
         self.held = 0
 
@@ -88,13 +88,13 @@ class Batches:
         return iter(self._kept) if self._kept is not None else self._again(self._start)
 
     def _first(self) -> Iterator[Drawn]:
-        start = RandomState.now(self.devices, generators_of(self.source))
+        start = untouched.RandomState.now(self.devices, untouched.generators_of(self.source))
         kept: list[Drawn] | None = []
         taken = 0
         # the generators of the source are left as one reading leaves them
-        with untouched_randomness(self.devices):
+        with untouched.untouched_randomness(self.devices):
             for number, batch in enumerate(self.source):
-                drawn = Drawn(number, batch, RandomState.now(self.devices))
+                drawn = Drawn(number, batch, untouched.RandomState.now(self.devices))
                 taken += sum(t.numel() * t.element_size() for tensor in tensors_of(batch) for t in stored(tensor))
                 if taken > self.memory and not self.free:
                     kept = None
@@ -111,13 +111,13 @@ class Batches:
         self._start, self._kept = start, kept
         self.held = 0 if kept is None or self.free else taken
 
-    def _again(self, start: RandomState) -> Iterator[Drawn]:
+    def _again(self, start: untouched.RandomState) -> Iterator[Drawn]:
         count = -1
         with start.again():
             for count, batch in enumerate(self.source):
                 if count >= len(self._sums) or checksum(batch) != self._sums[count]:
                     self._refuse(count)
-                yield Drawn(count, batch, RandomState.now(self.devices))
+                yield Drawn(count, batch, untouched.RandomState.now(self.devices))
         if count + 1 < len(self._sums):
             self._refuse(count + 1)
 

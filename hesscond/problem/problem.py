@@ -13,13 +13,12 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from hesscond.errors import bytes_of
-from hesscond.problem.batches import Batches, Drawn, is_batch
+from hesscond.problem import batches, weighting
 from hesscond.problem.containers import strided
 from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import is_transformed
 from hesscond.problem.snapshot import Snapshot
-from hesscond.problem.weighting import BatchWeight, Rule, Weights, refuse_nothing
 
 
 @dataclass(frozen=True)
@@ -60,22 +59,22 @@ class Problem:
         dtype: torch.dtype | None,
         memory: float | str | None,
         reduction: str | None,
-        weight: BatchWeight | None,
+        weight: weighting.BatchWeight | None,
     ) -> None:
         memory = bytes_of(memory)
         self.model, self.loss_fn, self.dtype = model, loss_fn, dtype
         self.snapshot = Snapshot(model, parameters, dtype)
         self.memory = default_memory(self.snapshot.copies.values()) if memory is None else int(memory)
         # the loss of a single batch is the loss of the data set
-        self.single = is_batch(data)
+        self.single = batches.is_batch(data)
         self.weights: list[float] = []
         self.total_mass = 1.0
         self._watched = dict(watched)
-        self._weights = Weights(model, loss_fn, dtype, reduction, weight)
+        self._weights = weighting.Weights(model, loss_fn, dtype, reduction, weight)
         self._copies = sum(leaf.numel() * leaf.element_size() for leaf in self.snapshot.leaves)
         room = self.memory - self._copies
         # graphs that cannot be kept are built again from the batches, so that each gets half of the memory
-        self.batches = Batches(data, self.snapshot.devices, room // 2)
+        self.batches = batches.Batches(data, self.snapshot.devices, room // 2)
         # bytes that are left for graphs
         self.room = room if self.batches.free else room // 2
 
@@ -84,32 +83,32 @@ class Problem:
         """Bytes that the copies and the batches take."""
         return self._copies + self.batches.held
 
-    def read(self) -> Iterator[tuple[Drawn, WatchedEvaluation]]:
+    def read(self) -> Iterator[tuple[batches.Drawn, WatchedEvaluation]]:
         """Yield every batch that counts, with its first evaluation; afterwards the weights are known."""
         for drawn in self.batches:
             evaluation = self._watch(drawn.batch)
             # the loss of a single batch is the loss of the data, whatever its weight
             self.weights.append(1.0 if self.single else self._weights.add(drawn.batch, evaluation))
             if self.weights[-1]:
-                refuse_nothing(self.loss_fn, evaluation)
+                weighting.refuse_nothing(self.loss_fn, evaluation)
                 yield drawn, evaluation
             # one graph at a time
             del evaluation
         self.total_mass = 1.0 if self.single else self._weights.total
 
-    def counted(self) -> Iterator[tuple[Drawn, float]]:
+    def counted(self) -> Iterator[tuple[batches.Drawn, float]]:
         """Yield the batches that count in their order, each with its weight; the weights sum to ``total_mass``."""
         for drawn in self.batches:
             if weight := self.weights[drawn.number]:
                 yield drawn, weight
 
-    def evaluate(self, drawn: Drawn) -> WatchedEvaluation:
+    def evaluate(self, drawn: batches.Drawn) -> WatchedEvaluation:
         """Evaluate a batch again, in the random state in which it was first read."""
         with drawn.state.again():
             return self._watch(drawn.batch)
 
     @cached_property
-    def masses(self) -> Mapping[Rule, float]:
+    def masses(self) -> Mapping[weighting.Rule, float]:
         """Weight Σ_k m_k of the data relative to the data of other processes, by each rule that may hold."""
         if self.single:
             (drawn,) = self.batches

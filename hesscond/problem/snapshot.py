@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from hesscond.errors import CaptureError, ConfigError
-from hesscond.problem import evaluation
+from hesscond.problem import devices, evaluation
 from hesscond.problem.containers import tensors_of
-from hesscond.problem.devices import accelerators_of, check_float64
 from hesscond.problem.graph import refuse_originals
 from hesscond.problem.precision import Operations
 
@@ -43,10 +42,10 @@ class Snapshot:
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
         self.model, self.dtype = model, dtype
         tensors = evaluation.tensors_by_module(model)
-        check_float64(tensors.values())
+        devices.check_float64(tensors.values())
         copies = {id(t): evaluation.converted(t.detach(), dtype, copy=True) for t in tensors.values()}
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
-        self.devices = accelerators_of(tensors.values())
+        self.devices = devices.accelerators_of(tensors.values())
         #: copies by the ids of the originals
         self.copies = copies
         self._state = {key: copies[id(t)] for key, t in tensors.items()}

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from hesscond.errors import ConfigError
-from hesscond.problem.containers import mapped, tensors_of
+from hesscond.problem import containers, snapshot
 from hesscond.problem.evaluation import (
     LABELS,
     Batch,
@@ -26,7 +26,6 @@ from hesscond.problem.evaluation import (
     in_precision,
     tensors_by_module,
 )
-from hesscond.problem.snapshot import Snapshot, in_modes
 from hesscond.problem.untouched import untouched
 from hesscond.problem.wrappers import plainly
 
@@ -76,7 +75,7 @@ class Part:
             return made[id(tensor)]
 
         size = self.samples if samples is None else samples
-        return Part(mapped(self.source, once), mapped(self.target, once), size)
+        return Part(containers.mapped(self.source, once), containers.mapped(self.target, once), size)
 
     def by_sample(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor has equally many leading entries for each sample."""
@@ -107,8 +106,8 @@ class Part:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors of the source and of the target."""
-        yield from tensors_of(self.source)
-        yield from tensors_of(self.target)
+        yield from containers.tensors_of(self.source)
+        yield from containers.tensors_of(self.target)
 
     def noisy(self) -> Part:
         """Return the part with noise on its outputs, so that losses differ: in a new network they may all be equal."""
@@ -120,7 +119,7 @@ class Part:
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64, device="cpu").to(tensor)
             return tensor.detach() + (0.1 + tensor.detach().abs().mean()) * noise
 
-        return replace(self, source=mapped(self.source, shaken))
+        return replace(self, source=containers.mapped(self.source, shaken))
 
 
 #: Some samples, and the parts that they are split into.
@@ -265,10 +264,10 @@ class Weights:
     def _found_out(self, given: Part, outputs: Part, evaluation: Evaluation) -> dict[Rule, float]:
         """Weight of the batch by each rule that may still hold."""
         # a loss that the model computed is not one of the outputs
-        inner = any(t.ndim == 0 and t.requires_grad for t in tensors_of(evaluation.output))
+        inner = any(t.ndim == 0 and t.requires_grad for t in containers.tensors_of(evaluation.output))
         whole = own_labels(given) if inner else outputs
         # without a target the loss is one of the outputs, or of labels among the inputs
-        self._target, self._has_target = given.target, next(tensors_of(given.target), None) is not None
+        self._target, self._has_target = given.target, next(containers.tensors_of(given.target), None) is not None
         if not self._has_target:
             whole = replace(whole, target=whole.source)
         rules = [rule for rule in self._rules(whole, inner) if not math.isnan(self._mass(rule, whole))]
@@ -291,7 +290,7 @@ class Weights:
     def _confirmed(self, rules: list[Rule], whole: Part, inner: bool) -> list[Rule]:
         """Rules that the loss follows on parts of the batch, until those left agree on its weight."""
         loss = self._inner_loss if inner else self._outer_loss
-        size = sum(t.numel() for t in tensors_of(whole.source)) // whole.samples
+        size = sum(t.numel() for t in containers.tensors_of(whole.source)) // whole.samples
         some = whole.rows(
             torch.arange(min(whole.samples, ROWS if inner else max(2, ENTRIES // max(size, 1))), device="cpu")
         )
@@ -314,14 +313,14 @@ class Weights:
             # ignoring a value that did not occur before made no difference
             new = [rule for rule in found if rule.plain in self.masses and rule.ignored not in self._values]
             found = list(dict.fromkeys([*self.masses, *new]))
-        for tensor in filter(is_label, tensors_of(whole.target)):
+        for tensor in filter(is_label, containers.tensors_of(whole.target)):
             self._values.update(tensor.unique().tolist())
         return found
 
     def _ignored(self, whole: Part, inner: bool) -> list[int]:
         """Values of targets that may be ignored: by convention, by a constant of the loss, or by its gradient."""
         found = {IGNORED, *self._declared[0]}
-        targets = list(tensors_of(whole.target))
+        targets = list(containers.tensors_of(whole.target))
         for tensor in filter(is_label, targets):
             found.update(tensor[tensor < 0].unique().tolist())
         if not inner and self._has_target and len(targets) == 1 and is_label(targets[0]):
@@ -339,7 +338,7 @@ class Weights:
         if rule == TORCH:
             known = divisor(self.loss_fn, part)
             return math.nan if known is None else known
-        tensors = list(tensors_of(part.target))
+        tensors = list(containers.tensors_of(part.target))
         if rule.tensor >= len(tensors) or tensors[rule.tensor].ndim < 1 + rule.shifted:
             return math.nan
         tensor = tensors[rule.tensor][:, 1:] if rule.shifted else tensors[rule.tensor]
@@ -388,7 +387,7 @@ class Weights:
 
     def _thinned(self, whole: Part) -> Iterator[Split]:
         """Yield the batch twice, once with many and once with few targets kept in each sample."""
-        for tensor in tensors_of(whole.target):
+        for tensor in containers.tensors_of(whole.target):
             if tensor.ndim < 2 or tensor.shape[1] < 2 or not (is_label(tensor) or is_mask(tensor)):
                 continue
             for nothing in [0] if is_mask(tensor) else [IGNORED, *self._declared[0]]:
@@ -429,11 +428,11 @@ class Weights:
         return float(self._still.evaluate(self.loss_fn, self._arguments(part.mapped(on_host))).loss.detach())
 
     @cached_property
-    def _still(self) -> Snapshot:
+    def _still(self) -> snapshot.Snapshot:
         """Snapshot of the model on the CPU, in evaluation mode, in which samples do not influence each other."""
         on_cpu = all(tensor.device.type == "cpu" for tensor in tensors_by_module(self.model).values())
-        with in_modes(self.model, [False for _ in self.model.modules()]):
-            return Snapshot(self.model if on_cpu else deepcopy(self.model).cpu(), [], self.dtype)
+        with snapshot.in_modes(self.model, [False for _ in self.model.modules()]):
+            return snapshot.Snapshot(self.model if on_cpu else deepcopy(self.model).cpu(), [], self.dtype)
 
 
 def check_weighting(reduction: str | None, weight: object) -> None:
@@ -452,7 +451,7 @@ def check_weighting(reduction: str | None, weight: object) -> None:
 
 def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
     """Raise a ConfigError if no target of a batch counts in its loss."""
-    labels = [tensor for tensor in tensors_of(evaluation.target) if is_label(tensor)]
+    labels = [tensor for tensor in containers.tensors_of(evaluation.target) if is_label(tensor)]
     ignored = bool(labels) and all(bool((tensor < 0).all()) for tensor in labels)
     known = divisor(loss_fn, Part(evaluation.output, evaluation.target, evaluation.samples))
     loss = float(evaluation.loss.detach())
@@ -486,7 +485,7 @@ def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]])
 def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:
     """Rules that can be tried on a batch."""
     found = [SAMPLES]
-    tensors = list(tensors_of(whole.target))
+    tensors = list(containers.tensors_of(whole.target))
     for number, tensor in enumerate(tensors):
         if not whole.by_sample(tensor):
             continue
@@ -530,8 +529,8 @@ def made_by(loss: Any, kinds: Sequence[Any]) -> bool:
 
 def unseen(loss: LossFunction, whole: Part, target: torch.Tensor) -> set[int]:
     """Values of a target at which the gradient in the outputs is zero at every occurrence."""
-    source = mapped(whole.source, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t)
-    leaves = [t for t in tensors_of(source) if t.requires_grad]
+    source = containers.mapped(whole.source, lambda t: t.detach().requires_grad_() if t.is_floating_point() else t)
+    leaves = [t for t in containers.tensors_of(source) if t.requires_grad]
     try:
         gradients = torch.autograd.grad(loss(source, target), leaves, allow_unused=True)
     except RuntimeError:

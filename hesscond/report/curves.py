@@ -16,9 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report import plotting, registry, series
+from hesscond.report import palette, plotting, registry, series
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.palette import DASHED, MethodLook
 from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 #: Most points of a curve of mini-batch losses: means over stretches of iterations.
 STRETCHES = 50
-LOSSES = {"train": DASHED, "test": "-"}
+LOSSES = {"train": palette.DASHED, "test": "-"}
 
 
 def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure:
@@ -100,7 +99,7 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
     for group in groups:
         train = [series.means_of_stretches(series.loss_of(run), width) for run in group.runs]
         test = [series.finite(run.table("evaluation").set_index("iteration")["test_loss"]) for run in group.runs]
-        plotting.draw_seeds(ax, group, train, looks[group.label], DASHED, f"{group.label}-train-loss")
+        plotting.draw_seeds(ax, group, train, looks[group.label], palette.DASHED, f"{group.label}-train-loss")
         plotting.draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
     plotting.fit_logarithmic(ax)
     ax.set_ylabel(plotting.loss_name(groups[0].runs))
@@ -315,7 +314,7 @@ def draw_quantity(
 
 ENDS = {
     "lambda_max": plotting.Look(r"$\lambda_{\max}$", width=1.0, raw=False),
-    "lambda_min": plotting.Look(r"$\lambda_{\min}$, where resolved", dash=DASHED, width=1.0, raw=False),
+    "lambda_min": plotting.Look(r"$\lambda_{\min}$, where resolved", dash=palette.DASHED, width=1.0, raw=False),
 }
 RANK = plotting.Look("rank", width=1.0, raw=False)
 
@@ -364,7 +363,7 @@ def draw_columns(
     ax: Axes,
     probes: Mapping[str, Sequence[pd.DataFrame]],
     shown: Mapping[str, plotting.Look],
-    looks: Mapping[str, MethodLook],
+    looks: Mapping[str, palette.MethodLook],
     window: int,
 ) -> None:
     """Draw columns of the probe table for each group of runs."""

@@ -11,12 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from hesscond.report import plotting, verdict
+from hesscond.report import plotting, registry, series, verdict
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.registry import PROBED, UNIT, FigureKind
 from hesscond.report.selection import looks_of, select
-from hesscond.report.series import loss_of, quantile, window_of
 
 if TYPE_CHECKING:
     from hesscond.runs import StoredRun
@@ -47,8 +45,10 @@ def equal_loss_figure(
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.3)) if page.wide else figure.subplots(2, 1)
         for group, members in groups:
             color = looks[group.label].color
-            curves = [loss_of(run) for run in members]
-            plotting.draw_curve(left, curves, LOSS, color, window_of(max(map(len, curves))), f"{group.label}-loss")
+            curves = [series.loss_of(run) for run in members]
+            plotting.draw_curve(
+                left, curves, LOSS, color, series.window_of(max(map(len, curves))), f"{group.label}-loss"
+            )
         left.set(yscale="log", xlabel="iteration", ylabel=f"training {plotting.loss_name(runs)}")
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
         plotting.logarithmic(left)
@@ -95,7 +95,7 @@ def draw_against_loss(
         return False
     inside = [mask & (bins == place) for place in places]
     ends = [
-        [quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in verdict.QUARTILES]
+        [series.quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in verdict.QUARTILES]
         for own in inside
     ]
     loss = 10 ** ((places + 0.5) * width)
@@ -125,12 +125,12 @@ def finish(ax: Axes, drawn: bool) -> None:
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
-EQUAL_LOSS_FIGURE = FigureKind(
+EQUAL_LOSS_FIGURE = registry.FigureKind(
     "equal-loss",
     10,
     "training loss, and κ of each method against the training loss at which it was measured",
-    PROBED,
+    registry.PROBED,
     equal_loss_figure,
     verdict.verdict_frame,
-    UNIT,
+    registry.UNIT,
 )

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import load_installed
-from hesscond.report.registry import FIGURES, GROUP, TABLES
+from hesscond.report import registry
 from hesscond.report.selection import in_order, select
 from hesscond.report.tables import shown_cells
 from hesscond.report.verdict import verdict_sentences
@@ -106,9 +106,9 @@ def render_report(
 def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Name, summary, data URL and size in CSS pixels of every figure that can be drawn from these runs."""
     found = []
-    load_installed(GROUP)
+    load_installed(registry.GROUP)
     # the figure that the verdict is about comes first
-    for kind in sorted(FIGURES.values(), key=lambda kind: kind.name != "equal-loss"):
+    for kind in sorted(registry.FIGURES.values(), key=lambda kind: kind.name != "equal-loss"):
         # matplotlib raises a ValueError for a name in which dollar signs enclose no formula
         with suppress(ConfigError, ValueError), warnings.catch_warnings():
             # characters that the font does not have, and panels that leave no room, are seen without a warning
@@ -125,7 +125,7 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[st
 def tables(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Columns, rows of cells and caption of every table that these runs have something for."""
     found = []
-    for kind in TABLES.values():
+    for kind in registry.TABLES.values():
         with suppress(ConfigError):
             frame = kind.frame(runs, **{name: options[name] for name in kind.options if name in options})
             columns = kind.columns(frame)

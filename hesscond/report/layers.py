@@ -24,13 +24,10 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.hessians.roles import KINDS, role_of
-from hesscond.report import plotting
+from hesscond.hessians import roles
+from hesscond.report import plotting, registry, selection, series
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.registry import PROBED, QUANTITIES, FigureKind
-from hesscond.report.selection import looks_of, of_units, probed_groups, title_of
-from hesscond.report.series import finite, intervals, quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,14 +71,14 @@ def spectrum_of(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray
 def largest(probe: pd.DataFrame) -> Ends:
     """λ_max of blocks that are not zero."""
     _, nonzero, _ = spectrum_of(probe)
-    values = np.where(nonzero, finite(probe["lambda_max"]).to_numpy(dtype=float), np.nan)
+    values = np.where(nonzero, series.finite(probe["lambda_max"]).to_numpy(dtype=float), np.nan)
     return values, values
 
 
 def smallest(probe: pd.DataFrame) -> Ends:
     """Smallest nonzero |λ|; where it is not resolved, at most the smallest that was distinguished from zero."""
     resolved, nonzero, _ = spectrum_of(probe)
-    values = np.where(nonzero, finite(probe["lambda_min"]).to_numpy(dtype=float), np.nan)
+    values = np.where(nonzero, series.finite(probe["lambda_min"]).to_numpy(dtype=float), np.nan)
     return np.where(resolved | np.isnan(values), values, 0.0), values
 
 
@@ -109,20 +106,20 @@ def mean_eigenvalue(probe: pd.DataFrame) -> Ends:
 
 
 NAMED = {
-    "kappa": Quantity("κ", r"$\kappa$", lambda probe: intervals(probe, "kappa")),
+    "kappa": Quantity("κ", r"$\kappa$", lambda probe: series.intervals(probe, "kappa")),
     "lambda_max": Quantity("λ_max", r"$|\lambda|_{\max}$", largest),
     "lambda_min": Quantity("λ_min⁺", r"smallest nonzero $|\lambda|$", smallest, known="upper"),
     "trace": Quantity("trace / size", "trace / size", mean_eigenvalue),
     "rank": Quantity("rank / size", "rank / size", relative_rank, logarithmic=False),
     "negative": Quantity("negative", "share of negative eigenvalues", negative_share, logarithmic=False),
-    "kappa_own": Quantity("κ own", r"$\kappa$, own coordinates", lambda probe: intervals(probe, "kappa_own")),
+    "kappa_own": Quantity("κ own", r"$\kappa$, own coordinates", lambda probe: series.intervals(probe, "kappa_own")),
 }
 
 
 def quantity_of(name: str) -> Quantity:
     """The quantity of that name."""
     if name not in NAMED:
-        raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(QUANTITIES)}")
+        raise ConfigError(f"unknown quantity {name!r}: choose from {', '.join(registry.QUANTITIES)}")
     return NAMED[name]
 
 
@@ -148,7 +145,7 @@ def block_probes(
         raise ConfigError(f"only one {noun} was probed: blocks are compared where the study's [probe] names several")
     # a row for each of many units would be too thin to be seen
     places = row_of_blocks(blocks, "layer" if by == "unit" and len(blocks) > LABELLED else by)
-    order = in_order(places.values(), KINDS if by == "kind" else ())
+    order = in_order(places.values(), roles.KINDS if by == "kind" else ())
     for label, rows in found.items():
         keys = zip(rows["layer"], rows["unit"].fillna(NO_UNIT), strict=True)
         rows = rows.assign(row=[order.index(places[key]) for key in keys])
@@ -161,8 +158,10 @@ def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, p
     import pandas as pd
 
     found = {}
-    for group in probed_groups(runs):
-        rows = pd.concat([of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True)
+    for group in selection.probed_groups(runs):
+        rows = pd.concat(
+            [selection.of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True
+        )
         batches = rows[rows["data"] == "batch"]
         distinct = ["seed", "iteration", "data", "layer", "unit"]
         rows = (batches if len(batches) else rows).drop_duplicates(distinct, keep="last", ignore_index=True)
@@ -185,7 +184,7 @@ def row_of_blocks(blocks: pd.DataFrame, by: By) -> dict[tuple[str, int], Row]:
     found: dict[tuple[str, int], Row] = {}
     for layer, unit in zip(blocks["layer"], blocks["unit"].fillna(NO_UNIT), strict=True):
         number = None if by == "layer" or unit == NO_UNIT else int(unit)
-        role = role_of(layer)
+        role = roles.role_of(layer)
         found[layer, unit] = (role.kind, role.depth) if by == "kind" else (layer, number)
     return found
 
@@ -214,7 +213,7 @@ def quartiles(rows: pd.DataFrame) -> dict[str, float]:
     lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
     found = {}
     for name, q in (("median", 0.5), ("q25", 0.25), ("q75", 0.75)):
-        found[f"{name}_lower"], found[f"{name}_upper"] = quantile(lower, upper, q)
+        found[f"{name}_lower"], found[f"{name}_upper"] = series.quantile(lower, upper, q)
     return found
 
 
@@ -243,7 +242,7 @@ def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dic
         lower, upper = np.full((2, len(rows), len(starts)), np.nan)
         for place, cell in probe.groupby([probe["row"].to_numpy(), stretch_of(probe, starts)]):
             ends = cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float)
-            lower[place], upper[place] = quantile(*ends, 0.5)
+            lower[place], upper[place] = series.quantile(*ends, 0.5)
         found[label] = Cells(lower, upper)
     return found, rows, starts
 
@@ -307,7 +306,7 @@ def heatmap_figure(
         if any((values < 0).any() for values in medians.values()):
             handles.append(Line2D([], [], color=plotting.NEUTRAL, **MINUS, label="negative: its absolute value"))
         what = " · blocks by type and depth" if by == "kind" else ""
-        plotting.add_heading(figure, page, f"{title_of(probed_groups(runs))}{what}", handles)
+        plotting.add_heading(figure, page, f"{selection.title_of(selection.probed_groups(runs))}{what}", handles)
     return figure
 
 
@@ -407,7 +406,7 @@ def bands_of(runs: Sequence[StoredRun], *, by: By, quantity: str, layer: str | N
 def names_in(bands: Mapping[str, pd.DataFrame], by: By = "layer") -> list[str]:
     """The names of the panels in their order."""
     rows = [(name, None) for table in bands.values() for name in table["name"]]
-    return [name for name, _ in in_order(rows, KINDS if by == "kind" else ())]
+    return [name for name, _ in in_order(rows, roles.KINDS if by == "kind" else ())]
 
 
 def bands_figure(
@@ -439,7 +438,7 @@ def bands_figure(
     """
     bands = bands_of(runs, by=by, quantity=quantity, layer=layer)
     chosen, names = quantity_of(quantity), names_in(bands, by)
-    looks = looks_of(probed_groups(runs))
+    looks = selection.looks_of(selection.probed_groups(runs))
     is_open = any((table["median_lower"] < table["median_upper"]).any() for table in bands.values())
     bound = f"median unresolved ({chosen.known} bound)"
     with page.styled():
@@ -457,7 +456,7 @@ def bands_figure(
         if is_open:
             style: dict[str, Any] = {"mfc": "none", "mew": 0.7, "ms": 3.5, "ls": "none", "color": plotting.NEUTRAL}
             handles.append(Line2D([], [], marker=triangle(chosen), label=bound, **style))
-        plotting.add_heading(figure, page, title_of(probed_groups(runs)), handles)
+        plotting.add_heading(figure, page, selection.title_of(selection.probed_groups(runs)), handles)
         noun = "layer" if by == "layer" else "type"
         remark = f"median and quartiles over the blocks of a {noun}, their units and the seeds"
         if (width := next(iter(bands.values())).attrs["width"]) > 1:
@@ -523,25 +522,25 @@ def layer_axes(ax: Axes, runs: Sequence[StoredRun], layer: str, quantity: str = 
     """Draw a quantity of a layer's blocks along training, as `bands_figure` does."""
     bands = bands_of(runs, by="layer", quantity=quantity, layer=layer)
     set_heights(ax, bands, quantity_of(quantity))
-    draw_bands(ax, bands, layer, quantity_of(quantity), looks_of(probed_groups(runs)))
+    draw_bands(ax, bands, layer, quantity_of(quantity), selection.looks_of(selection.probed_groups(runs)))
     ax.set_xlabel("iteration")
     ax.set_ylabel(quantity_of(quantity).label)
     return ax
 
 
-SEVERAL = f"{PROBED} at several layers"
+SEVERAL = f"{registry.PROBED} at several layers"
 
-HEATMAP_FIGURE = FigureKind(
+HEATMAP_FIGURE = registry.FigureKind(
     "heatmap",
     50,
     "κ in each method's coordinates, or another quantity, of every probed unit at every iteration, a panel a method",
-    f"{PROBED} at several units",
+    f"{registry.PROBED} at several units",
     heatmap_figure,
     partial(heat_cells, by="unit", quantity="kappa_own"),
     ("quantity",),
 )
 
-BLOCKS_FIGURE = FigureKind(
+BLOCKS_FIGURE = registry.FigureKind(
     "blocks",
     60,
     "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
@@ -551,17 +550,17 @@ BLOCKS_FIGURE = FigureKind(
     ("quantity",),
 )
 
-LAYERS_FIGURE = FigureKind(
+LAYERS_FIGURE = registry.FigureKind(
     "layers",
     40,
     "the median and quartiles of κ over the units of each layer, in each method's coordinates, along training",
-    PROBED,
+    registry.PROBED,
     partial(bands_figure, by="layer", quantity="kappa_own"),
     partial(bands_of, by="layer", quantity="kappa_own"),
     ("layer", "quantity"),
 )
 
-BANDS_FIGURE = FigureKind(
+BANDS_FIGURE = registry.FigureKind(
     "block-bands",
     70,
     "the median and quartiles of κ, or of another quantity, along training, a panel for each type of block",

@@ -18,10 +18,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import Formatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation, Transform
 
-from hesscond.report import series
+from hesscond.report import selection, series
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.selection import Group, groups_of, looks_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -264,8 +263,8 @@ def heading_height(labels: Sequence[str], page: Page) -> float:
 
 def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Legend:
     """Add a legend of the methods in their looks; ``options`` go to ``Axes.legend``."""
-    groups = groups_of(runs)
-    looks = looks_of(groups)
+    groups = selection.groups_of(runs)
+    looks = selection.looks_of(groups)
     return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
 
 
@@ -347,7 +346,9 @@ def draw_band(ax: Axes, together: pd.DataFrame, color: str, name: str) -> None:
     shade.set_gid(f"{name}-band")
 
 
-def draw_seeds(ax: Axes, group: Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str) -> None:
+def draw_seeds(
+    ax: Axes, group: selection.Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str
+) -> None:
     """Draw mean and band of runs that did not diverge (``NAME-mean``, ``NAME-band``), and each diverged one."""
     there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
     whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))

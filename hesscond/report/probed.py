@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
-from hesscond.probing.tables import is_zero, layer_frame, span
+from hesscond.probing import tables
 from hesscond.report import plotting
 from hesscond.report.page import COLUMN, Page
 from hesscond.report.palette import METHOD_COLORS
@@ -55,7 +55,7 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
     import pandas as pd
 
     frame: pd.DataFrame = found if isinstance(found, pd.DataFrame) else found.to_frame()
-    layers = layer_frame(frame)
+    layers = tables.layer_frame(frame)
     whole = bool(frame["unit"].isna().all())
     count = len(layers)
     with page.styled():
@@ -91,7 +91,7 @@ def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool
     kappa, lower, upper = (frame[n].to_numpy(dtype=float) for n in ("kappa", "kappa_lower", "kappa_upper"))
     resolved = frame["resolved"].to_numpy(dtype=bool)
     indefinite = frame["negative"].fillna(0).to_numpy(dtype=int) > 0
-    unresolved = ~resolved & ~is_zero(frame).to_numpy(dtype=bool)
+    unresolved = ~resolved & ~tables.is_zero(frame).to_numpy(dtype=bool)
     heights = rows if whole else rows + spread(frame)
     size = 4.5 if whole else max(1.3, 3.6 - 0.12 * frame.groupby("layer").size().max() ** 0.5 - 0.02 * len(layers))
     common: dict[str, Any] = {"ls": "none", "zorder": 3, "rasterized": len(frame) > MANY_DOTS}
@@ -152,7 +152,7 @@ def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
     right = ax.twinx()
     right.set_ylim(ax.get_ylim())
     labels = [
-        f"{span(row['rank_min'], row['rank_max'])} / {span(row['nullity_min'], row['nullity_max'])}"
+        f"{tables.span(row['rank_min'], row['rank_max'])} / {tables.span(row['nullity_min'], row['nullity_max'])}"
         for row in layers.to_dict("records")
     ]
     right.set_yticks(range(len(layers)), labels)

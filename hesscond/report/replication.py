@@ -15,11 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import plotting, selection
-from hesscond.report.curves import accuracies_of, conditioning_figure, stretch
+from hesscond.report import curves, plotting, selection, series
 from hesscond.report.page import COLUMN, Page, save_both
 from hesscond.report.palette import DASHED
-from hesscond.report.series import loss_of, means_of_stretches, values_of
 from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
 if TYPE_CHECKING:
@@ -92,7 +90,9 @@ def probed(name: str) -> Callable[[StoredRun], pd.Series]:
 
         probe = run.table("probe")
         layer, unit = selection.first_place(run, probe)
-        found = values_of(probe[(probe["data"] == "batch") & selection.at_place(probe, layer, unit)], name).dropna()
+        found = series.values_of(
+            probe[(probe["data"] == "batch") & selection.at_place(probe, layer, unit)], name
+        ).dropna()
         return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
 
     return values
@@ -323,7 +323,7 @@ def write_replication(
     if found.cost.figure == "conditioning":
         for panel, own in runs.items():
             name = "-".join(filter(None, (stem.name, panel, "conditioning")))
-            drawn[folder / name] = conditioning_figure(own, page=Page(WIDTH))
+            drawn[folder / name] = curves.conditioning_figure(own, page=Page(WIDTH))
     for path, figure in drawn.items():
         save_both(figure, path)
     return text_table(frame, columns, words), stem, list(drawn)
@@ -361,7 +361,7 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
 
 def shown_of(groups: Sequence[selection.Group]) -> str:
     """Quantity to show of runs: the test accuracy, else the PSNR, else the test loss."""
-    if any(len(curve) for group in groups for curve in accuracies_of(group)):
+    if any(len(curve) for group in groups for curve in curves.accuracies_of(group)):
         return "test_accuracy"
     psnr = any("test_psnr" in run.table("evaluation") for group in groups for run in group.runs)
     return "test_psnr" if psnr else "test_loss"
@@ -372,7 +372,7 @@ def draw_panel(
 ) -> None:
     """Draw a quantity above the training loss, by epoch."""
     above, below = axes
-    width = stretch(groups)
+    width = curves.stretch(groups)
     for group in groups:
         look = looks[group.label]
         # before the first epoch all are at chance, and the axis would show little else
@@ -380,7 +380,7 @@ def draw_panel(
         plotting.draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run in group.runs:
-            smooth = means_of_stretches(loss_of(run), width)
+            smooth = series.means_of_stretches(series.loss_of(run), width)
             smooth.index = smooth.index / iterations_per_epoch(run)
             trained.append(smooth)
         plotting.draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
-from hesscond.report.palette import MethodLook, method_looks, varied
+from hesscond.report import palette
 from hesscond.report.series import is_collapsed
 from hesscond.runs import place_name
 
@@ -199,14 +199,14 @@ def is_probed(run: StoredRun) -> bool:
     return bool(probe.get("every", 1) or probe.get("train_every_epochs", 1) or probe.get("at"))
 
 
-def looks_of(groups: Sequence[Group]) -> dict[str, MethodLook]:
+def looks_of(groups: Sequence[Group]) -> dict[str, palette.MethodLook]:
     """The look of each group by its label: that of its method, further groups of a method in other shades of it."""
-    methods = method_looks(group.method for group in groups)
+    methods = palette.method_looks(group.method for group in groups)
     looks = {group.label: methods[group.method] for group in groups}
     for one, other in pairwise(groups):
         if one.method == other.method:
             place = sum(group.method == other.method for group in groups[: groups.index(other)])
-            looks[other.label] = varied(methods[other.method], place - 1)
+            looks[other.label] = palette.varied(methods[other.method], place - 1)
     return looks
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import series, tables
-from hesscond.report.registry import STUDY, UNIT, TableKind
+from hesscond.report import registry, series, tables
 from hesscond.report.selection import groups_of, in_order, select
 
 if TYPE_CHECKING:
@@ -213,24 +212,24 @@ def ranged(row: Mapping[str, Any], name: str, form: str, factor: float = 1.0, lo
     return "≥ " * lower + (mean if single or mean == tables.DASH else f"{mean} ({least} … {most})")
 
 
-SUMMARY_TABLE = TableKind(
+SUMMARY_TABLE = registry.TableKind(
     "summary",
     10,
     "a row for each run: loss, accuracy, κ",
-    STUDY,
+    registry.STUDY,
     summary_frame,
     summary_columns,
     summary_caption,
-    UNIT,
+    registry.UNIT,
 )
 
-SEEDS_TABLE = TableKind(
+SEEDS_TABLE = registry.TableKind(
     "seeds",
     30,
     "a row for each method: mean and range over its seeds",
-    STUDY,
+    registry.STUDY,
     seed_frame,
     seed_columns,
     SEEDS_CAPTION,
-    UNIT,
+    registry.UNIT,
 )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import series, tables
-from hesscond.report.registry import PROBED, UNIT, TableKind
+from hesscond.report import registry, series, tables
 from hesscond.report.selection import Selection, probed_groups, select
 
 if TYPE_CHECKING:
@@ -301,13 +300,13 @@ def ratio_cell(row: Mapping[str, Any], name: str) -> str:
     return tables.DASH if tables.DASH in (median, first, last) else f"{median} ({first} … {last})"
 
 
-VERDICT_TABLE = TableKind(
+VERDICT_TABLE = registry.TableKind(
     "verdict",
     20,
     "a row for each method: κ at equal training loss, and at the same weights",
-    PROBED,
+    registry.PROBED,
     verdict_frame,
     verdict_columns,
     lambda frame: " ".join(sentences_of(frame)),
-    UNIT,
+    registry.UNIT,
 )

@@ -18,9 +18,9 @@ from scipy.linalg import LinAlgError, eigh, qr, svd
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators.threads import one_thread
 from hesscond.scaling.optimal import EPS, on_host
+from hesscond.spectra import matrices
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
-from hesscond.spectra.matrices import as_matrix, dense
 
 #: Exponents of the smooth objective, one after the other: it is log κ up to log(order)/p at each end.
 POWERS = (32, 128, 512, 2048, 8192, 32768)
@@ -160,7 +160,7 @@ def optimal_kronecker_scaling(
     """
     if not 1e-9 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-9 and 1, got {rtol!r}")
-    given = as_matrix(dense(on_host(A)))
+    given = matrices.as_matrix(matrices.dense(on_host(A)))
     m, n = shape
     if m < 1 or n < 1 or m * n != given.shape[1]:
         raise ConfigError(f"shape {tuple(shape)} does not fit: the matrix has {given.shape[1]} columns, not {m} × {n}")

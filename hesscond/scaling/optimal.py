@@ -15,10 +15,10 @@ from scipy.sparse.csgraph import connected_components, maximum_bipartite_matchin
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators.threads import one_thread
-from hesscond.scaling.central_path import Optimum, optimum_of_many
+from hesscond.scaling import central_path
+from hesscond.spectra import matrices
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
-from hesscond.spectra.matrices import as_matrix, dense
 
 EPS = float(np.finfo(float).eps)
 
@@ -401,7 +401,7 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
         raise ConfigError(f"side must be 'row', 'column' or 'both', got {side!r}")
     if not 1e-12 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-12 and 1, got {rtol!r}")
-    given = as_matrix(dense(on_host(A)))
+    given = matrices.as_matrix(matrices.dense(on_host(A)))
     if not given.any():
         raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
     problem = ScalingProblem.of(given, side)
@@ -467,7 +467,7 @@ def scaled_rows(B: np.ndarray, condition: ConditionNumber, rtol: float) -> Scale
     whole = rank == n and condition.rank_decision == "structural"
     L, Q = (B, np.eye(n)) if whole else thin_factor(B, rank)
     ones = np.ones(n)
-    found = optimum_of_many(L, both=False, rtol=rtol)
+    found = central_path.optimum_of_many(L, both=False, rtol=rtol)
     certified = certify_trace(B, Q @ found.Y_factor, Q @ found.Z_factor, None if whole else found.combination)
     if certified.lower * (1 + 1e-2) < found.kappa:
         bound = van_der_sluis_bound(B)
@@ -482,7 +482,7 @@ def scaled_both(B: np.ndarray, rtol: float) -> Scaled:
         blocks, heights = diagonal_blocks(B)
         if len(blocks) > 1:
             return scaled_blocks(B, blocks, heights, rtol)
-    found = optimum_of_many(B, both=True, rtol=rtol)
+    found = central_path.optimum_of_many(B, both=True, rtol=rtol)
     certified = certify_ratio(B, found.Y_factor, found.Z_factor)
     return Scaled(found.rows, found.columns, certified.lower, certified, found.steps, "central path")
 
@@ -548,9 +548,9 @@ def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np
     return rows, columns, steps
 
 
-def one_side(A: np.ndarray, rank: int, rtol: float) -> Optimum:
+def one_side(A: np.ndarray, rank: int, rtol: float) -> central_path.Optimum:
     """Optimum over the rows of A."""
-    return optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
+    return central_path.optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
 
 
 def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

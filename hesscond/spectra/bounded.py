@@ -11,9 +11,8 @@ from hesscond.causes import few_products
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
 from hesscond.operators.parallel import led
+from hesscond.spectra import eigen, krylov
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
-from hesscond.spectra.eigen import EigenResult, Interval
-from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows
 
 #: Number of products that measure the rounding of products, and of products with the two vectors that are found.
 MEASURING, FINAL = 3, 2
@@ -45,7 +44,7 @@ class Bounded:
     """
 
     condition: ConditionNumber
-    top: EigenResult
+    top: eigen.EigenResult
 
 
 #: Least quotient ‖Au‖²/|uᵀAu| so far, and its u.
@@ -125,13 +124,13 @@ def refuse_few(products: int) -> None:
         raise ConfigError(f"products={products} is too few for both ends of a spectrum: give {LEAST_PRODUCTS} or more")
 
 
-def iterated(A: SymmetricOperator, steps: int, memory: float | None, seed: int) -> tuple[Krylov, Flattest]:
+def iterated(A: SymmetricOperator, steps: int, memory: float | None, seed: int) -> tuple[krylov.Krylov, Flattest]:
     """Krylov process after this number of products, and the flattest vector it has seen."""
     room = None if memory is None else int(memory) - A.order * A.dtype.itemsize
-    rows = planned_rows(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
+    rows = krylov.planned_rows(A.order, 1, basis=max(steps, 4), memory=room, dtype=A.dtype)
     fresh = torch.Generator(A.device).manual_seed(seed)
-    storage = Basis(rows, A.order, dtype=A.dtype, device=A.device)
-    process = Krylov(A, storage, dtype=A.dtype, fresh=fresh)
+    storage = krylov.Basis(rows, A.order, dtype=A.dtype, device=A.device)
+    process = krylov.Krylov(A, storage, dtype=A.dtype, fresh=fresh)
     process.start()
     flattest: Flattest = math.inf, None
     for _ in range(steps):
@@ -147,14 +146,14 @@ def iterated(A: SymmetricOperator, steps: int, memory: float | None, seed: int) 
     return process, flatter(process, flattest)
 
 
-def flatter(process: Krylov, best: Flattest) -> Flattest:
+def flatter(process: krylov.Krylov, best: Flattest) -> Flattest:
     """Vector of the least quotient in the space of a process, unless an earlier one has a smaller quotient."""
     squares = process.T @ process.T + process.B.T @ process.B
     quotient, y = least_quotient(process.T, squares, process.rounding * process.norm)
     return (quotient, combination(process, y)) if quotient < best[0] else best
 
 
-def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, error: float) -> Bounded:
+def conclusion(A: SymmetricOperator, process: krylov.Krylov, flattest: Flattest, error: float) -> Bounded:
     """Bounds from one more product with the vectors of the largest Ritz value and of the least quotient."""
     taken = process.products + MEASURING
     exponent, unit = process.exponent or 0, process.rounding * process.norm
@@ -164,8 +163,8 @@ def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, error:
     if norm == 0:
         return Bounded(zero_matrix(A.order), top_result(first, Quotients(0.0, 0.0, 0.0), 0.0, 0.0, norm, taken, held))
     largest, errors = float(values.abs().max()), process.estimates(Y)
-    reach = closest(
-        lambda d: Interval(-largest - d, largest + d),
+    reach = krylov.closest(
+        lambda d: eigen.Interval(-largest - d, largest + d),
         unit,
         lambda limits: process.within(limits, values, errors, MISSED),
     )
@@ -200,7 +199,7 @@ def conclusion(A: SymmetricOperator, process: Krylov, flattest: Flattest, error:
 
 def top_result(
     u: torch.Tensor, found: Quotients, low: float, high: float, norm: float, products: int, vectors: int
-) -> EigenResult:
+) -> eigen.EigenResult:
     """Result for the eigenvalue of largest |λ|, whose size is in [low, high]."""
     # ‖Au‖ is nearer to the norm than the Rayleigh quotient
     below, theta, above = sorted(math.copysign(size, found.theta) for size in (low, found.size, high))
@@ -208,7 +207,7 @@ def top_result(
         [below, theta, above, found.residual], dtype=torch.float64, device="cpu"
     ).split(1)
     settled = found.residual <= SETTLED * norm
-    return EigenResult(
+    return eigen.EigenResult(
         eigenvalues=values,
         eigenvectors=u[:, None],
         residuals=residuals,
@@ -224,7 +223,7 @@ def top_result(
     )
 
 
-def combination(process: Krylov, y: torch.Tensor) -> torch.Tensor:
+def combination(process: krylov.Krylov, y: torch.Tensor) -> torch.Tensor:
     """Combination Vᵀy (n,) of the rows of a process."""
     rows = process.basis.rows
     return rows.T @ y.to(rows)

@@ -27,7 +27,7 @@ from hesscond.operators.threads import few_threads
 from hesscond.spectra import reductions
 from hesscond.spectra.condition import ConditionNumber, unresolved, zero_matrix
 from hesscond.spectra.matrices import as_array, as_matrix, dense
-from hesscond.spectra.solvers.base import Form, RankBound
+from hesscond.spectra.solvers import base
 
 #: Operators up to this order are formed: as many products, and an eigendecomposition of up to two minutes.
 DENSE_ORDER = 12_000
@@ -38,17 +38,17 @@ MATRICES = 3
 
 
 @dataclass(frozen=True, eq=False)
-class FactorForm(Form):
+class FactorForm(base.Form):
     """Form of H = FᵀF, or Fᵀ diag(signs) F."""
 
     factor: object  # F (m, n), array or tensor
     signs: object | None = None  # (m,) of ±1; None: H ≥ 0, and as accurate as F
     #: bound of the error in F in the 2-norm, or in each column (n,) or entry (m, n)
     error: float | np.ndarray = 0.0
-    rank_bound: RankBound | None = None  # returns an upper bound of the rank, if it is needed
+    rank_bound: base.RankBound | None = None  # returns an upper bound of the rank, if it is needed
     #: with ``signs``: d (n,) such that a relative change eps of the terms of H changes entry (k, l) by eps·d_k·d_l
     spread: np.ndarray | None = None
-    least_rank: RankBound | None = None
+    least_rank: base.RankBound | None = None
     lost: Cause = NOTHING
 
     def measured(self, rtol: float) -> ConditionNumber:
@@ -94,7 +94,7 @@ class FactorStack(Sequence[FactorForm]):
         *,
         noises: torch.Tensor | None = None,
         errors: Sequence[float | np.ndarray] | None = None,
-        rank_bounds: Sequence[RankBound | None] | None = None,
+        rank_bounds: Sequence[base.RankBound | None] | None = None,
         singly: Callable[[int], ConditionNumber] | None = None,
     ) -> None:
         self.rows, self.roots, self.errors, self.rank_bounds = rows, roots, errors, rank_bounds
@@ -121,7 +121,7 @@ class FactorStack(Sequence[FactorForm]):
 
 
 @dataclass(frozen=True, eq=False)
-class DualForm(Form):
+class DualForm(base.Form):
     """Form of H = Fᵀ diag(signs) F for F (m, n), m ≤ n, with too many columns to keep."""
 
     #: returns FFᵀ (m, m) and a bound of its error in the 2-norm
@@ -129,11 +129,11 @@ class DualForm(Form):
     #: returns R (m, m) with RᵀR = FFᵀ and bounds of the error in each column in the 2-norm
     triangular: Callable[[], tuple[torch.Tensor, np.ndarray]]
     order: int  # n
-    rank_bound: RankBound
+    rank_bound: base.RankBound
     signs: torch.Tensor | None = None  # (m,) of ±1; None: H ≥ 0
     #: with ``signs``: change of H by a relative change eps of its terms, divided by eps, in the 2-norm
     noise: float = 0.0
-    least_rank: RankBound | None = None
+    least_rank: base.RankBound | None = None
     lost: Cause = NOTHING
     #: returns F itself, if it fits, where the dual does not resolve κ: its errors are bounded column by column
     factor: Callable[[], FactorForm] | None = None
@@ -141,14 +141,14 @@ class DualForm(Form):
 
 
 @dataclass(frozen=True, eq=False)
-class SummedForm(Form):
+class SummedForm(base.Form):
     """Form of H itself, with each entry the sum of ``terms`` products."""
 
     matrix: object  # H (n, n), array or tensor
     #: d (n,) such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j
     spread: object
     terms: int  # number of products summed up for an entry
-    least_rank: RankBound | None = None
+    least_rank: base.RankBound | None = None
     lost: Cause = NOTHING
     graded: bool = True  # whether there is memory for Jacobi's method
 
@@ -185,7 +185,7 @@ class SolverHints:
 
 
 @dataclass(frozen=True, eq=False)
-class ProductForm(Form):
+class ProductForm(base.Form):
     """Form of an operator, known by its products."""
 
     operator: SymmetricOperator

@@ -11,8 +11,8 @@ import torch
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import SymmetricOperator, as_operator
 from hesscond.operators.parallel import led
+from hesscond.spectra import krylov
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
-from hesscond.spectra.krylov import Basis, Krylov, closest, planned_rows, working
 
 #: Operators up to this order are formed once the iteration has taken as many products as forming takes.
 FORMED = 2000
@@ -117,10 +117,10 @@ def lanczos(
 
     def compute() -> EigenResult:
         room = None if memory is None else int(memory)
-        rows = planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
+        rows = krylov.planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
         fresh = torch.Generator(A.device).manual_seed(seed)
-        storage = Basis(rows, A.order, dtype=dtype, device=A.device)
-        process = Krylov(A, storage, dtype=dtype, fresh=fresh)
+        storage = krylov.Basis(rows, A.order, dtype=dtype, device=A.device)
+        process = krylov.Krylov(A, storage, dtype=dtype, fresh=fresh)
         run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
         process.start()
         found = run.finish()
@@ -179,7 +179,7 @@ class Run:
 
     def __init__(
         self,
-        process: Krylov,
+        process: krylov.Krylov,
         wanted: Wanted,
         *,
         tol: float,
@@ -217,7 +217,7 @@ class Run:
     ) -> Interval:
         """Closest limits that all other eigenvalues are within, up to a factor of √2."""
         places = partial(self.wanted.limits, values, ritz=extremes)
-        return closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
+        return krylov.closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
 
     def finish(self) -> EigenResult:
         """Iterate, measure and search until the result is settled, or something stops the run."""
@@ -372,7 +372,7 @@ class Run:
             products=products,
             norm=math.ldexp(self.norm, exponent),
             null=0,
-            vectors=process.basis.capacity + working(self.wanted.count),
+            vectors=process.basis.capacity + krylov.working(self.wanted.count),
             message=self.message(rest, bool(settled.all())),
         )
 

@@ -14,9 +14,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import structural_rank
 
 from hesscond.errors import ConfigError, MatrixError
-from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
-from hesscond.spectra.matrices import as_matrix, dense, scaled_core
-from hesscond.spectra.solvers.base import eigenvalue_values, svd_values
+from hesscond.spectra import condition, matrices
+from hesscond.spectra.solvers import base
 
 #: Primes are drawn from (2**22, 2**23), of which there are this many: sums of 64 products are exact in doubles then.
 LOW, HIGH, PRIMES = 2**22, 2**23, 268_216
@@ -88,7 +87,7 @@ def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
     """
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ConfigError(f"seed must be a non-negative integer, not {seed!r}")
-    given = as_matrix(dense(matrix))
+    given = matrices.as_matrix(matrices.dense(matrix))
     core = given[given.any(1)][:, given.any(0)]
     if core.size == 0:
         return ExactRank(0, given.shape, (), 0.0)
@@ -296,18 +295,18 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
     """
     if error is not None and not (isinstance(error, Real) and 0 <= error < math.inf):
         raise MatrixError(f"error={error!r} is not a finite number of at least 0")
-    given = as_matrix(dense(matrix))
+    given = matrices.as_matrix(matrices.dense(matrix))
     shape, order = (given.shape[0], given.shape[1]), min(given.shape)
-    core, scale, *_ = scaled_core(given)
+    core, scale, *_ = matrices.scaled_core(given)
     if core.size == 0:
         return Rank(0, 0, 0, shape, 0.0, 0.0, 0.0, 0.0, math.inf, True, "structural")
     sigma = singular_values(core)
-    unit = (precision(matrix) if error is None else EPS) * float(sigma[0])
+    unit = (precision(matrix) if error is None else condition.EPS) * float(sigma[0])
     carried = 0.0 if error is None else float(np.ldexp(error, -scale))
-    errors = np.full(len(sigma), error_factor(*core.shape) * unit + carried)
-    values = Values(sigma, errors, np.full(len(sigma), NOISE * unit + carried), 1, "SVD")
+    errors = np.full(len(sigma), condition.error_factor(*core.shape) * unit + carried)
+    values = condition.Values(sigma, errors, np.full(len(sigma), condition.NOISE * unit + carried), 1, "SVD")
     limit = structural_rank_bound(core)
-    found = conclude(values, order=order, limit=limit, scale=scale)
+    found = condition.conclude(values, order=order, limit=limit, scale=scale)
     assert found.rank_decision in ("structural", "numerical", "unresolved")
     rest = float(sigma[found.rank]) if found.rank < limit else 0.0
     return Rank(
@@ -328,14 +327,14 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
 def singular_values(core: np.ndarray) -> np.ndarray:
     """Singular values, descending; for a symmetric matrix |λ|, which are cheaper."""
     if core.shape[0] == core.shape[1] and np.array_equal(core, core.T):
-        return eigenvalue_values(core, 0.0).magnitudes
-    return svd_values(core).magnitudes
+        return base.eigenvalue_values(core, 0.0).magnitudes
+    return base.svd_values(core).magnitudes
 
 
 def precision(matrix: object) -> float:
     """Machine epsilon of the type of the entries, at least that of doubles."""
     dtype = getattr(matrix, "dtype", None)
     if isinstance(dtype, torch.dtype):
-        return max(EPS, torch.finfo(dtype).eps) if dtype.is_floating_point else EPS
+        return max(condition.EPS, torch.finfo(dtype).eps) if dtype.is_floating_point else condition.EPS
     floating = isinstance(dtype, np.dtype) and dtype.kind == "f"
-    return max(EPS, float(np.finfo(dtype).eps)) if floating else EPS
+    return max(condition.EPS, float(np.finfo(dtype).eps)) if floating else condition.EPS

@@ -12,11 +12,10 @@ from scipy.linalg import qr
 
 from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
 from hesscond.operators.threads import few_threads
+from hesscond.spectra import matrices
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
-from hesscond.spectra.matrices import as_array, as_matrix, scaled_core
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
-from hesscond.spectra.solvers import base
-from hesscond.spectra.solvers.jacobi import jacobi_svd, jacobi_values, signed_jacobi
+from hesscond.spectra.solvers import base, jacobi
 
 #: Entries below this share of the largest may underflow when they are squared.
 LEAST = 2.0**-500
@@ -42,9 +41,9 @@ def factor_condition(
     Jacobi is left out beyond ``jacobi_order`` rows or columns. With ``power`` 1, κ is that of the matrix F itself, and
     rank and nullity add up to min(m, n).
     """
-    matrix = as_matrix(factor)
+    matrix = matrices.as_matrix(factor)
     order = matrix.shape[1] if power == 2 else min(matrix.shape)
-    core, scale, columns, transposed = scaled_core(matrix)
+    core, scale, columns, transposed = matrices.scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(order)
     errors = np.asarray(np.ldexp(error, -scale))
@@ -121,7 +120,7 @@ def symmetric_condition(
     ``error`` and ``floor``: bound and typical size, in the 2-norm, of the error already in the matrix; ``exact`` as for
     `factor_condition`.
     """
-    core, scale, *_ = scaled_core(matrix)
+    core, scale, *_ = matrices.scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(len(matrix))
     error, floor = float(np.ldexp(error, -scale)), float(np.ldexp(floor, -scale))
@@ -174,7 +173,7 @@ def rounded_condition(
     ``spread`` (n,): d such that a relative change eps of the terms changes entry (i, j) by eps·d_i·d_j. ``graded``:
     whether there is memory for Jacobi's method, which takes three times as many matrices as eigenvalues.
     """
-    core, scale, kept, _ = scaled_core(matrix)
+    core, scale, kept, _ = matrices.scaled_core(matrix)
     if core.size == 0:
         return zero_matrix(len(matrix))
     # exactly: d d may overflow where the entries do not
@@ -228,7 +227,7 @@ def carried(basis: np.ndarray | None, left: np.ndarray, right: np.ndarray) -> np
 
 def prepared(factor: object, signs: object) -> tuple[np.ndarray, np.ndarray, int, np.ndarray, np.ndarray]:
     """Nonzero rows and columns of F scaled to size about 1, their signs, the power of two, and the columns kept."""
-    matrix, sign = as_matrix(factor), np.ravel(as_array(signs)).astype(float)
+    matrix, sign = matrices.as_matrix(factor), np.ravel(matrices.as_array(signs)).astype(float)
     nonzero = matrix != 0
     rows, columns = nonzero.any(1), nonzero.any(0)
     matrix = matrix[np.ix_(rows, columns)]
@@ -252,7 +251,7 @@ def signed_condition(
     scales of F's columns. ``error`` is as in `factor_condition`; ``noise`` is the change of H by a relative change eps
     of its terms, divided by eps, in the 2-norm, and ``spread`` d (n,) that of entry (k, l) by eps·d_k·d_l.
     """
-    order = as_matrix(factor).shape[1]
+    order = matrices.as_matrix(factor).shape[1]
     core, sign, scale, rows, columns = prepared(factor, signs)
     if core.size == 0:
         return zero_matrix(order)
@@ -305,23 +304,23 @@ def column_errors(
 
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
     """Nonzero eigenvalues of FᵀF, descending, as many as ``condition`` found."""
-    core, scale, *_ = scaled_core(as_matrix(factor))
+    core, scale, *_ = matrices.scaled_core(matrices.as_matrix(factor))
     if condition.rank == 0:
         return np.zeros(0)
-    values = (jacobi_values if condition.solver.startswith(FINE) else base.svd_values)(core).magnitudes
+    values = (jacobi.jacobi_values if condition.solver.startswith(FINE) else base.svd_values)(core).magnitudes
     return np.ldexp(values[: condition.rank] ** 2, 2 * scale)
 
 
 def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
     """Nonzero eigenvalues (r,) of FᵀF, descending, and orthonormal eigenvectors (n, r)."""
-    matrix = as_matrix(factor)
-    core, scale, columns, transposed = scaled_core(matrix)
+    matrix = matrices.as_matrix(factor)
+    core, scale, columns, transposed = matrices.scaled_core(matrix)
     rank = condition.rank
     vectors = np.zeros((matrix.shape[1], rank))
     if rank == 0:
         return np.zeros(0), vectors
     if condition.solver.startswith(FINE):
-        values, u, v = jacobi_svd(core)
+        values, u, v = jacobi.jacobi_svd(core)
     else:
         u, values, vt = np.linalg.svd(core, full_matrices=False)
         v = vt.T
@@ -335,7 +334,7 @@ def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber
         return np.zeros(0), np.zeros((core.shape[1], 0))
     form = small_form(core, signs)
     if "Jacobi" in condition.solver:
-        magnitudes, sign, _, vectors = signed_jacobi(form.matrix)
+        magnitudes, sign, _, vectors = jacobi.signed_jacobi(form.matrix)
         values = magnitudes * sign
     else:
         values, vectors = np.linalg.eigh(form.matrix)

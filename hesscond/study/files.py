@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.lazy import located
-from hesscond.study import sections
-from hesscond.study.config import StudyConfig, merged
+from hesscond.study import config, sections
 from hesscond.study.listing import aliases, studies_folder
 from hesscond.study.structure import check_structure
 
@@ -164,7 +163,7 @@ OF_THE_FILE = ("aliases", "panels", "claims", "replicate", "paper", "small")
 OF_THE_PANEL = ("name", "paper", "small", "methods")
 
 
-def built_in() -> Iterator[StudyConfig]:
+def built_in() -> Iterator[config.StudyConfig]:
     """The studies that come with hesscond, by name, each panel of those that have some."""
     for path in sorted(studies_folder().glob("*.toml")):
         file = StudyFile.read(path)
@@ -172,7 +171,7 @@ def built_in() -> Iterator[StudyConfig]:
             yield file.study(panel, None)
 
 
-def load_study(study: str | Path, scale: str | None = None) -> StudyConfig:
+def load_study(study: str | Path, scale: str | None = None) -> config.StudyConfig:
     """A built-in study by name, or the one in a TOML file; ``NAME/PANEL`` where there are several panels.
 
     Parameters
@@ -267,7 +266,7 @@ class StudyFile:
         """The names of the panels, if there are several studies in the file."""
         return [table.name for table in self.layout.panels]
 
-    def study(self, panel: str, scale: str | None) -> StudyConfig:
+    def study(self, panel: str, scale: str | None) -> config.StudyConfig:
         """The study of a panel (``""`` where there are none), as `load_study` returns it."""
         if scale not in (None, *SCALES):
             raise ConfigError(f"--scale is one of {', '.join(SCALES)}, not {scale!r}")
@@ -288,7 +287,7 @@ class StudyFile:
                 raise ConfigError(f"{self.path} has no table [small]: there is no small version of the study")
             return as_is
         for changes in small:
-            content = merged(content, changes)
+            content = config.merged(content, changes)
         found = {
             "paper": as_is.model_copy(update={"scale": "paper"}),
             "small": self.checked(content | {"scale": "small"}, panel),
@@ -305,7 +304,7 @@ class StudyFile:
         if "small" in own:
             small.append(own["small"])
         methods = content.pop("methods", [])
-        content = merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content = config.merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
         content["panel"] = panel
         content["methods"] = list(methods)
         if "methods" in own:
@@ -317,7 +316,7 @@ class StudyFile:
                     raise ConfigError(
                         f"{self.path}: panel {panel!r} names a method {name!r} that is not in [[methods]]"
                     )
-                content["methods"].append(merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
+                content["methods"].append(config.merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
         return content, small
 
     def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -330,10 +329,10 @@ class StudyFile:
         ]
         return content | {"learning_rates": rows}
 
-    def checked(self, content: dict[str, Any], panel: str) -> StudyConfig:
+    def checked(self, content: dict[str, Any], panel: str) -> config.StudyConfig:
         """The study from contents of the file, or from those of a panel, or of its small version."""
         try:
-            study = StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
+            study = config.StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
             check_structure(study)
             for entry in study.methods:
                 if entry.changes and study.run is None:

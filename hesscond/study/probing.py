@@ -18,9 +18,8 @@ from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.statistics import by_shape, stacked
 from hesscond.data import Samples, SampleStream
 from hesscond.errors import ConfigError, MatrixError, RunError
-from hesscond.hessians import CentringScaling
+from hesscond.hessians import CentringScaling, catalogue
 from hesscond.hessians.blocks import Block
-from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.hessians.coordinates.from_hessian import optima
 from hesscond.hessians.coordinates.linear import scaling_conditions
 from hesscond.hessians.roles import NETWORK
@@ -187,7 +186,7 @@ class Prober:
             model=self.model,
             loss_fn=self.loss_fn,
             data=pairs,
-            choice=Choice(),
+            choice=catalogue.Choice(),
             level="layer",
             dtype=self._dtype,
             rtol=self.config.rtol,
@@ -202,10 +201,10 @@ class Prober:
                 if not chosen:
                     continue
                 units = None if table or level == "layer" else self._wanted
-                question = replace(asked, level=level, units=units, choice=Choice(tuple(chosen)))
+                question = replace(asked, level=level, units=units, choice=catalogue.Choice(tuple(chosen)))
                 plain = layer_results(question)
                 moved = [place for place in chosen if self._has_coordinates(place)]
-                in_own = replace(question, method=self.method, choice=Choice(tuple(moved)))
+                in_own = replace(question, method=self.method, choice=catalogue.Choice(tuple(moved)))
                 own = layer_results(in_own) if moved else {}
                 for place in chosen:
                     yield from self._rows_of(name, samples, plain[place], own.get(place))
@@ -219,7 +218,7 @@ class Prober:
         try:
             if block.layer is not None:
                 return self.method.probed(place) is not None
-            return self.method.of_parameters(place, Catalogue(self.model).block(place).parameters) is not None
+            return self.method.of_parameters(place, catalogue.Catalogue(self.model).block(place).parameters) is not None
         except ConfigError:
             return False
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from hesscond.errors import ConfigError
-from hesscond.study import files
+from hesscond.study import files, grid
 from hesscond.study.config import StudyConfig
-from hesscond.study.grid import Overrides, folder_name, plain
 from hesscond.study.listing import contents
 from hesscond.study.runner import RunPlan
 
@@ -80,7 +79,7 @@ def check_names(path: Path, panel: Panel, claims: Sequence[files.Claim]) -> None
 
 
 def plan_replication(
-    found: Replication, seeds: int, out: Path, device: torch.device, overrides: Overrides
+    found: Replication, seeds: int, out: Path, device: torch.device, overrides: grid.Overrides
 ) -> list[RunPlan]:
     """One plan for every panel, method and seed, all of the first seed before those of the next."""
     if seeds < 1:
@@ -91,7 +90,7 @@ def plan_replication(
             variant = panel.study.variant(entry.name)
             study = overrides.apply(variant.study)
             rate = overrides.learning_rate or study.learning_rate(entry.name, study.training.batch_size)
-            name = "-".join([*([plain(panel.name)] if panel.name else []), folder_name(variant)])
+            name = "-".join([*([grid.plain(panel.name)] if panel.name else []), grid.folder_name(variant)])
             runs.append((study, variant, rate, name))
     return [
         RunPlan(study, variant.method, seed, rate, out / f"{name}-seed{seed}", device, variant.label)

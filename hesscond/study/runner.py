@@ -26,12 +26,10 @@ from hesscond.lazy import without_folders
 from hesscond.methods import Method, parse
 from hesscond.models import build
 from hesscond.operators.threads import torch_threads
-from hesscond.problem.devices import accelerators_of, runtime
-from hesscond.problem.untouched import RandomState, untouched_randomness
+from hesscond.problem import devices, untouched
 from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
-from hesscond.study import metrics, structure
+from hesscond.study import datasets, metrics, structure
 from hesscond.study.config import StudyConfig
-from hesscond.study.datasets import Augmentation, check_data
 from hesscond.study.metrics import multiplications
 from hesscond.study.probing import Probe, Prober, ProbeRow, placed
 from hesscond.study.sections import ModelConfig
@@ -169,7 +167,7 @@ def check_plan(plan: RunPlan, data: Dataset) -> None:
         Data that are not those of the study; a network, loss, layer or unit that does not fit them; a batch larger than
         the training set; a network too large for this machine; a method that does not fit the network or the batch.
     """
-    check_data(plan.study.data, data)
+    datasets.check_data(plan.study.data, data)
     structure.check_structure(plan.study)
     try:
         model = build_model(plan, data)
@@ -290,7 +288,7 @@ def closed_at_end(log: RunLog) -> Iterator[None]:
 @contextmanager
 def seeded(plan: RunPlan) -> Iterator[None]:
     """Seed torch's random state (dropout draws from it) with the run's seed, and restore it afterwards."""
-    with untouched_randomness(accelerators_of([torch.empty(0, device=plan.device)])):
+    with untouched.untouched_randomness(devices.accelerators_of([torch.empty(0, device=plan.device)])):
         torch.manual_seed(plan.seed)
         yield
 
@@ -340,8 +338,8 @@ class Training:
         if study.model.architecture.kind == "vector":
             self.inputs, self.test_inputs = self.inputs.flatten(1), self.test_inputs.flatten(1)
         self.targets = data.train_targets
-        self.devices = accelerators_of([self.targets])
-        self.augment = Augmentation(study.data.augmentation, data.form, plan.seed)
+        self.devices = devices.accelerators_of([self.targets])
+        self.augment = datasets.Augmentation(study.data.augmentation, data.form, plan.seed)
         self.method: Method = parse(plan.method).create(self.model)
         if isinstance(self.inputs, torch.Tensor):
             self.method.fit(self.inputs)
@@ -478,7 +476,7 @@ class Training:
             "order": self.order.get_state(),
             "augmentation": self.augment.generator.get_state(),
             "random": torch.get_rng_state(),
-            "random_gpu": next((runtime(device).get_rng_state(device) for device in self.devices), None),
+            "random_gpu": next((devices.runtime(device).get_rng_state(device) for device in self.devices), None),
         }
 
     def restore(self, state: dict[str, Any] | None) -> tuple[int, torch.Tensor]:
@@ -494,7 +492,7 @@ class Training:
         self.augment.generator.set_state(state["augmentation"].cpu())
         torch.set_rng_state(state["random"].cpu())
         for device in self.devices:
-            runtime(device).set_rng_state(state["random_gpu"].cpu(), device)
+            devices.runtime(device).set_rng_state(state["random_gpu"].cpu(), device)
         return state["iteration"], state["permutation"]
 
     def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[Taken]]:
@@ -503,7 +501,7 @@ class Training:
         self.prober.layers.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
         # nothing else is seeded in a run
-        random = RandomState.of_torch(self.devices) if due else None
+        random = untouched.RandomState.of_torch(self.devices) if due else None
         output = self.model(inputs)
         self.prober.layers.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)

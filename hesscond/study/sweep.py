@@ -30,8 +30,7 @@ from hesscond.data import Dataset
 from hesscond.errors import ConfigError, DivergedError, HesscondError, RunError
 from hesscond.problem.devices import accelerators_of, runtime
 from hesscond.runs import BusyError, open_run
-from hesscond.study import runner
-from hesscond.study.grid import SweepConfig, check_same_sweep, write_sweep
+from hesscond.study import grid, runner
 
 #: Seconds that calls have to end by themselves after SIGTERM.
 GRACE = 20.0
@@ -190,12 +189,12 @@ def prepare(plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], ou
 
 
 def prepare_sweep(
-    config: SweepConfig, plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], out: Path
+    config: grid.SweepConfig, plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], out: Path
 ) -> Prepared:
     """`prepare` the runs of a sweep, then describe it in its folder."""
-    check_same_sweep(config, out)
+    grid.check_same_sweep(config, out)
     prepared = prepare(plans, data, out)
-    write_sweep(config, out)
+    grid.write_sweep(config, out)
     return prepared
 
 

@@ -21,7 +21,7 @@ from hesscond.methods import Method
 from hesscond.probing.diff import diff
 from hesscond.probing.entry import probe
 from hesscond.probing.results import ProbeResult
-from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem import evaluation
 from hesscond.runs import place_name
 from hesscond.spectra import ConditionNumber
 
@@ -196,8 +196,8 @@ Measure = str | Method | Coordinates | torch.Tensor | None
 
 def assert_condition_number(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch | Iterable[Batch],
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch | Iterable[evaluation.Batch],
     *,
     layer: str | Sequence[str] | None = None,
     below: float | None = None,
@@ -278,8 +278,8 @@ def assert_condition_number(
 
 def assert_preconditioner_improves(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch | Iterable[Batch],
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch | Iterable[evaluation.Batch],
     method: Measure,
     *,
     factor: float = 1.0,
@@ -426,8 +426,8 @@ def decided(truths: Sequence[Truth], rank: int) -> bool | None:
 
 def measured(
     model: nn.Module,
-    loss_fn: LossFunction,
-    batch: Batch | Iterable[Batch],
+    loss_fn: evaluation.LossFunction,
+    batch: evaluation.Batch | Iterable[evaluation.Batch],
     layer: str | Sequence[str] | None,
     unit: int | Sequence[int] | None,
     level: str,

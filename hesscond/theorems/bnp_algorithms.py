@@ -8,9 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from hesscond.theorems import base
+from hesscond.theorems import base, matrices
 from hesscond.theorems.bnp_condition_numbers import normalized
-from hesscond.theorems.matrices import CLEAR, random_matrix, random_size
 
 #: C of E‖Ĝ/q‖ ≤ C √N for laws with bounded fourth moments; for Gaussian matrices it tends to 2 at N = n.
 BOUND = 3.0
@@ -66,7 +65,7 @@ class BNPProposition5(base.LayerStatement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Several batches of one size."""
-        n, N = random_size(rng), random_size(rng)
+        n, N = matrices.random_size(rng), matrices.random_size(rng)
         law = BOUNDED[rng.integers(len(BOUNDED))]
         if min(n, N) <= BOUND**2:
             return [SMALL] * 2
@@ -146,9 +145,9 @@ class BNPProposition10(base.Statement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """One channel of random images."""
-        N, r, s = (random_size(rng, most) for most in (20, 40, 40))
+        N, r, s = (matrices.random_size(rng, most) for most in (20, 40, 40))
         p = int(rng.integers(1, min(r, s) + 1))
-        h = random_matrix(rng, N, r * s).reshape(N, r, s) + 10.0 ** rng.uniform(-2, 2) * rng.standard_normal()
+        h = matrices.random_matrix(rng, N, r * s).reshape(N, r, s) + 10.0 ** rng.uniform(-2, 2) * rng.standard_normal()
         return [self.within(h, p), self.attained(np.full((N, r, s), rng.standard_normal()), p)]
 
     def within(self, h: np.ndarray, p: int) -> base.Outcome:
@@ -274,8 +273,8 @@ class BNPAlgorithm2(WrittenOut):
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        m, n = random_size(rng), random_size(rng)
-        return self.compare(random_matrix(rng, m, n), rng.standard_normal(m), *random_statistics(rng, n))
+        m, n = matrices.random_size(rng), matrices.random_size(rng)
+        return self.compare(matrices.random_matrix(rng, m, n), rng.standard_normal(m), *random_statistics(rng, n))
 
 
 @base.register
@@ -304,8 +303,8 @@ class BNPAlgorithm3(WrittenOut):
         return G_b / q2 - new.sum((2, 3)) @ mu
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        m, channels, k = random_size(rng, 20), random_size(rng, 30), int(rng.choice([1, 3, 5]))
-        G_w = random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
+        m, channels, k = matrices.random_size(rng, 20), matrices.random_size(rng, 30), int(rng.choice([1, 3, 5]))
+        G_w = matrices.random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
         return self.compare(G_w, rng.standard_normal(m), *random_statistics(rng, channels))
 
 
@@ -455,7 +454,7 @@ class BNPProposition6(base.Statement):
         return 4 * n * N + 6 * n * m + 2 * m + 8 * n, 32 * n * N + 4 * n
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        n, N, m = 1 + random_size(rng, 15), 1 + random_size(rng, 15), random_size(rng, 40)
+        n, N, m = 1 + matrices.random_size(rng, 15), 1 + matrices.random_size(rng, 15), matrices.random_size(rng, 40)
         arrays = random_layer(rng, n, N, m)
         bnp, written, shared = (flops(way, arrays) for way in (bnp_step, bn_as_written, bn_shared))
         for_bnp, for_bn = self.printed(n, N, m)
@@ -472,7 +471,7 @@ class BNPProposition6(base.Statement):
             m = 28 * N // 6
             arrays = random_layer(rng, n, N, m)
             bnp, shared = flops(bnp_step, arrays), flops(bn_shared, arrays)
-            if bnp > CLEAR * shared:
+            if bnp > matrices.CLEAR * shared:
                 text = f"{shared} operations of batch normalization, {bnp} of BNP, 28N ≥ 6m: [n, N, m]"
                 yield base.Counterexample(self.claims[3].name, [[n, N, m]], text, bnp / shared)
                 return

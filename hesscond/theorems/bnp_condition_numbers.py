@@ -11,8 +11,7 @@ import numpy as np
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.scaling import optimal_diagonal_scaling
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems import base, exact
-from hesscond.theorems.matrices import CLEAR, Kappa, equilibrated, integer_matrices, kappa, random_matrix, random_size
+from hesscond.theorems import base, exact, matrices
 
 
 @base.register
@@ -36,7 +35,7 @@ class VanDerSluis(base.LayerStatement):
     trials = 60
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        A = random_matrix(rng, random_size(rng), random_size(rng))
+        A = matrices.random_matrix(rng, matrices.random_size(rng), matrices.random_size(rng))
         return [self.side(A), self.side(A.T)]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
@@ -49,10 +48,10 @@ class VanDerSluis(base.LayerStatement):
 
     def side(self, A: np.ndarray) -> base.Outcome:
         """The claim for the rows of A."""
-        return nearly_optimal(kappa(equilibrated(A)), A)
+        return nearly_optimal(matrices.kappa(matrices.equilibrated(A)), A)
 
 
-def nearly_optimal(found: Kappa, A: np.ndarray) -> base.Outcome:
+def nearly_optimal(found: matrices.Kappa, A: np.ndarray) -> base.Outcome:
     """κ⁺ ≤ √m · min_D κ⁺(DA), against certified bounds of the minimum on both sides."""
     optimum = optimal_diagonal_scaling(A, side="row")
     return base.decided(found.lower / optimum.kappa, found.upper / optimum.lower, len(A) ** 0.5)
@@ -83,7 +82,7 @@ def normalized(H: np.ndarray) -> np.ndarray:
 
 def features(rng: np.random.Generator, samples: int, width: int) -> np.ndarray:
     """Inputs (samples, width) of a layer: any matrix, with means that may be large; no constant feature."""
-    H = random_matrix(rng, samples, width)
+    H = matrices.random_matrix(rng, samples, width)
     if rng.random() < 0.5:
         H = H + 10.0 ** rng.uniform(-2, 3, width) * rng.standard_normal(width)
     if rng.random() < 0.3:
@@ -95,12 +94,12 @@ def features(rng: np.random.Generator, samples: int, width: int) -> np.ndarray:
 
 def random_inputs(rng: np.random.Generator, most: int = 60) -> np.ndarray:
     """Inputs (N, n) of up to ``most`` features: more samples than features three times out of four."""
-    width = random_size(rng, most)
-    samples = width + 1 + random_size(rng, 60) if rng.random() < 0.75 else int(rng.integers(2, width + 2))
+    width = matrices.random_size(rng, most)
+    samples = width + 1 + matrices.random_size(rng, 60) if rng.random() < 0.75 else int(rng.integers(2, width + 2))
     return features(rng, samples, width)
 
 
-def centring(before: Kappa, after: Kappa, columns: int) -> tuple[base.Outcome, base.Outcome]:
+def centring(before: matrices.Kappa, after: matrices.Kappa, columns: int) -> tuple[base.Outcome, base.Outcome]:
     """κ⁺(ĤU) over κ⁺(Ĥ): the outcome for full column rank, and that for a smaller rank."""
     ratio = base.decided(*(after / before))
     if before.rank < columns:
@@ -146,7 +145,7 @@ class BNPTheorem4(base.LayerStatement):
         self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray
     ) -> Sequence[base.Outcome]:
         """All claims for Ĥ, ĤU and ĤUD, or their triangular factors, and the means."""
-        plain, centred_only, both = kappa(before), kappa(moved), kappa(scaled)
+        plain, centred_only, both = matrices.kappa(before), matrices.kappa(moved), matrices.kappa(scaled)
         full, _ = centring(plain, centred_only, before.shape[1])
         strict = self.strictness(full, centred_only / plain, moved, mu)
         return [full, nearly_optimal(both, moved.T), base.decided(*(both / plain)), strict]
@@ -167,9 +166,9 @@ class BNPTheorem4(base.LayerStatement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Inputs of mean zero in small integers, so that Ĥ = ĤU; three features: of two, Ĝ is the best scaling."""
-        for half in integer_matrices(seed, 3, 3):
+        for half in matrices.integer_matrices(seed, 3, 3):
             H = np.vstack([half, -half])
-            if not kappa(normalized(H)).exceeds(kappa(extended(H))):
+            if not matrices.kappa(normalized(H)).exceeds(matrices.kappa(extended(H))):
                 continue
             plain, variances = rational(H, 0), [Fraction(int(v), len(H)) for v in (H**2).sum(0)]
             # κ(Ĝ)² is that of the pencil (ĤᵀĤ, D⁻²), which is rational where D is not
@@ -204,15 +203,15 @@ class PRECTheorem4(base.LayerStatement):
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         H = random_inputs(rng)
         before = extended(H)
-        return centring(kappa(before), kappa(centred(H)), before.shape[1])
+        return centring(matrices.kappa(before), matrices.kappa(centred(H)), before.shape[1])
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        return centring(kappa(seen.plain), kappa(seen.centred), seen.plain.shape[1])
+        return centring(matrices.kappa(seen.plain), matrices.kappa(seen.centred), seen.plain.shape[1])
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Three samples of three features; κ⁺² is that of the Gram matrix of the rows."""
-        for H in integer_matrices(seed, 3, 3):
-            if not kappa(centred(H)).exceeds(kappa(extended(H))):
+        for H in matrices.integer_matrices(seed, 3, 3):
+            if not matrices.kappa(centred(H)).exceeds(matrices.kappa(extended(H))):
                 continue
             rows = [exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0)]
             low, high = exact.kappa_squared(rows[0])[0], exact.kappa_squared(rows[1])[1]
@@ -253,8 +252,8 @@ class PRECInputScaling(base.Statement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Any inputs with more samples than features."""
-        width = random_size(rng, 40)
-        H = features(rng, width + 1 + random_size(rng, 60), width)
+        width = matrices.random_size(rng, 40)
+        H = features(rng, width + 1 + matrices.random_size(rng, 60), width)
         N = len(H)
         standardized, scaled = extended(self.standardize(H)), extended(self.minmax(H))
         products = np.column_stack([standardized[:, 0] @ standardized, (standardized**2).sum(0)])
@@ -264,20 +263,20 @@ class PRECInputScaling(base.Statement):
         size = 1 + np.abs(H).max(0) / H.std(0)
         scale = N * np.concatenate([[1.0], size])[:, None]
         norm = float(np.linalg.norm(scaled, axis=0).max()) / N**0.5
-        before = kappa(extended(H))
+        before = matrices.kappa(extended(H))
         if before.rank <= width:
             improves = base.not_applicable("[eᵀ; X] has no full row rank")
         else:
-            improves = base.decided(*(kappa(scaled) / before))
+            improves = base.decided(*(matrices.kappa(scaled) / before))
         return [base.equal(products, expected, scale), base.decided(norm, norm, 1 + ROUND_OFF), improves]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Six samples of two features in small integers, scaled in rational numbers."""
-        for H in integer_matrices(seed, 6, 2):
+        for H in matrices.integer_matrices(seed, 6, 2):
             spans = H.max(0) - H.min(0)
             if not spans.all() or np.linalg.matrix_rank(extended(H)) < 3:
                 continue
-            if not kappa(extended(self.minmax(H))).exceeds(kappa(extended(H))):
+            if not matrices.kappa(extended(self.minmax(H))).exceeds(matrices.kappa(extended(H))):
                 continue
             ends = list(zip(H.min(0).tolist(), spans.tolist(), strict=True))
             rows = [[(h - least, span) for h, (least, span) in zip(row, ends, strict=True)] for row in H.tolist()]
@@ -309,10 +308,10 @@ class BNPPropertyA(base.LayerStatement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         scaled = normalized(with_property_a(rng))
-        return [optimal_scaling(scaled, kappa(scaled))]
+        return [optimal_scaling(scaled, matrices.kappa(scaled))]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        return [optimal_scaling(seen.normalized, kappa(seen.normalized))]
+        return [optimal_scaling(seen.normalized, matrices.kappa(seen.normalized))]
 
 
 def with_property_a(rng: np.random.Generator) -> np.ndarray:
@@ -321,8 +320,8 @@ def with_property_a(rng: np.random.Generator) -> np.ndarray:
     The correlations between the kinds are a matrix C: the second kind is Q₁C + Q₂L, LᵀL = I − CᵀC, of orthonormal
     columns [Q₁, Q₂] with mean zero.
     """
-    first, second = random_size(rng, 15), random_size(rng, 15)
-    N = 1 + first + second + random_size(rng, 40)
+    first, second = matrices.random_size(rng, 15), matrices.random_size(rng, 15)
+    N = 1 + first + second + matrices.random_size(rng, 40)
     raw = rng.standard_normal((N, first + second))
     Q = np.linalg.qr(raw - raw.mean(0))[0]
     C = rng.standard_normal((first, second))
@@ -349,7 +348,7 @@ def two_kinds(centred: np.ndarray) -> np.ndarray | None:
     return None if (linked & np.equal.outer(signs, signs)).any() else signs
 
 
-def optimal_scaling(scaled: np.ndarray, found: Kappa) -> base.Outcome:
+def optimal_scaling(scaled: np.ndarray, found: matrices.Kappa) -> base.Outcome:
     """κ(Ĝ) = min_D κ(ĤUD) if Ĝ = ``scaled`` has Property A.
 
     For any y and z with |y| = |z|, entry by entry, κ(ĜD) ≥ ‖Ĝy‖/‖Ĝz‖ for every diagonal D: take D⁻¹y and D⁻¹z, which
@@ -423,7 +422,7 @@ class BNPProposition11(base.LayerStatement):
         """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
         if not found.resolved:
             return base.UNRESOLVED
-        inputs = kappa(H)
+        inputs = matrices.kappa(H)
         return base.decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
 
     def factor(self, B: np.ndarray, H: np.ndarray) -> np.ndarray:
@@ -432,7 +431,7 @@ class BNPProposition11(base.LayerStatement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Inputs of any shape, of low rank now and then; S diagonal or full."""
-        N, n = 1 + random_size(rng, 60), random_size(rng, 40)
+        N, n = 1 + matrices.random_size(rng, 60), matrices.random_size(rng, 40)
         H = extended(features(rng, N, n))
         if rng.random() < 0.2:
             H = np.repeat(H, 2, 0)
@@ -450,10 +449,10 @@ class BNPProposition11(base.LayerStatement):
 
     def product(self, found: np.ndarray, H: np.ndarray, B: np.ndarray) -> base.Outcome:
         """√κ(ĤᵀSĤ) = κ(BᵀĤ) over κ(Ĥ) κ(B)."""
-        lower, upper = kappa(found) / kappa(H)
-        root = kappa(B)
+        lower, upper = matrices.kappa(found) / matrices.kappa(H)
+        root = matrices.kappa(B)
         # the product is rounded before it is measured
-        off = len(B) * EPSILON * kappa(H).upper * root.upper
+        off = len(B) * EPSILON * matrices.kappa(H).upper * root.upper
         return base.decided(lower * (1 - off), upper * (1 + off), root.upper)
 
 
@@ -485,7 +484,7 @@ class BNPGain(base.LayerStatement):
         H = random_inputs(rng, 40)
         N, n = H.shape
         root = 10.0 ** rng.uniform(-1, 1, N)
-        before, after = kappa(root[:, None] * centred(H)), kappa(root[:, None] * normalized(H))
+        before, after = matrices.kappa(root[:, None] * centred(H)), matrices.kappa(root[:, None] * normalized(H))
         optimum = optimal_diagonal_scaling(centred(H), side="column")
         allowed = (n + 1) ** 0.5 * spread(root)
         sigma = np.concatenate([np.ones(1), H.std(0)])
@@ -496,7 +495,7 @@ class BNPGain(base.LayerStatement):
         return [
             base.decided(after.lower / optimum.upper, after.upper / optimum.lower, allowed),
             scaling,
-            self.about(kappa(root[:, None] * extended(H)) / after, spread(sigma)),
+            self.about(matrices.kappa(root[:, None] * extended(H)) / after, spread(sigma)),
         ]
 
     def about(self, root: tuple[float, float], kappa_D: float) -> base.Outcome:
@@ -514,7 +513,7 @@ class BNPGain(base.LayerStatement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""
-        for A in integer_matrices(seed, 6, 3):
+        for A in matrices.integer_matrices(seed, 6, 3):
             H = np.column_stack([LARGE * A[:, 0], LARGE * A[:, 0] + A[:, 1], A[:, 2]])
             if (H.min(0) == H.max(0)).any() or np.linalg.matrix_rank(extended(H)) < 4:
                 continue
@@ -523,7 +522,7 @@ class BNPGain(base.LayerStatement):
             after = exact.kappa_squared(exact.gram(moved), metric=squares)[0]
             before = exact.kappa_squared(exact.gram(extended(H).astype(int).tolist()))[1]
             factor = max(squares) / min(squares) * after / (before * Fraction(ABOUT))
-            if factor > CLEAR:
+            if factor > matrices.CLEAR:
                 D = float(max(squares) / min(squares))
                 text = f"gain ≤ {float(before / after):.6f} < κ(D)²/40 = {D / ABOUT:.6f}, S = I"
                 yield base.Counterexample(self.claims[2].name, H.tolist(), text, float(factor))

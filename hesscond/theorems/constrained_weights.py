@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev
 
 from hesscond.hessians import HessianOperator, SphereTangentOperator
-from hesscond.methods.sphere import Constraint, Sphere, projected
+from hesscond.methods import sphere
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import base, rates
 from hesscond.theorems.matrices import random_matrix, random_size
@@ -368,7 +368,7 @@ LONGEST = 1e3
 class ConstrainedLoss:
     """The loss of a network whose first layer is constrained, as a function of all its parameters that may change."""
 
-    method: Sphere  # method at work on the network, whose first module is a dense layer
+    method: sphere.Sphere  # method at work on the network, whose first module is a dense layer
     inputs: Tensor  # (N, n)
     targets: Tensor  # (N, c)
 
@@ -394,7 +394,7 @@ class ConstrainedLoss:
     def retract(self, point: Tensor) -> Tensor:
         """The weights brought back onto the constraints."""
         units, width = self.weights
-        rows = projected(point[: units * width].view(units, width), self.method.constraint, self.method.c)
+        rows = sphere.projected(point[: units * width].view(units, width), self.method.constraint, self.method.c)
         return torch.cat([rows.flatten(), point[units * width :]])
 
     @property
@@ -437,8 +437,8 @@ def random_problem(rng: np.random.Generator) -> ConstrainedLoss:
         for parameter in model.parameters():
             parameter.copy_(rates.normal(rng, *parameter.shape))
     c = float(2 * 10.0 ** rng.uniform(-0.3, 0.3))
-    constraint: Constraint = "sphere" if rng.random() < 0.5 else "both"
-    method = Sphere(model, constraint=constraint, c=c, affine=False, output=True, layers=("0",))
+    constraint: sphere.Constraint = "sphere" if rng.random() < 0.5 else "both"
+    method = sphere.Sphere(model, constraint=constraint, c=c, affine=False, output=True, layers=("0",))
     inputs = rates.normal(rng, SAMPLES, width) * torch.from_numpy(10.0 ** rng.uniform(-0.4, 0.4, width)) + 0.3
     scaled = {"0.weight": layer.weight.detach() * torch.from_numpy(rng.uniform(0.6, 1.6, (units, 1)))}
     output = functional_call(model, scaled, (inputs,)).detach()

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import hessian
 
-from hesscond.theorems import base
-from hesscond.theorems.matrices import kappa, random_orthogonal, random_size
-from hesscond.theorems.networks import ROUND_OFF, cross_entropy
-from hesscond.theorems.weight_conditioning import sees_common_change, too_large
+from hesscond.theorems import base, matrices, networks, weight_conditioning
 
 #: Draws of a start, and the standard errors that a share of them may be off.
 DRAWS, ERRORS = 2000, 7.0
@@ -54,7 +51,7 @@ class AdamDiagonal(base.Statement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A diagonal Hessian of up to eight decades, and a dense one."""
-        d, decades = random_size(rng, 60), rng.choice([0.2, 4.0])
+        d, decades = matrices.random_size(rng, 60), rng.choice([0.2, 4.0])
         h, x = 10.0 ** rng.uniform(-decades, decades, d), rng.standard_normal(d)
         values = h * self.preconditioner(h * x)
         found = base.equal(values.max() / values.min(), np.abs(x).max() / np.abs(x).min())
@@ -79,7 +76,7 @@ class AdamDiagonal(base.Statement):
         values = np.concatenate([[most, 1.0], most ** rng.uniform(0, 1, d - 2)])
         F = values[:, None] ** 0.5 * V.T
         M = self.preconditioner(F.T @ (F @ rng.standard_normal(d)))
-        found = kappa(F) / kappa(F * M**0.5)
+        found = matrices.kappa(F) / matrices.kappa(F * M**0.5)
         return base.decided(found[0] ** 2, found[1] ** 2, SLACK)
 
 
@@ -119,7 +116,7 @@ class AdamBlocks(base.Statement):
         factors = []
         for size in rng.integers(1, 6, int(rng.integers(2, 6))):
             spread = 10.0 ** rng.uniform(0, rng.choice([0.05, 1.5]), size)
-            factors.append(10.0 ** rng.uniform(-2, 2) * spread[:, None] * random_orthogonal(rng, size))
+            factors.append(10.0 ** rng.uniform(-2, 2) * spread[:, None] * matrices.random_orthogonal(rng, size))
         least, most, worst, g = [], [], 1.0, []
         theta = [rng.standard_normal(len(F)) for F in factors]
         for F, own in zip(factors, theta, strict=True):
@@ -197,11 +194,11 @@ class SoftmaxRowBlocks(base.LayerStatement):
         h = torch.from_numpy(np.hstack([np.ones((N, 1)), rng.standard_normal((N, n - 1))]))
         W = torch.from_numpy(10.0 ** rng.uniform(-1, 0.7) * rng.standard_normal((C, n)))
         target = torch.from_numpy(rng.dirichlet(np.ones(C), N))
-        H = hessian(lambda flat: cross_entropy(h @ flat.view_as(W).T, target).mean())(W.flatten())
+        H = hessian(lambda flat: networks.cross_entropy(h @ flat.view_as(W).T, target).mean())(W.flatten())
         blocks = H.reshape(C, n, C, n).permute(0, 2, 1, 3).numpy()
         expected = torch.einsum("kc,ka,kb->cab", self.on_diagonal(torch.softmax(h @ W.T, -1)), h, h) / N
         found = base.equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
-        return [found, *self.check(blocks, ROUND_OFF)]
+        return [found, *self.check(blocks, networks.ROUND_OFF)]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """All blocks of the layer's Hessian, by products."""
@@ -210,10 +207,10 @@ class SoftmaxRowBlocks(base.LayerStatement):
         if network.weight is None:
             return [base.not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         H = network.reweighted(network.weight)
-        if sees_common_change(H, seen.weight.shape):
+        if weight_conditioning.sees_common_change(H, seen.weight.shape):
             reason = "no softmax of the layer's outputs: a change of all rows alike is seen"
             return [base.not_applicable(reason)] * len(self.claims)
-        if (undecided := too_large(H, seen.samples)) is not None:
+        if (undecided := weight_conditioning.too_large(H, seen.samples)) is not None:
             return [undecided] * len(self.claims)
         C, n = seen.weight.shape
         rows = np.arange(C * n).reshape(C, n)
@@ -222,7 +219,7 @@ class SoftmaxRowBlocks(base.LayerStatement):
         dense = H.to_dense().cpu().numpy()
         blocks = dense[rows[:, None, :, None], rows[None, :, None, :]]
         nothing = base.not_applicable("the probabilities are not looked at in training")
-        return [nothing, *self.check(blocks, max(ROUND_OFF, H.rounding))]
+        return [nothing, *self.check(blocks, max(networks.ROUND_OFF, H.rounding))]
 
     def check(self, blocks: np.ndarray, rounding: float) -> list[base.Outcome]:
         """Outcomes of the claims about blocks (C, C, n, n) with entries off by ``rounding`` of the largest block."""

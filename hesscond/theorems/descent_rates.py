@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from hesscond.spectra import ConditionNumber, condition_number
-from hesscond.theorems import exact, networks, rates
-from hesscond.theorems.base import Claim, Counterexample, Outcome, Statement, equal, not_applicable, register
-from hesscond.theorems.matrices import CLEAR, integer_matrices, random_orthogonal
+from hesscond.theorems import base, exact, matrices, networks, rates
 
 #: A start is at most this share of the distance to a kink away; one nearer than `NEAR` ‖θ‖ leaves no room for it.
 CLEARANCE, NEAR = 0.25, 1e-6
@@ -32,14 +30,14 @@ def best_step(kappa: ConditionNumber) -> float:
 SHORT, LONG = (0.1, 0.95), (1.05, 1.4)
 #: Claims for any step size.
 ANY_STEP = (
-    Claim("bound, any α", "rate ≤ max(|1 − αλ_min|, |1 − αλ_max|) for α < 2/λ_max", True),
-    Claim("attained, any α", "rate = max(|1 − αλ_min|, |1 − αλ_max|) from the eigenvector of that end", True),
-    Claim("best α", "rate ≥ (κ − 1)/(κ + 1) for any α, from the eigenvector of that end", True),
-    Claim("diverges", "the steps grow by αλ_max − 1 from the top eigenvector for α > 2/λ_max", True),
+    base.Claim("bound, any α", "rate ≤ max(|1 − αλ_min|, |1 − αλ_max|) for α < 2/λ_max", True),
+    base.Claim("attained, any α", "rate = max(|1 − αλ_min|, |1 − αλ_max|) from the eigenvector of that end", True),
+    base.Claim("best α", "rate ≥ (κ − 1)/(κ + 1) for any α, from the eigenvector of that end", True),
+    base.Claim("diverges", "the steps grow by αλ_max − 1 from the top eigenvector for α > 2/λ_max", True),
 )
 
 
-class StepSizes(Statement):
+class StepSizes(base.Statement):
     """The rate of gradient descent, at the best step size and at any other."""
 
     def any_step(
@@ -48,7 +46,7 @@ class StepSizes(Statement):
         descent: Callable[[float], rates.Iteration],
         kappa: ConditionNumber,
         range_: Tensor,
-    ) -> list[Outcome]:
+    ) -> list[base.Outcome]:
         """The claims `ANY_STEP` for a random α below 2/λ_max, and one above.
 
         ``range_`` (d, rank): directions of the eigenvectors, that of the smallest nonzero eigenvalue first.
@@ -70,7 +68,7 @@ class StepSizes(Statement):
         ]
 
 
-@register
+@base.register
 class PreconditionedRate(StepSizes):
     """Preconditioned gradient descent converges at the rate of κ(MH)."""
 
@@ -92,9 +90,9 @@ class PreconditionedRate(StepSizes):
         "α = 2/(λ_max + λ_min), unless said otherwise",
     )
     claims = (
-        Claim("bound", "rate ≤ (κ − 1)/(κ + 1), κ = κ(PᵀHP)", True),
-        Claim("attained", "rate = (κ − 1)/(κ + 1) from the bottom eigenvector", True),
-        Claim("singular values", "rate = (κ − 1)/(κ + 1) with κ = σ_max/σ_min of MH", False, published=False),
+        base.Claim("bound", "rate ≤ (κ − 1)/(κ + 1), κ = κ(PᵀHP)", True),
+        base.Claim("attained", "rate = (κ − 1)/(κ + 1) from the bottom eigenvector", True),
+        base.Claim("singular values", "rate = (κ − 1)/(κ + 1) with κ = σ_max/σ_min of MH", False, published=False),
         *ANY_STEP,
     )
     trials = 30
@@ -103,16 +101,16 @@ class PreconditionedRate(StepSizes):
         """Matrix whose κ predicts the rate."""
         return P.T @ H @ P
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A quadratic function or a small network at a minimum, in random coordinates."""
         loss, minimum = random_minimum(rng)
         if minimum is None:
-            return [not_applicable("no minimum was found")] * len(self.claims)
+            return [base.not_applicable("no minimum was found")] * len(self.claims)
         P = random_coordinates(rng, minimum.H)
         M, in_z = P @ P.T, self.curvature(minimum.H, P)
         kappa = networks.hessian_kappa(in_z)
         if kappa.negative or not kappa.resolved:
-            return [not_applicable("the point is no minimum, or its rank is unresolved")] * len(self.claims)
+            return [base.not_applicable("the point is no minimum, or its rank is unresolved")] * len(self.claims)
         vectors = torch.linalg.eigh((in_z + in_z.T) / 2).eigenvectors[:, kappa.nullity :]
         root, point = torch.linalg.inv(P), minimum.point
 
@@ -134,10 +132,10 @@ class PreconditionedRate(StepSizes):
             *self.any_step(rng, descent, kappa, P @ vectors),
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Quadratic functions of two variables with integer H, and diagonal integer M: H = [[a, b], [b, c]]."""
         rng = np.random.default_rng(seed)
-        for factor in integer_matrices(seed, 2, 2):
+        for factor in matrices.integer_matrices(seed, 2, 2):
             H = exact.gram(factor.tolist())
             m = [int(i) for i in rng.integers(1, 10, 2)]
             MH = [[m[i] * H[i][j] for j in range(2)] for i in range(2)]
@@ -145,11 +143,11 @@ class PreconditionedRate(StepSizes):
             right = exact.kappa_squared(H, metric=[Fraction(1, i) for i in m])[1]
             # the square of that by singular values
             other = exact.kappa_squared(exact.gram(MH))[0]
-            if other > (Fraction(CLEAR) * right) ** 2:
+            if other > (Fraction(matrices.CLEAR) * right) ** 2:
                 found = float(other) ** 0.5
                 text = f"κ ≥ {found:.6f}, but the rate is that of κ(PᵀHP) ≤ {float(right):.6f}: H, diagonal of M"
                 matrix = [*([int(i) for i in row] for row in H), m]
-                yield Counterexample("singular values", matrix, text, found / float(right))
+                yield base.Counterexample("singular values", matrix, text, found / float(right))
                 return
 
 
@@ -159,7 +157,7 @@ def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
     values = torch.where(values > networks.ROUND_OFF * values[-1], values, values[-1])
     skew = torch.from_numpy(10.0 ** rng.uniform(-0.3, 0.3, len(H)))
     power = vectors * values ** -rng.uniform(0.4, 0.5)
-    return skew[:, None] * power @ torch.from_numpy(random_orthogonal(rng, len(H)))
+    return skew[:, None] * power @ torch.from_numpy(matrices.random_orthogonal(rng, len(H)))
 
 
 def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Minimum | None]:
@@ -168,7 +166,7 @@ def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Mini
         size = int(rng.integers(3, 21))
         spectrum = 10.0 ** rng.uniform(0, rng.uniform(0.3, 2), size)
         spectrum[2:][rng.random(size - 2) < rng.choice([0.0, 0.2])] = 0.0
-        Q, point = torch.from_numpy(random_orthogonal(rng, size)), rates.normal(rng, size)
+        Q, point = torch.from_numpy(matrices.random_orthogonal(rng, size)), rates.normal(rng, size)
         H = (Q * torch.from_numpy(spectrum)) @ Q.T
         return lambda p: (p - point) @ H @ (p - point) / 2, rates.Minimum(point, H)
     sizes = rng.integers(2, 4, 3).tolist()
@@ -177,7 +175,7 @@ def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Mini
     return loss, rates.newton(loss, rates.second_order(loss), network.parameters)
 
 
-@register
+@base.register
 class BNPTheorem1(StepSizes):
     """Gradient descent converges at the rate of the nonzero eigenvalues, if the null space is that of rescaling."""
 
@@ -201,15 +199,15 @@ class BNPTheorem1(StepSizes):
         "α = 2/(λ_max + λ*_min), unless said otherwise",
     )
     claims = (
-        Claim("null space", "H d = 0 for the tangents d of D_tθ", True),
-        Claim("assumption", "the null space of H is Col(D_tθ) at every minimum", False, published=False),
-        Claim("bound", "rate ≤ (κ* − 1)/(κ* + 1)", True),
-        Claim("attained", "rate = (κ* − 1)/(κ* + 1) from the bottom eigenvector", True),
+        base.Claim("null space", "H d = 0 for the tangents d of D_tθ", True),
+        base.Claim("assumption", "the null space of H is Col(D_tθ) at every minimum", False, published=False),
+        base.Claim("bound", "rate ≤ (κ* − 1)/(κ* + 1)", True),
+        base.Claim("attained", "rate = (κ* − 1)/(κ* + 1) from the bottom eigenvector", True),
         *ANY_STEP,
     )
     trials = 30
 
-    def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A network with one or two hidden layers, at a minimum near those weights that its targets are made with."""
         hidden = rng.integers(2, 4, rng.choice([1, 2], p=[0.8, 0.2])).tolist()
         network = rates.taught(rng, [int(rng.integers(2, 4)), *hidden, int(rng.integers(1, 3))], 60, "relu", NOISE)
@@ -219,28 +217,28 @@ class BNPTheorem1(StepSizes):
         loss = networks.flat_loss(network)
         minimum = rates.newton(loss, rates.second_order(loss), network.parameters)
         if minimum is None:
-            return [not_applicable("no minimum was found where no pre-activation is zero")] * len(self.claims)
+            return [base.not_applicable("no minimum was found where no pre-activation is zero")] * len(self.claims)
         return self.check(rng, replace(network, weights=tuple(network.split(minimum.point))), minimum.H)
 
-    def check(self, rng: np.random.Generator, network: networks.Network, H: Tensor) -> Sequence[Outcome]:
+    def check(self, rng: np.random.Generator, network: networks.Network, H: Tensor) -> Sequence[base.Outcome]:
         """All claims at a minimum."""
         theta, kink = network.parameters, rates.distance_to_kink(network)
         if kink <= NEAR * float(theta.norm()):
-            return [not_applicable("the minimum is too near a kink")] * len(self.claims)
+            return [base.not_applicable("the minimum is too near a kink")] * len(self.claims)
         kappa, directions = networks.hessian_kappa(H), rates.scaling_directions(network)
         if kappa.negative or not kappa.resolved:
-            return [not_applicable("the point is no minimum, or its nullity is unresolved")] * len(self.claims)
+            return [base.not_applicable("the point is no minimum, or its nullity is unresolved")] * len(self.claims)
         # orthonormal, and no more of them than are independent
         U, sigma, _ = torch.linalg.svd(directions, full_matrices=False)
         tangents = U[:, sigma > networks.ROUND_OFF * sigma[0]]
         outside = torch.eye(len(H), dtype=H.dtype, device="cpu") - tangents @ tangents.T
-        null = equal((outside @ H @ outside).numpy(), H.numpy())
+        null = base.equal((outside @ H @ outside).numpy(), H.numpy())
         if kappa.nullity != tangents.shape[1]:
             reason = f"nullity {kappa.nullity}, of which rescaling explains {tangents.shape[1]}"
             dead = rates.dead_units(network)
             reason += f" ({dead} unit{'s'[: dead != 1]} never active)" if dead else ""
-            more = Outcome("violated", kappa.nullity / tangents.shape[1])
-            return [null, more, *[not_applicable(reason)] * (len(self.claims) - 2)]
+            more = base.Outcome("violated", kappa.nullity / tangents.shape[1])
+            return [null, more, *[base.not_applicable(reason)] * (len(self.claims) - 2)]
         loss, reach = networks.flat_loss(network), min(rates.FAR * float(theta.norm()), CLEARANCE * kink)
 
         def descent(alpha: float) -> rates.Iteration:
@@ -252,13 +250,13 @@ class BNPTheorem1(StepSizes):
         radius = iteration.radius(vectors[:, 0])
         return [
             null,
-            Outcome("holds", 1.0),
+            base.Outcome("holds", 1.0),
             rates.bounded(rates.measured(iteration, vectors @ rates.normal(rng, vectors.shape[1]), radius), kappa),
             rates.attained(rates.measured(iteration, vectors[:, 0], radius), kappa),
             *self.any_step(rng, descent, kappa, vectors),
         ]
 
-    def counterexamples(self, seed: int) -> Iterator[Counterexample]:
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A unit that is never active, in a network of integers that puts out its targets: H = JᵀJ/N exactly."""
         rng = np.random.default_rng(seed)
         scale, shift, outgoing = (int(i) for i in rng.integers(1, 5, 3))
@@ -272,4 +270,4 @@ class BNPTheorem1(StepSizes):
             f"nullity {nullity} with 2 hidden units, at loss 0: [b, w] of both, [b, w] of the output, the inputs of "
             "samples whose targets are the outputs"
         )
-        yield Counterexample("assumption", [active, dead, output, inputs], text, nullity / 2)
+        yield base.Counterexample("assumption", [active, dead, output, inputs], text, nullity / 2)

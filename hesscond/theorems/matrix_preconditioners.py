@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev, vmap
 
 from hesscond.spectra import ConditionNumber, condition_number
-from hesscond.theorems import base
-from hesscond.theorems.networks import CRITERIA, LINEAR, Network, random_network
+from hesscond.theorems import base, networks
 
 #: Eigenvalues of a Gram matrix below this share of the largest are zeros.
 RANGE = 1e-10
@@ -186,15 +185,15 @@ class KfacLinear(base.Statement):
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """One layer of each of some networks with two to four layers."""
         sizes = rng.integers(1, 5, int(rng.integers(3, 6))).tolist()
-        drawn, layer = random_network(rng, sizes, int(rng.integers(2, 12))), int(rng.integers(len(sizes) - 1))
+        drawn, layer = networks.random_network(rng, sizes, int(rng.integers(2, 12))), int(rng.integers(len(sizes) - 1))
         targets = torch.from_numpy(rng.standard_normal(drawn.targets.shape))
-        linear = replace(drawn, targets=targets, activation=LINEAR, criterion="squared error")
+        linear = replace(drawn, targets=targets, activation=networks.LINEAR, criterion="squared error")
         one = replace(drawn, inputs=drawn.inputs[:1], targets=drawn.targets[:1])
         return [self.gauss_newton(linear, layer), self.gauss_newton(one, layer)]
 
-    def gauss_newton(self, network: Network, layer: int) -> base.Outcome:
+    def gauss_newton(self, network: networks.Network, layer: int) -> base.Outcome:
         """The block from derivatives of the output in the weights, against K-FAC."""
-        own, criterion = network.weights[layer], CRITERIA[network.criterion]
+        own, criterion = network.weights[layer], networks.CRITERIA[network.criterion]
 
         def output(weight: Tensor) -> Tensor:
             weights = (*network.weights[:layer], weight, *network.weights[layer + 1 :])

@@ -16,7 +16,7 @@ from torch.nn.functional import conv2d, pad, unfold
 from torch.nn.utils import parametrize
 
 from hesscond.hessians import HessianOperator
-from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem import evaluation
 from hesscond.spectra import ConditionNumber, condition_number
 
 #: Round-off of a Hessian that was differentiated automatically, relative to its largest eigenvalue.
@@ -287,8 +287,8 @@ class LayerNetwork:
     """
 
     model: nn.Module
-    loss_fn: LossFunction
-    data: Batch | Iterable[Batch]
+    loss_fn: evaluation.LossFunction
+    data: evaluation.Batch | Iterable[evaluation.Batch]
     layer: str
     dtype: torch.dtype | None = torch.float64
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian
 
 from hesscond.scaling import optimal_diagonal_scaling
-from hesscond.theorems import base, exact
-from hesscond.theorems.matrices import CLEAR, Kappa, kappa, random_matrix, random_size
+from hesscond.theorems import base, exact, matrices
 from hesscond.theorems.networks import random_network
 
 Function = Callable[[Tensor], Tensor]
@@ -262,16 +261,16 @@ class AdaptivePreconditioning(base.Statement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """H = FᵀF with a random square factor, so that κ(DHD) = κ(FD)²."""
-        n = random_size(rng, 60)
-        F = random_matrix(rng, n, n)
+        n = matrices.random_size(rng, 60)
+        F = matrices.random_matrix(rng, n, n)
         optimum = optimal_diagonal_scaling(F, side="column")
         H = F.T @ F
-        by_row = kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
+        by_row = matrices.kappa(F * np.linalg.norm(H, axis=1) ** -0.5)
         isotropic = self.isotropic(rng, H)
         if by_row.rank < n:
             return [*[base.not_applicable("H is not certainly positive definite")] * 2, isotropic]
         return [
-            compared(kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
+            compared(matrices.kappa(F * self.jacobi((F**2).sum(0))), optimum.lower, optimum.upper, n**0.5),
             compared(by_row, optimum.lower, optimum.upper, n**0.25),
             isotropic,
         ]
@@ -292,13 +291,13 @@ class AdaptivePreconditioning(base.Statement):
             low = exact.kappa_squared(H, metric=norms)[0]
             # Jacobi's scaling is one of those that the minimum is taken over
             high = exact.kappa_squared(H, metric=[H[0][0], H[1][1]])[1]
-            if low**2 > 2 * high**2 * Fraction(CLEAR) ** 2:
+            if low**2 > 2 * high**2 * Fraction(matrices.CLEAR) ** 2:
                 text = f"κ(M^½HM^½) ≥ {float(low):.6f} > √2 · {float(high):.6f} ≥ √2 κ(DHD), D = diag(H)^−½"
                 yield base.Counterexample(self.claims[1].name, [[a, b], [b, c]], text, float(low / high) / 2**0.5)
                 return
 
 
-def compared(root: Kappa, lowest: float, reached: float, allowed: float) -> base.Outcome:
+def compared(root: matrices.Kappa, lowest: float, reached: float, allowed: float) -> base.Outcome:
     """κ(DHD) = ``root``² over the minimum, which is between ``lowest``² and ``reached``²."""
     return base.decided((root.lower / reached) ** 2, (root.upper / lowest) ** 2, allowed**2)
 
@@ -338,8 +337,8 @@ class Averages(base.Statement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Gradients of many scales."""
-        t, rho = 1 + random_size(rng, 200), 1 - 10.0 ** rng.uniform(-3, -0.3)
-        g = random_matrix(rng, t, random_size(rng, 20))
+        t, rho = 1 + matrices.random_size(rng, 200), 1 - 10.0 ** rng.uniform(-3, -0.3)
+        g = matrices.random_matrix(rng, t, matrices.random_size(rng, 20))
         g[g == 0] = 1.0
         total, averaged, from_zero = np.zeros_like(g[0]), self.first(g[0]), self.accumulate(0 * g[0], g[0], rho)
         for number, row in enumerate(g):

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
+from hesscond.problem import evaluation
 from hesscond.problem.devices import runtime
-from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.runs import place_name
 from hesscond.sheets import CONDITION
-from hesscond.watching.alarms import Alarm, Rule, rule_of
+from hesscond.watching import alarms
 from hesscond.watching.destinations import Destination, destinations
 from hesscond.watching.measuring import Measuring, Row, rates_of
 
@@ -46,8 +46,8 @@ LONGEST = 10
 
 def watch(
     model: nn.Module,
-    loss_fn: LossFunction | None,
-    probe_batch: Batch | Iterable[Batch],
+    loss_fn: evaluation.LossFunction | None,
+    probe_batch: evaluation.Batch | Iterable[evaluation.Batch],
     optimizer: Optimizer | Sequence[Optimizer] | Callable[[nn.Parameter], Any] | None = None,
     every: int | Callable[[int], bool] | None = None,
     layers: Iterable[str] | str | None = None,
@@ -197,7 +197,7 @@ class Watch:
         self.steps, self.seconds = 0, 0.0
         self.left_out: tuple[str, ...] = ()
         self._rows: list[Row] = []
-        self._rules: list[Rule] = []
+        self._rules: list[alarms.Rule] = []
         self._warned: set[str] = set()
         self._closed = False
         self._free_since = time.perf_counter()
@@ -249,7 +249,7 @@ class Watch:
     def on(
         self,
         event: str,
-        callback: Callable[[Alarm], object] | None = None,
+        callback: Callable[[alarms.Alarm], object] | None = None,
         *,
         factor: float = 10.0,
         probes: int = 3,
@@ -279,7 +279,7 @@ class Watch:
             No such event, or it cannot be seen with this watch; values that make no sense; the watch is closed.
         """
         self._open("it tells of nothing more")
-        rule = rule_of(event, callback, factor, probes)
+        rule = alarms.rule_of(event, callback, factor, probes)
         if event == "sharpness" and self._optimizer is None:
             raise ConfigError("the sharpness λ_max·η is that of an optimizer: give the watch optimizer=")
         if event == "sharpness" and not self._idle and self._measuring.unknown is not None:

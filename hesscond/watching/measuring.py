@@ -15,11 +15,8 @@ from hesscond.methods.optimizers import AtWork, Given, UnknownOptimizerError, at
 from hesscond.probing.entry import probe
 from hesscond.probing.question import checked_level
 from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
+from hesscond.problem import devices, evaluation, untouched, wrappers
 from hesscond.problem.batches import is_batch
-from hesscond.problem.devices import accelerators_of, seed_device
-from hesscond.problem.evaluation import Batch, LossFunction, checked_batch, converted, samples_of
-from hesscond.problem.untouched import generators_of, untouched_randomness
-from hesscond.problem.wrappers import checked_loss, measurable, unwrapped
 from hesscond.spectra import ConditionNumber, lanczos
 
 if TYPE_CHECKING:
@@ -35,8 +32,8 @@ class Measuring:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFunction | None,
-        data: Batch | Iterable[Batch],
+        loss_fn: evaluation.LossFunction | None,
+        data: evaluation.Batch | Iterable[evaluation.Batch],
         optimizer: Any,
         *,
         layers: Iterable[str] | str | None,
@@ -47,31 +44,31 @@ class Measuring:
         seed: int,
         group: ProcessGroup | None,
     ) -> None:
-        loss_fn = checked_loss(model, loss_fn)
+        loss_fn = wrappers.checked_loss(model, loss_fn)
         # a replica of DistributedDataParallel would wait for the others
-        self.model = model if group is not None else unwrapped(model)
+        self.model = model if group is not None else wrappers.unwrapped(model)
         self.loss_fn, self.optimizer, self.group = loss_fn, optimizer, group
         self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
         if layers is not None and not isinstance(layers, str):
             layers = tuple(layers) if isinstance(layers, Iterable) else layers
-        Choice.of(measurable(model), layers, None, checked_level(level))
+        Choice.of(wrappers.measurable(model), layers, None, checked_level(level))
         self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
-        self.devices = accelerators_of([*model.parameters(), *model.buffers()])
+        self.devices = devices.accelerators_of([*model.parameters(), *model.buffers()])
         #: why nothing is measured in the optimizer's coordinates; None: nothing is known against it
         self.unknown: UnknownOptimizerError | None = None
         # a schedule that begins with a warm-up may begin with a rate of 0
         if self.optimizer is not None and any(rates_of(self.optimizer) or [1]):
             try:
-                at_work(measurable(model), self.optimizer)
+                at_work(wrappers.measurable(model), self.optimizer)
             except UnknownOptimizerError as error:
                 self.unknown = error
-        with untouched_randomness(self.devices, generators_of(data)):
+        with untouched.untouched_randomness(self.devices, untouched.generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
         if not batches:
             raise ConfigError("the data are an empty stream: they need at least one batch")
-        copies = [converted(batch, None, copy=True) for batch in batches]
+        copies = [evaluation.converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
-        self.samples = sum(samples_of(self.model, checked_batch(batch)[0]) for batch in copies)
+        self.samples = sum(evaluation.samples_of(self.model, evaluation.checked_batch(batch)[0]) for batch in copies)
         self.seen_units: list[int] = []
         self._try()
 
@@ -96,10 +93,10 @@ class Measuring:
         """Run the block without the loop's contexts (autocast, no_grad), with the same random draws each time."""
         with ExitStack() as stack:
             # a random state of its own, so that two probes differ by the weights alone
-            stack.enter_context(untouched_randomness(self.devices))
+            stack.enter_context(untouched.untouched_randomness(self.devices))
             torch.default_generator.manual_seed(self.seed)
             for device in self.devices:
-                seed_device(device, self.seed)
+                devices.seed_device(device, self.seed)
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -171,7 +168,7 @@ class Measuring:
         if self.optimizer is None:
             return None
         try:
-            own = at_work(measurable(self.model), self.optimizer)
+            own = at_work(wrappers.measurable(self.model), self.optimizer)
             own.refuse_no_step()
         except ConfigError as error:
             notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
@@ -182,7 +179,7 @@ class Measuring:
         """Layers in which the optimizer moves something, and whether it moves all that is measured."""
         if self.level == "network":
             return self.names, True
-        catalogue = Catalogue(measurable(self.model))
+        catalogue = Catalogue(wrappers.measurable(self.model))
         parameters = {name: catalogue.block(name).parameters for name in self.blocks}
         still = {name: why for name, keys in parameters.items() if (why := own.unmoved(keys))}
         left = {name: next(iter(why.values())) for name, why in still.items() if len(why) == len(parameters[name])}

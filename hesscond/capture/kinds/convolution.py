@@ -9,25 +9,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hesscond.capture.kinds.base import Geometry, LayerKind, has_bias
+from hesscond.capture.kinds import base
 
 
-class Convolution(LayerKind):
+class Convolution(base.LayerKind):
     """Kind of the convolutions of torch, whose units are output channels."""
 
     classes: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     role = "convolution"
-    forward_methods = (*LayerKind.forward_methods, "_conv_forward")
+    forward_methods = (*base.LayerKind.forward_methods, "_conv_forward")
     arguments = ("_reversed_padding_repeated_twice",)
 
-    def geometry(self, layer: Any) -> Geometry:
+    def geometry(self, layer: Any) -> base.Geometry:
         fan_in = layer.in_channels // layer.groups * prod(layer.kernel_size)
-        return Geometry(
+        return base.Geometry(
             type(layer).__name__,
             layer.out_channels,
             layer.groups,
             fan_in,
-            has_bias(layer),
+            base.has_bias(layer),
             layer.in_channels,
             len(layer.kernel_size),
         )

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture.kinds.base import Geometry, LayerKind, has_bias
+from hesscond.capture.kinds import base
 
 
-class Dense(LayerKind):
+class Dense(base.LayerKind):
     """Kind of `torch.nn.Linear`."""
 
     classes = (nn.Linear,)
 
-    def geometry(self, layer: Any) -> Geometry:
+    def geometry(self, layer: Any) -> base.Geometry:
         n = layer.in_features
-        return Geometry(type(layer).__name__, layer.out_features, 1, n, has_bias(layer), channels=n)
+        return base.Geometry(type(layer).__name__, layer.out_features, 1, n, base.has_bias(layer), channels=n)
 
     def weight_shape(self, layer: Any) -> torch.Size:
         return torch.Size((layer.out_features, layer.in_features))

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import nn
 
-from hesscond.capture.layers import checked_units, chosen_layers
+from hesscond.capture import layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.operators import Estimate, SymmetricOperator
@@ -231,7 +231,7 @@ class Chart(Coordinates):
 
     def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
         """Units of a layer that are measured (None: all)."""
-        return checked_units(layer, chosen_layers(model, [layer])[layer], units)
+        return layers.checked_units(layer, layers.chosen_layers(model, [layer])[layer], units)
 
     def block(self, source: HessianSource, layer: str, unit: int | None) -> BlockHessian:
         return source.products(self.operator(source.operator, layer, unit))

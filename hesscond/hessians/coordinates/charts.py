@@ -12,7 +12,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians.catalogue import Catalogue
-from hesscond.hessians.coordinates.base import Chart, HessianMaker
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.parameters import BlockLayout
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
@@ -146,7 +146,7 @@ def refuse_off_manifold(layer: str, weights: torch.Tensor, *, sphere: bool, cent
         )
 
 
-class Reparametrized(Chart):
+class Reparametrized(base.Chart):
     """Parameters θ of a module of any kind, such as those behind a weight W(θ), and its bias.
 
     Those of a unit are its rows of every parameter whose first dimension is the number of units; H includes the
@@ -171,7 +171,7 @@ class Reparametrized(Chart):
         """Units to measure (None: all); a ConfigError if the rows of θ are no units."""
         return Catalogue(self.model).block(layer).chosen(units)
 
-    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
+    def operator(self, hessian: base.HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
         """∇²L in the parameters of the layer, or in those of one unit."""
         catalogue = Catalogue(self.model)
         block = catalogue.block(layer)
@@ -182,7 +182,7 @@ class Reparametrized(Chart):
         block.chosen([unit])
         return H.restricted(BlockLayout([block.unit(unit)], catalogue.parameters))
 
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+    def network(self, hessian: base.HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
         """∇²L in all parameters."""
         with self._within():
             H = hessian()

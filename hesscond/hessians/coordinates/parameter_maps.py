@@ -9,8 +9,8 @@ from functools import cached_property
 
 import torch
 
+from hesscond.capture import layers
 from hesscond.capture.kinds import Geometry, Layer
-from hesscond.capture.layers import parameter_rows, parameter_tensors
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.base import Preconditioner
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Scaling
@@ -160,10 +160,10 @@ def layer_map(
     shape = geometry.units, geometry.n_params
     maps = [weight, bias][: 1 + geometry.bias]
     there = [P for P in maps if P is not None]
-    numbers = parameter_tensors(layer, torch.arange(math.prod(shape), device=there[0].v.device).view(1, *shape))
+    numbers = layers.parameter_tensors(layer, torch.arange(math.prod(shape), device=there[0].v.device).view(1, *shape))
     if len(there) == len(maps) and all(P.diagonal for P in there):
         d = [P.v.reshape(own.shape) for P, own in zip(there, numbers, strict=True)]
-        return Scaling(parameter_rows(layer, d)[0], name)
+        return Scaling(layers.parameter_rows(layer, d)[0], name)
     places = [(P, own.flatten()) for P, own in zip(maps, numbers, strict=True) if P is not None]
     return Mapped(tuple(places), shape, name)
 

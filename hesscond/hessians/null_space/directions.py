@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from hesscond.capture import Geometry
+from hesscond.hessians import parameters
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.null_space.kronecker import CHUNK, RowSpace, Terms, add_rows, row_space
-from hesscond.hessians.parameters import Placement, covered
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import Subspace, SymmetricOperator
 from hesscond.operators.subspace import CoordinateSpan, DirectSum, KroneckerComplement, OrthogonalSum, Span
@@ -109,7 +109,7 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     found: list[NullDirections] = []
     for placement in operator.placements:
         found += in_layer(operator, placement, rows.get(placement.name), zero, saturated=saturated)
-    outside = ~covered(operator.placements, operator.order)
+    outside = ~parameters.covered(operator.placements, operator.order)
     found += elsewhere(operator, zero, outside.to(operator.device))
     return [own for own in found if holds(operator, own.subspace)]
 
@@ -139,7 +139,7 @@ def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
     return {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
 
 
-def active_terms(operator: NetworkOperator, placement: Placement) -> Iterator[Terms]:
+def active_terms(operator: NetworkOperator, placement: parameters.Placement) -> Iterator[Terms]:
     """Inputs of a layer in each batch, with the gradient in its outputs as ``B``: zero where a unit is off."""
     for _, linearization in operator.linearizations():
         evaluation = linearization.evaluation
@@ -166,7 +166,7 @@ def zero_rows(operator: NetworkOperator) -> torch.Tensor:
 
 def in_layer(
     operator: NetworkOperator,
-    placement: Placement,
+    placement: parameters.Placement,
     inputs: list[RowSpace] | None,
     zero: torch.Tensor,
     *,
@@ -198,7 +198,7 @@ def in_layer(
 
 
 def aligned(
-    operator: NetworkOperator, placement: Placement, inputs: list[RowSpace] | None, off: torch.Tensor
+    operator: NetworkOperator, placement: parameters.Placement, inputs: list[RowSpace] | None, off: torch.Tensor
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[str]]:
     """Bases, by group, of the complement in Rᵐ and Rⁿ̂ of null columns and null rows of V, and the reasons."""
     index, geometry = placement.index.to(operator.device), placement.geometry

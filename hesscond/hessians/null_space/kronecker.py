@@ -17,12 +17,11 @@ import torch
 
 from hesscond.capture import Geometry, LayerInputs
 from hesscond.capture.curved import curved_nodes
+from hesscond.hessians import parameters
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.network_operator import NetworkOperator
-from hesscond.hessians.parameters import Placement, covered
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.operators import ApproximateInverse, DiagonalInverse, Subspace, SymmetricOperator
-from hesscond.operators.subspace import as_blocks, as_vectors, stacked
+from hesscond.operators import ApproximateInverse, DiagonalInverse, Subspace, SymmetricOperator, subspace
 from hesscond.problem.problem import WatchedEvaluation
 from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
 
@@ -99,7 +98,7 @@ class KroneckerFactors:
     def basis(self) -> KroneckerBasis:
         """Eigenvectors of C ⊗ A."""
         eigen_C, eigen_A = ([rows.eigenvectors() for rows in own] for own in (self.C, self.A))
-        C, A = (stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
+        C, A = (subspace.stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
         products = C[:, :, None] * A[:, None, :] / self.rows
         return KroneckerBasis([Q for _, Q in eigen_C], [Q for _, Q in eigen_A], products)
 
@@ -108,7 +107,7 @@ class KroneckerBasis:
     """Eigenvectors Q_C ⊗ Q_A and eigenvalues (G, r_C, r_A) of C ⊗ A, and the diagonal of H in this basis."""
 
     def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], products: torch.Tensor) -> None:
-        self.Q_C, self.Q_A, self.products = stacked(Q_C), stacked(Q_A), products
+        self.Q_C, self.Q_A, self.products = subspace.stacked(Q_C), subspace.stacked(Q_A), products
         self.diagonal = torch.zeros_like(products)
 
     def add(self, terms: Terms) -> None:
@@ -159,17 +158,17 @@ class KroneckerInverse(ApproximateInverse):
     """
 
     def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], values: torch.Tensor) -> None:
-        self.Q_C, self.Q_A = stacked(Q_C), stacked(Q_A)
+        self.Q_C, self.Q_A = subspace.stacked(Q_C), subspace.stacked(Q_A)
         self.order = len(self.Q_C) * self.Q_C.shape[1] * self.Q_A.shape[1]
         largest = float(values.max()) if values.numel() else 0.0
         self.values = values.clamp_min(FLOOR * largest if largest > 0 else 1.0)
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
         Q_C, Q_A, values = self.Q_C.to(vectors), self.Q_A.to(vectors), self.values.to(vectors)
-        V = as_blocks(vectors, Q_C.shape[1], Q_A.shape[1])
+        V = subspace.as_blocks(vectors, Q_C.shape[1], Q_A.shape[1])
         inner = Q_C.mT @ (V @ Q_A)
         inner /= torch.maximum(values - shift, KEPT * values)
-        return as_vectors(Q_C @ (inner @ Q_A.mT))
+        return subspace.as_vectors(Q_C @ (inner @ Q_A.mT))
 
 
 #: Rows that are brought to triangular form at a time, or eight times their length if that is more.
@@ -297,7 +296,7 @@ def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = 
         (layers[name].index.flatten().to(operator.device), basis.inverse(operator.total_mass))
         for name, basis in bases.items()
     ]
-    rest = (~covered([layers[name] for name in bases], operator.order)).nonzero()[:, 0].to(operator.device)
+    rest = (~parameters.covered([layers[name] for name in bases], operator.order)).nonzero()[:, 0].to(operator.device)
     if len(rest):
         sizes = row_sizes(operator, rest)
         # rows of zeros are null
@@ -308,7 +307,7 @@ def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = 
 
 
 def sampled_terms(
-    evaluation: WatchedEvaluation, layers: Mapping[str, Placement], weight: float, generator: torch.Generator
+    evaluation: WatchedEvaluation, layers: Mapping[str, parameters.Placement], weight: float, generator: torch.Generator
 ) -> Iterator[Terms]:
     """Random rank-one terms of each layer: Jᵀb of random b with the curvature of the loss for their mean of bbᵀ."""
     requests = [own.request(evaluation) for name, own in layers.items() if evaluation.calls.get(name)]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import eigh, lapack, solve_triangular
 
-from hesscond.spectra.condition import EPS, NOISE, Values, error_factor
+from hesscond.spectra import condition
 from hesscond.spectra.solvers import base
 
 #: Relative excess of ‖Av‖ over σ_n, estimated and certified, up to which no Jacobi is needed.
@@ -40,7 +40,7 @@ class GradedSVD(base.Solver[base.SingularForm]):
         m, n = form.core.shape
         return 10 * m * n**2 + 30 * n**3
 
-    def values(self, form: base.SingularForm, rtol: float) -> Values:
+    def values(self, form: base.SingularForm, rtol: float) -> condition.Values:
         core, found = form.core, form.normwise
         jacobi = core.shape[1] <= form.jacobi_order
         if not jacobi and found.magnitudes[-1] <= found.errors[-1]:
@@ -71,16 +71,16 @@ class SignedJacobi(base.Solver[base.EigenvalueForm]):
     def cost(self, form: base.EigenvalueForm) -> float:
         return 40 * len(form.core) ** 3
 
-    def values(self, form: base.EigenvalueForm, rtol: float) -> Values:
+    def values(self, form: base.EigenvalueForm, rtol: float) -> condition.Values:
         core = form.core
         values, signs, u, v = signed_jacobi(core)
         if form.entries is not None:
             error, typical = form.entries
             below, above = graded_errors(core, values, u, v, smallest_singular_value(core, error), error)
-            return Values(values, below, weighted(typical, u, v), 1, "Jacobi SVD", signs < 0, above)
+            return condition.Values(values, below, weighted(typical, u, v), 1, "Jacobi SVD", signs < 0, above)
         below, above = graded_errors(core, values, u, v, smallest_singular_value(core))
-        floors = NOISE * roundoff_of_entries(core, values, u, v) + form.floor
-        return Values(values, below + form.error, floors, 1, "Jacobi SVD", signs < 0, above + form.error)
+        floors = condition.NOISE * roundoff_of_entries(core, values, u, v) + form.floor
+        return condition.Values(values, below + form.error, floors, 1, "Jacobi SVD", signs < 0, above + form.error)
 
 
 def jacobi_values(
@@ -90,15 +90,15 @@ def jacobi_values(
     across_rows: bool = False,
     power: int = 2,
     least: Smallest | None = None,
-) -> Values:
+) -> condition.Values:
     """Singular values of ``core`` (m, n) by one-sided Jacobi, with errors as in `SingularForm`; ``least`` or None."""
     values, u, v = jacobi_svd(core)
     below, above = graded_errors(core, values, u, v, least)
-    floors = NOISE * roundoff_of_entries(core, values, u, v)
+    floors = condition.NOISE * roundoff_of_entries(core, values, u, v)
     carried = felt(error, u, v, across_rows=across_rows)
     if np.ndim(error) == 2:
         floors = floors + carried
-    return Values(values, below + carried, floors, power, "Jacobi SVD", above=above + carried)
+    return condition.Values(values, below + carried, floors, power, "Jacobi SVD", above=above + carried)
 
 
 def felt(error: float | np.ndarray, u: np.ndarray, v: np.ndarray, *, across_rows: bool) -> np.ndarray:
@@ -147,7 +147,7 @@ def jacobi_svd(core: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     r"""Change eps·\|u_k\|ᵀ\|A\|\|v_k\| (n,) of every singular value by a relative change eps of each single entry."""
-    return EPS * np.maximum(weighted(np.abs(core), u, v), values)
+    return condition.EPS * np.maximum(weighted(np.abs(core), u, v), values)
 
 
 def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ def graded_errors(
         rows, columns = rows * row, columns * column
     rows = rows * C.max(1)
     weights = (np.abs(u).T @ rows) * (np.abs(v).T @ columns)
-    above = 2000 * EPS * np.maximum(weights, values)
+    above = 2000 * condition.EPS * np.maximum(weights, values)
     if error is not None:
         above += weighted(error, u, v)
     below = above.copy()
@@ -217,7 +217,7 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
     ‖(XA)⁻¹X‖ ≤ β, here a left inverse, bounded entry by entry (docs/concepts/bounds.md).
     """
     m, n = core.shape
-    gamma = (m + 8) * EPS / (1 - (m + 8) * EPS)
+    gamma = (m + 8) * condition.EPS / (1 - (m + 8) * condition.EPS)
     entries = np.abs(core)
     X = left_inverse(core)
     if X is None:
@@ -225,17 +225,17 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
     size = np.abs(X)
     s = size.sum(1)
     given = 0.0 if error is None else error
-    B = np.abs(X @ core - np.eye(n)) * (1 + EPS) + size @ (gamma * entries + given)
+    B = np.abs(X @ core - np.eye(n)) * (1 + condition.EPS) + size @ (gamma * entries + given)
     with np.errstate(over="ignore", invalid="ignore"):
-        rho = float((B @ s / s).max()) * (1 + 2 * n * EPS)
+        rho = float((B @ s / s).max()) * (1 + 2 * n * condition.EPS)
     if not rho < 0.5:
         return None
     # scaled, for entries whose squares overflow
     scale = float(s.max())
     X, s = X / scale, s / scale
     top, vectors = eigh(X @ X.T, subset_by_index=(n - 1, n - 1), check_finite=False)
-    norm = math.sqrt(float(top[0]) * (1 + 2 * error_factor(m, n) * EPS))
-    lower = 1 / (norm + rho / (1 - rho) * float(np.linalg.norm(s))) / scale * (1 - 8 * EPS)
+    norm = math.sqrt(float(top[0]) * (1 + 2 * condition.error_factor(m, n) * condition.EPS))
+    lower = 1 / (norm + rho / (1 - rho) * float(np.linalg.norm(s))) / scale * (1 - 8 * condition.EPS)
     # a step of inverse iteration: v is accurate in norm only, which a large σ_1 would blow up
     u = X.T @ vectors[:, 0]
     v = X @ u
@@ -245,11 +245,11 @@ def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -
     image = float(np.linalg.norm(core @ v.astype(np.longdouble)))
     length = float(np.linalg.norm(v))
     rounding = ((n + 8) * unit * entries + given) @ np.abs(v)
-    upper = (image + float(np.linalg.norm(rounding))) / length * (1 + (2 * m + 8) * EPS)
+    upper = (image + float(np.linalg.norm(rounding))) / length * (1 + (2 * m + 8) * condition.EPS)
     value = min(max(image / length, lower), upper)
     # errors of v stand at right angles to it, or nearly so
     with np.errstate(over="ignore"):
-        excess = float(EPS * m**0.5 * np.linalg.norm(entries @ reach) / length / value) ** 2
+        excess = float(condition.EPS * m**0.5 * np.linalg.norm(entries @ reach) / length / value) ** 2
     return Smallest(value, lower, upper, excess, u / np.linalg.norm(u), v / length)
 
 

@@ -12,14 +12,14 @@ import torch
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace, SymmetricOperator
 from hesscond.operators.parallel import led
+from hesscond.spectra import forms
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.forms import MATRICES, ProductForm
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrices import as_matrix
 from hesscond.spectra.reductions import symmetric_condition
 from hesscond.spectra.smallest import smallest_nonzero
-from hesscond.spectra.solvers.base import Form, Solver, eigenvalue_values, register
+from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import EQUILIBRATION_STEPS, JACOBI_ORDER
 
 #: Matrices of the order of a formed one that are held at a time for Jacobi's method, and for eigenvectors.
@@ -30,17 +30,17 @@ ROWS = 64
 SAFETY = 16.0
 
 
-@register
-class Formed(Solver[ProductForm]):
+@base.register
+class Formed(base.Solver[forms.ProductForm]):
     """κ of the matrix of products, its asymmetry taken for their rounding."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, ProductForm) and form.formed
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, forms.ProductForm) and form.formed
 
-    def cost(self, form: ProductForm) -> float:
+    def cost(self, form: forms.ProductForm) -> float:
         return 10 * form.A.order**3
 
-    def values(self, form: ProductForm, rtol: float) -> ConditionNumber:
+    def values(self, form: forms.ProductForm, rtol: float) -> ConditionNumber:
         A, null_space = form.A, form.null_space
         # that of float64 shows in the asymmetry, and costs products to measure
         rounding = 0.0 if A.dtype == torch.float64 else A.rounding
@@ -49,17 +49,17 @@ class Formed(Solver[ProductForm]):
         return replace(kappa, nullity=kappa.nullity + form.operator.order - A.order)
 
 
-@register
-class Iteration(Solver[ProductForm]):
+@base.register
+class Iteration(base.Solver[forms.ProductForm]):
     """κ from both ends of the spectrum, by `lanczos` and `smallest_nonzero`."""
 
-    def fits(self, form: Form, rtol: float) -> bool:
-        return isinstance(form, ProductForm) and not form.formed
+    def fits(self, form: base.Form, rtol: float) -> bool:
+        return isinstance(form, forms.ProductForm) and not form.formed
 
-    def cost(self, form: ProductForm) -> float:
+    def cost(self, form: forms.ProductForm) -> float:
         return 2 * form.limits.products * form.A.order**2
 
-    def values(self, form: ProductForm, rtol: float) -> ConditionNumber:
+    def values(self, form: forms.ProductForm, rtol: float) -> ConditionNumber:
         A, null_space, limits, order = form.A, form.null_space, form.limits, form.operator.order
         # the eigenvalue's error is of the order of the square of the residual
         largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
@@ -82,7 +82,7 @@ class Iteration(Solver[ProductForm]):
         message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
         formable = A.order <= limits.dense_order and not limits.holds(A.order)
         # half of the memory is for the graphs
-        return found.because(unconverged(message, A.order, 2 * 8 * MATRICES * A.order**2 if formable else 0))
+        return found.because(unconverged(message, A.order, 2 * 8 * forms.MATRICES * A.order**2 if formable else 0))
 
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:
@@ -118,7 +118,7 @@ def dense_condition(
         if not alive.all():
             H = H[np.ix_(alive, alive)]
         exponent = int(np.frexp(max(H.max(), -H.min()))[1])
-        values = eigenvalue_values(
+        values = base.eigenvalue_values(
             np.ldexp(H, -exponent, out=H), *(float(np.ldexp(own, -exponent)) for own in (error + more, error))
         )
         found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hesscond.operators.threads import few_threads
-from hesscond.spectra.condition import ConditionNumber, Values, conclude
+from hesscond.spectra import condition
 from hesscond.spectra.forms import FactorForm, FactorStack
 from hesscond.spectra.matrices import as_array
 from hesscond.spectra.solvers import base
@@ -24,7 +24,7 @@ class SVD(base.Solver[base.SingularForm]):
         m, n = form.core.shape
         return 2 * m * n**2 + 2 * n**3
 
-    def values(self, form: base.SingularForm, rtol: float) -> Values:
+    def values(self, form: base.SingularForm, rtol: float) -> condition.Values:
         return form.normwise
 
 
@@ -38,7 +38,7 @@ class Eigenvalues(base.Solver[base.EigenvalueForm]):
     def cost(self, form: base.EigenvalueForm) -> float:
         return 4 / 3 * len(form.core) ** 3
 
-    def values(self, form: base.EigenvalueForm, rtol: float) -> Values:
+    def values(self, form: base.EigenvalueForm, rtol: float) -> condition.Values:
         return base.eigenvalue_values(form.core, form.error, form.floor)
 
 
@@ -61,7 +61,7 @@ class Gram(base.Solver[base.SingularForm]):
         m, n = form.core.shape
         return m * n**2 + 4 / 3 * n**3
 
-    def values(self, form: base.SingularForm, rtol: float) -> Values:
+    def values(self, form: base.SingularForm, rtol: float) -> condition.Values:
         return from_gram_eigenvalues(base.eigenvalues_of(form.core.T @ form.core), form.core.shape, form.whole)
 
 
@@ -72,7 +72,7 @@ class RowGrams(base.StackSolver):
     A result does not depend on the other factors.
     """
 
-    def conditions(self, forms: Sequence[base.Form], rtol: float) -> dict[int, ConditionNumber]:
+    def conditions(self, forms: Sequence[base.Form], rtol: float) -> dict[int, condition.ConditionNumber]:
         wide: dict[int, dict[int, tuple[FactorForm, np.ndarray]]] = {}
         if rtol >= GRAM_RTOL and not isinstance(forms, FactorStack):
             for i, form in enumerate(forms):
@@ -85,13 +85,13 @@ class RowGrams(base.StackSolver):
             values = gram_values_of([(matrix, form.error) for form, matrix in members.values()])
             for (i, (form, matrix)), one in zip(members.items(), values, strict=True):
                 if one is not None:
-                    result = conclude(one, order=matrix.shape[1], limit=len(matrix), scale=0)
+                    result = condition.conclude(one, order=matrix.shape[1], limit=len(matrix), scale=0)
                     if base.is_good_enough(result, rtol):
                         found[i] = form.doubted(result)
         return found
 
 
-def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> list[Values | None]:
+def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> list[condition.Values | None]:
     """Values of factors with as many rows, and errors, from their Gram matrices; None near over- or underflow."""
     rows = len(factors[0][0])
     padding = -rows % ALIGNED
@@ -102,7 +102,7 @@ def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> 
     top = grams.diagonal(axis1=1, axis2=2).sum(1)
     # false for NaN too: the next solver will say what is wrong
     fit = np.flatnonzero((top > base.GRAM_RANGE[0]) & (top < base.GRAM_RANGE[1]))
-    found: list[Values | None] = [None] * len(factors)
+    found: list[condition.Values | None] = [None] * len(factors)
     if len(fit):
         with few_threads(factors[0][0]):
             spectra = base.eigenvalues_of(grams[fit] if len(fit) < len(factors) else grams)
@@ -114,8 +114,8 @@ def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> 
     return found
 
 
-def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> Values:
+def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> condition.Values:
     """Return the `Values` of a factor of this ``shape`` from the eigenvalues of its Gram matrix."""
     values = np.maximum(ascending[::-1], 0.0)
     carried = error * (2 * float(values[0]) ** 0.5 + error)
-    return Values.normwise(values, shape, carried, power=1, solver="Gram")
+    return condition.Values.normwise(values, shape, carried, power=1, solver="Gram")
