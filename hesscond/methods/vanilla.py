@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hesscond.methods import base
+from hesscond.methods.base import Method, register
 
 
-@base.register
-class Vanilla(base.Method):
+@register
+class Vanilla(Method):
     """The plain gradient, with which every other method is compared."""
 
     name = "vanilla"
