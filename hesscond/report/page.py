@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,12 +206,17 @@ def save_figure(figure: Figure, path: Path | str) -> None:
         raise ConfigError(f"cannot write a figure to {path}: its name must end in {', '.join(METADATA)}")
     options = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "hesscond", "savefig.bbox": None}
     try:
-        with matplotlib.rc_context(options):
+        with matplotlib.rc_context(options), warnings.catch_warnings():
+            warnings.filterwarnings("error", "constrained_layout not applied")
             figure.savefig(partial, format=suffix[1:], dpi=DOTS_PER_INCH, metadata=METADATA[suffix])
         partial.replace(path)
-    except OSError as error:
+    except (OSError, UserWarning) as error:
         # a full disk leaves nothing, and an earlier figure as it was
         partial.unlink(missing_ok=True)
+        if isinstance(error, UserWarning):
+            size = " × ".join(f"{inches:g}" for inches in figure.get_size_inches())
+            sentence = f"{size} inches have no room for the labels: give a larger --size or a smaller --font-size"
+            raise ConfigError(sentence) from None
         raise ConfigError(f"the figure {path} cannot be written: {error.strerror or error}") from None
 
 

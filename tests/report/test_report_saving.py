@@ -73,7 +73,7 @@ def test_sizes_are_those_of_the_options_then_of_the_user_then_of_the_page(run, t
     assert call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.png", "--size", "4x3").code == 0
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size == (1200, 900)
-    for option, value in (("--size", "4by3"), ("--size", "0"), ("--font-size", "0")):
+    for option, value in (("--size", "4by3"), ("--size", "0"), ("--size", "2x1"), ("--font-size", "0")):
         done = call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "b.png", option, value)
         assert (done.code, option in done.err) == (2, True)
 
