@@ -188,6 +188,7 @@ def test_two_runs_are_compared_by_their_last_probe(stored, call_cli):
         (["mine.py", "nope.pt", "--model", "mine.py:make"], "mine.py is no checkpoint"),
         (["nope.pt", "nope.pt", "--model", "mine.py:make"], "nope.pt cannot be read"),
         (["other.pt", "other.pt", "--model", "mine.py:make"], "do not fit the model"),
+        (["nan.pt", "nan.pt", "--model", "mine.py:make"], "the weights of nan.pt have NaN or infinite entries"),
         (["empty.csv", "empty.csv"], "empty.csv is no table of a probe"),
         (["few.csv", "few.csv"], "no column unit"),
         ([".", "."], "no run in"),
@@ -195,6 +196,8 @@ def test_two_runs_are_compared_by_their_last_probe(stored, call_cli):
 )
 def test_bad_pairs_are_refused(two, refused, arguments, words):
     torch.save(nn.Linear(2, 2).state_dict(), "other.pt")
+    nan = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).state_dict()
+    torch.save(nan | {"2.weight": nan["2.weight"] / 0}, "nan.pt")
     (two / "empty.csv").touch()
     (two / "few.csv").write_text("layer\n0\n")
     refused(["diff", *arguments], words)

@@ -119,6 +119,8 @@ def load_weights(target: Target, path: Path) -> None:
     except RuntimeError as error:
         *_, why = (line.strip() for line in str(error).splitlines())
         raise ConfigError(f"the weights of {path} do not fit the model: {why}") from error
+    if bad := [name for name, p in target.model.named_parameters() if not bool(p.isfinite().all())]:
+        raise ConfigError(f"the weights of {path} have NaN or infinite entries: {', '.join(bad[:4])}")
 
 
 def saved(path: Path) -> pd.DataFrame:
