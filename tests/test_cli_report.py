@@ -2,14 +2,14 @@
 
 import pytest
 
-from hesscond.report import html_report
+from hesscond.report import registry
 from tests.report_page import Page, logged, probe
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(html_report, "FIGURES", {})
+    monkeypatch.setattr(registry, "FIGURES", {})
     return logged(tmp_path / "runs" / "bnp-seed0", probes=[probe(), probe()])
 
 

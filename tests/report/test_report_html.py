@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hesscond.errors import ConfigError
-from hesscond.report import html_report, write_report
+from hesscond.report import registry, write_report
 from hesscond.report.html_report import render_report
 from tests.report_page import Page, logged, probe
 
@@ -20,7 +20,7 @@ def runs(four_runs):
 def two_figures():
     """Every figure has its own tests; this one stands for all, and save time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(html_report, "FIGURES", {name: html_report.FIGURES[name] for name in ("training",)})
+        patch.setattr(registry, "FIGURES", {"training": registry.FIGURES["training"]})
         yield
 
 
