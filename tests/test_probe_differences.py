@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.errors import CaptureError
 from tests.catalogue.kinks import KINKED
-from tests.catalogue.parts import Applied
+from tests.catalogue.parts import Applied, Net
 from tests.catalogue.wrong_backward import STALE, function, stale_square
 from tests.truth import layer_truth, reverse_over_reverse
 
@@ -147,6 +147,15 @@ def test_a_padding_row_is_a_constant():
     batch = torch.randint(0, 6, (30, 2)), BATCH[1]
     for layer in probe(model, "layer", layers="*", batch=batch).values():
         assert layer.check.central.agrees
+
+
+def test_a_padding_row_that_the_output_uses_is_named():
+    """Tied to the output, the row has derivatives, but none through its lookups: they are no gradient of the loss."""
+    table = nn.Embedding(6, 4, padding_idx=0)
+    model = Net(lambda net, i: F.linear(net.table(i).cumsum(1), net.table.weight).mT, table=table)
+    batch = torch.arange(20).reshape(5, 4) % 6, torch.arange(20).reshape(5, 4) % 5
+    with pytest.raises(CaptureError, match="whose embedding 'table' gives the row of padding_idx no gradient"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers=["table"], level="layer")
 
 
 def test_a_float32_model_is_compared_in_float64():

@@ -314,6 +314,11 @@ class Culprit:
             return ""
         args, kwargs = self._inputs[path]
         what = f"module {path!r}, a {type(module).__name__}" if path else f"the model, a {type(module).__name__}"
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+                what += (
+                    f", whose embedding {name!r} gives the row of padding_idx no gradient, though the loss may use it"
+                )
         return what + in_brackets(functions(*tensors_of(module(*args, **kwargs))))
 
     def _noting(self, name: str) -> Callable[..., None]:
