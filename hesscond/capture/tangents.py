@@ -156,8 +156,13 @@ def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor |
     u = [T.new_zeros(meta.shape) for meta in node._input_metadata] if g is None else [g.detach()]
     with torch.enable_grad():
         pulled = node(*[own.requires_grad_() for own in u])
-    pulled = pulled if isinstance(pulled, tuple) else (pulled,)
-    pairs = [(pulled[i], given[edge]) for i, edge in enumerate(node.next_functions) if edge in given]
+        pulled = pulled if isinstance(pulled, tuple) else (pulled,)
+        # the engine, not the node, sums over dimensions that were expanded
+        pairs = [
+            (pulled[i].sum_to_size(shape_of(*edge)), given[edge])
+            for i, edge in enumerate(node.next_functions)
+            if edge in given
+        ]
     outputs, seeds = zip(*pairs, strict=True)
     found = in_parts(backward.Derivatives(outputs, u if g is None else [*u, GradientEdge(*edge)]), seeds)
     # what is passed on must not share memory with what may be overwritten

@@ -40,6 +40,17 @@ def dense():
     )
 
 
+def excitation():
+    """A factor for each image and channel, which is expanded to its positions, before a batch normalization."""
+    parts = {"first": nn.Linear(3, 4), "second": nn.Linear(4, 3), "norm": nn.BatchNorm2d(3), "head": nn.Linear(3, 3)}
+
+    def excited(m, x):
+        factor = m.second(F.relu(m.first(x.mean((2, 3)))))[:, :, None, None]
+        return m.head(F.relu(m.norm(x * factor)).mean((2, 3)))
+
+    return Net(excited, **parts)
+
+
 def squares(output, target):
     return (output - 1).square().mean()
 
@@ -52,8 +63,9 @@ def squares(output, target):
         (partial(network, groups=2, norm=nn.InstanceNorm2d), squares, (6, 3, 8, 8)),
         (partial(network, last=nn.ConvTranspose2d), nn.CrossEntropyLoss(), (6, 3, 8, 8)),
         (dense, nn.CrossEntropyLoss(), (40, 3)),
+        (excitation, nn.CrossEntropyLoss(), (6, 3, 5, 5)),
     ],
-    ids=["residual", "tanh", "groups and instances", "transposed", "dense"],
+    ids=["residual", "tanh", "groups and instances", "transposed", "dense", "expanded"],
 )
 def test_units_behind_batch_statistics_are_those_of_double_backward(make, loss_fn, shape):
     torch.manual_seed(0)
