@@ -246,7 +246,7 @@ SLOW = [
     (BNPTheorem4, "normalized", by_variance, ["scaling"], 40),
     (BNPTheorem4, "centred", centred_elsewhere, ["centring", "strict"], 25),
     (WeightConditioningTheorem2, "weights", norms_with_epsilon, ["scale identity", "nullity"], 10),
-    (VanDerSluis, "equilibrated", lambda A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
+    (VanDerSluis, "matrices.equilibrated", lambda A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
     (AdamBlocks, "constant", lambda s, least, most: float(np.mean(most) / np.mean(least)), ["Adam"], 100),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
@@ -271,6 +271,12 @@ def broken(monkeypatch, statement, name, change):
         return type("Broken", (statement,), {name: change})()
     monkeypatch.setattr(f"{statement.__module__}.{name}", change)
     return statement()
+
+
+def test_what_the_slow_cases_replace_is_there(monkeypatch):
+    """The names of all of them, of which a run takes a share."""
+    for statement, name, change, *_ in SLOW:
+        broken(monkeypatch, statement, name, change)
 
 
 @pytest.mark.share(3)
