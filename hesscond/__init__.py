@@ -56,7 +56,7 @@ if TYPE_CHECKING:
         smallest_nonzero as smallest_nonzero,
     )
     from hesscond.theorems import Verdict as Verdict, verify as verify
-    from hesscond.watching import Alarm as Alarm, Watch as Watch, watch as watch
+    from hesscond.watching import Watch as Watch, watch as watch
 else:
     __getattr__, __dir__, __all__ = attach(__name__)
 

@@ -32,6 +32,10 @@ GONE: dict[str, str] = {
     "cells_frame": "cells.csv in the folder of a sweep",
     **dict.fromkeys(("best_frame", "comparison_frame"), "best.csv in the folder of a sweep"),
     **dict.fromkeys(("best_table", "comparison_table"), "hesscond sweep prints it"),
+    **dict.fromkeys(
+        ("Alarm", "alarms", "EVENTS"),
+        "compare the rows that watch.step returns: they have bounds, as LAYER/kappa_lower",
+    ),
     "compare": "hesscond sweep STUDY -m … --lr around --time shows each method at its best rate (its --rates is --lr)",
     "rounded_probes": "hesscond.report.rounding_note",
     "read_rows": "hesscond probe --figure draws what it measures; hesscond.report.probe_figure takes a frame",

@@ -7,12 +7,12 @@ from typing import Any
 from hesscond.lazy import optional
 from hesscond.problem.batches import moved
 from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.watching import Alarm, Watch as LoopWatch, watch
+from hesscond.watching import Watch as LoopWatch, watch
 
 with optional("hesscond.integrations.lightning"):
     from lightning.pytorch.callbacks import Callback
 
-__all__ = ["Alarm", "Watch"]
+__all__ = ["Watch"]
 
 
 class Watch(Callback):
@@ -26,8 +26,6 @@ class Watch(Callback):
         As `hesscond.watch` takes them; the batch is moved to the module's device.
     log
         As `hesscond.watch` takes it; None: the loggers of the ``Trainer``.
-    events
-        Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
     options
         Further arguments of `hesscond.watch`. The optimizers are those of the ``Trainer``.
 
@@ -43,10 +41,9 @@ class Watch(Callback):
         probe_batch: Batch,
         *,
         log: Any = None,
-        events: dict[str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        self.loss_fn, self.probe_batch, self.events, self.options = loss_fn, probe_batch, events, options
+        self.loss_fn, self.probe_batch, self.options = loss_fn, probe_batch, options
         # Lightning gives callbacks an attribute ``log`` of its own
         self._log = log
         self.watch: LoopWatch | None = None
@@ -64,8 +61,6 @@ class Watch(Callback):
             log=to_loggers if self._log is None else self._log,
             **self.options,
         )
-        for event, values in (self.events or {}).items():
-            self.watch.on(event, **values)
         self._seen = trainer.global_step
         if self._state is not None:
             self.watch.load_state_dict(self._state)

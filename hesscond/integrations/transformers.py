@@ -7,12 +7,12 @@ from typing import Any
 from hesscond.lazy import optional
 from hesscond.problem.batches import moved
 from hesscond.problem.evaluation import Batch, LossFunction
-from hesscond.watching import Alarm, Watch as LoopWatch, watch
+from hesscond.watching import Watch as LoopWatch, watch
 
 with optional("hesscond.integrations.transformers"):
     from transformers import TrainerCallback
 
-__all__ = ["Alarm", "Watch"]
+__all__ = ["Watch"]
 
 
 def own_loss(output: Any, target: Any) -> Any:
@@ -35,8 +35,6 @@ class Watch(TrainerCallback):
         As `hesscond.watch` takes it; None: the loss that the model returns.
     log
         As `hesscond.watch` takes it: ``"wandb"`` and ``"mlflow"`` add to the run that ``report_to`` has opened.
-    events
-        Alarms: keyword arguments of `hesscond.watching.Watch.on` by event.
     options
         Further arguments of `hesscond.watch`. GPT-2's dense layers are ``Conv1D``, which have to be named in
         ``layers``.
@@ -53,10 +51,9 @@ class Watch(TrainerCallback):
         loss_fn: LossFunction | None = None,
         *,
         log: Any = None,
-        events: dict[str, dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
-        self.loss_fn, self.probe_batch, self.log, self.events, self.options = loss_fn, probe_batch, log, events, options
+        self.loss_fn, self.probe_batch, self.log, self.options = loss_fn, probe_batch, log, options
         self.watch: LoopWatch | None = None
 
     def on_train_begin(
@@ -71,10 +68,8 @@ class Watch(TrainerCallback):
             log=self.log,
             **self.options,
         )
-        for event, values in (self.events or {}).items():
-            self.watch.on(event, **values)
         if state.global_step:
-            self.watch.load_state_dict({**self.watch.state_dict(), "steps": state.global_step})
+            self.watch.load_state_dict({"steps": state.global_step})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a step."""

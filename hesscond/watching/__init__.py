@@ -1,6 +1,5 @@
-"""Measurements while a training loop of your own runs: the watch, its measurements, destinations and alarms."""
+"""Measurements while a training loop of your own runs: the watch, its measurements and destinations."""
 
-from hesscond.watching.alarms import EVENTS, Alarm
 from hesscond.watching.loop import Watch, watch
 
-__all__ = ["EVENTS", "Alarm", "Watch", "watch"]
+__all__ = ["Watch", "watch"]

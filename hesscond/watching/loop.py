@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import platform
-import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +23,6 @@ from hesscond.problem import evaluation
 from hesscond.problem.devices import runtime
 from hesscond.runs import place_name
 from hesscond.sheets import CONDITION
-from hesscond.watching import alarms
 from hesscond.watching.destinations import Destination, destinations
 from hesscond.watching.measuring import Measuring, Row, rates_of
 
@@ -40,8 +38,6 @@ SHOWN = (*(name for name in CONDITION if name not in ("nullity", "resolved", "so
 DEFAULT_BUDGET = 0.05
 #: Share of the time, and seconds of a probe, above which the cost of ``every`` is logged.
 NOTICED = 0.1, 1.0
-#: Largest multiple of ``every`` to which a budget lengthens it before blocks are left out.
-LONGEST = 10
 
 
 def watch(
@@ -86,12 +82,11 @@ def watch(
         ``"wandb"``, ``"mlflow"``, the folder of a run as studies write it, or a list of these.
     budget
         The largest share of the time that measuring may take, 0.05 say. A probe waits until enough time has passed
-        since the last one; where that would be ten times ``every``, layers (or units of the one layer) are left out,
-        chosen by ``seed``. Both are logged.
+        since the last one, which is logged.
     strict
         Whether an error inside the watch is raised. Otherwise it is logged once as a warning, and is in the row.
     seed
-        Seed of dropout's draws during measurements, and of the choice of what a budget leaves out.
+        Seed of dropout's draws during measurements.
     group
         Processes that all call the watch, each with its share of the probe batch. None: in a distributed training the
         process of rank 0 alone measures, on its own batch, and in the others `Watch.step` returns None.
@@ -160,7 +155,7 @@ def watch(
         seed=seed,
         group=group,
     )
-    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict, seed)
+    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict)
     if rank == 0:
         found._destinations = destinations(log, lambda: found._config(name))
     return found
@@ -173,8 +168,6 @@ class Watch:
     ----------
     steps
         Number of optimizer steps counted.
-    left_out
-        Names of blocks or units that are no longer measured, to keep the budget.
     seconds
         Time that all probes took, in seconds.
     """
@@ -187,17 +180,14 @@ class Watch:
         every: int | None = None,
         budget: float | None = None,
         strict: bool = False,
-        seed: int = 0,
     ) -> None:
         self._idle = measuring is None
         if measuring is not None:
             self._measuring = measuring
         self._optimizer, self._due, self._every = optimizer, due, every
-        self.budget, self.strict, self._seed = budget, strict, seed
+        self.budget, self.strict = budget, strict
         self.steps, self.seconds = 0, 0.0
-        self.left_out: tuple[str, ...] = ()
         self._rows: list[Row] = []
-        self._rules: list[alarms.Rule] = []
         self._warned: set[str] = set()
         self._closed = False
         self._free_since = time.perf_counter()
@@ -245,49 +235,6 @@ class Watch:
             self._close("failed", one_line(error))
         else:
             self.close()
-
-    def on(
-        self,
-        event: str,
-        callback: Callable[[alarms.Alarm], object] | None = None,
-        *,
-        factor: float = 10.0,
-        probes: int = 3,
-    ) -> Watch:
-        """Report an event: by a line in the log ``hesscond`` (a warning), and by a callback.
-
-        Parameters
-        ----------
-        event
-            ``"kappa_grew"`` or ``"lambda_max_grew"``: the lower bound exceeds ``factor`` times the smallest upper bound
-            before. ``"rank_fell"``: both ranks are decided. ``"sharpness"``: the lower bound of λ_max·η in the
-            optimizer's coordinates is above 2 in ``probes`` probes in a row. ``"dead_units"``: units whose Hessian has
-            become exactly zero, at levels "unit" and "layer"; it takes a further pass over the probe batch.
-        callback
-            Called with an `Alarm`.
-        factor, probes
-            Thresholds, as described for ``event``.
-
-        Returns
-        -------
-        Watch
-            The watch itself.
-
-        Raises
-        ------
-        ConfigError
-            No such event, or it cannot be seen with this watch; values that make no sense; the watch is closed.
-        """
-        self._open("it tells of nothing more")
-        rule = alarms.rule_of(event, callback, factor, probes)
-        if event == "sharpness" and self._optimizer is None:
-            raise ConfigError("the sharpness λ_max·η is that of an optimizer: give the watch optimizer=")
-        if event == "sharpness" and not self._idle and self._measuring.unknown is not None:
-            raise self._measuring.unknown
-        if event == "dead_units" and not self._idle and self._measuring.level == "network":
-            raise ConfigError("dead units are those of layers: watch with level='layer' or level='unit'")
-        self._rules.append(rule)
-        return self
 
     def step(self, loss: torch.Tensor | float | None = None) -> dict[str, Any] | None:
         """Count an optimizer step, and measure if it is due: call it after every ``optimizer.step()``.
@@ -357,36 +304,7 @@ class Watch:
                 f"a probe takes {self._last_cost:.3g} s, as long as {self._last_cost / step:.3g} steps: "
                 f"to keep budget={self.budget:g} it is made about every {needed} steps",
             )
-            if self._every is not None and needed > LONGEST * self._every:
-                self._leave_out(LONGEST * self._every / needed)
         return self._measuring.agreed(answer)
-
-    def _leave_out(self, share: float) -> None:
-        """Measure only a share of the blocks, or of the units of the one block that is left."""
-        own = self._measuring
-        draw = random.Random(self._seed)
-        kept: list[Any]
-        if own.level == "network" or (len(own.blocks) == 1 and own.level != "unit"):
-            return
-        if len(own.blocks) > 1:
-            kept = sorted(draw.sample(range(len(own.blocks)), max(1, int(share * len(own.blocks)))))
-            names = [own.blocks[k] for k in kept]
-            out = [name for name in own.blocks if name not in names]
-            own.names, own.blocks = tuple(names), names
-        else:
-            there = own.seen_units
-            if len(there) < 2:
-                return
-            kept = sorted(draw.sample(there, max(1, int(share * len(there)))))
-            out = [place_name(own.blocks[0], unit) for unit in there if unit not in kept]
-            own.names, own.units, own.seen_units = tuple(own.blocks), kept, kept
-        self.left_out += tuple(out)
-        self._last_cost *= share
-        self._warn_once(
-            f"left out {len(self.left_out)}",
-            f"budget={self.budget:g} does not allow for all blocks: from step {self.steps} on left out, chosen "
-            f"by seed {self._seed}: {', '.join(out)}",
-        )
 
     def _guarded(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what ``act`` returns; turn its exception into one warning and a row, unless strict."""
@@ -424,11 +342,6 @@ class Watch:
         step = (began - self._free_since) / (self.steps - self._last_step)
         try:
             rows, notes = self._measuring.rows()
-            if any(rule.event == "dead_units" for rule in self._rules):
-                dead = self._measuring.dead_units()
-                for row in rows:
-                    own = dead.get(row["layer"], [])
-                    row["dead_units"] = own if row["unit"] is None else [unit for unit in own if unit == row["unit"]]
         finally:
             self._free_since = time.perf_counter()
             self._last_step, self._last_cost = self.steps, self._free_since - began
@@ -445,12 +358,6 @@ class Watch:
         metrics = self._metrics(rows)
         self._rows += [{"step": self.steps, **row} for row in rows]
         self._each(lambda one: one.write(self.steps, metrics, rows))
-        for row in rows:
-            for rule in self._rules:
-                if (alarm := rule.look(self.steps, row)) is not None:
-                    logger.warning("hesscond.watch: step %d: %s", self.steps, alarm.sentence)
-                    if rule.callback is not None:
-                        rule.callback(alarm)
         return metrics
 
     def _metrics(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -486,38 +393,24 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """State from which a training can go on, without the arguments, for `torch.save`."""
-        return {
-            "steps": self.steps,
-            "left_out": list(self.left_out),
-            "names": None if self._idle or self._measuring.names is None else list(self._measuring.names),
-            "units": None if self._idle or self._measuring.units is None else list(self._measuring.units),
-            "rules": [{"event": rule.event, "memory": rule.memory} for rule in self._rules],
-        }
+        return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of a watch with the same arguments, and the same calls of `on`.
+        """Go on from the state of a watch with the same arguments.
 
         Raises
         ------
         ConfigError
-            It is not the state of a watch, or other alarms are on; the watch is closed.
+            It is not the state of a watch; the watch is closed.
         """
         self._open("it goes on with nothing")
         try:
-            steps, rules = int(state["steps"]), list(state["rules"])
-            names, units, left_out = state["names"], state["units"], tuple(state["left_out"])
+            steps = int(state["steps"])
         except (KeyError, TypeError, ValueError):
             raise ConfigError("this is not the state of a watch: give what watch.state_dict() returned") from None
         if steps < 0:
             raise ConfigError(f"this is not the state of a watch: it has {steps} steps")
-        if [rule["event"] for rule in rules] != [rule.event for rule in self._rules]:
-            raise ConfigError("the state is that of a watch with other alarms: call watch.on as there, then load it")
-        for rule, own in zip(rules, self._rules, strict=True):
-            own.memory = dict(rule["memory"])
         self.steps = steps
-        if left_out:
-            self.left_out, self._measuring.names, self._measuring.units = left_out, tuple(names), units
-            self._measuring.blocks = list(names)
         for one in self._destinations:
             one.resume()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,14 +54,10 @@ class Measuring:
         Choice.of(wrappers.measurable(model), layers, None, checked_level(level))
         self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
         self.devices = devices.accelerators_of([*model.parameters(), *model.buffers()])
-        #: why nothing is measured in the optimizer's coordinates; None: nothing is known against it
-        self.unknown: UnknownOptimizerError | None = None
         # a schedule that begins with a warm-up may begin with a rate of 0
         if self.optimizer is not None and any(rates_of(self.optimizer) or [1]):
-            try:
+            with suppress(UnknownOptimizerError):
                 at_work(wrappers.measurable(model), self.optimizer)
-            except UnknownOptimizerError as error:
-                self.unknown = error
         with untouched.untouched_randomness(self.devices, untouched.generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
         if not batches:
@@ -69,7 +65,6 @@ class Measuring:
         copies = [evaluation.converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
         self.samples = sum(evaluation.samples_of(self.model, evaluation.checked_batch(batch)[0]) for batch in copies)
-        self.seen_units: list[int] = []
         self._try()
 
     def _try(self) -> None:
@@ -130,7 +125,6 @@ class Measuring:
                 plain = {name: result.plain for name, result in found.items()}
             rows = []
             for name, given in plain.items():
-                self.seen_units = list(given.units)
                 result = found.get(name)
                 others = given.conditions if result is None else result.conditions
                 for unit, kappa, kappa_own in zip(given.blocks, given.conditions, others, strict=True):
@@ -152,16 +146,6 @@ class Measuring:
         box = [answer]
         torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
-
-    def dead_units(self) -> dict[str, list[int]]:
-        """Units of each layer whose Hessian is exactly zero."""
-        with self.apart():
-            model, data = self.model, self.data
-            found = probe(model, self.loss_fn, data, self.names, units="all", memory=self.memory, group=self.group)
-            return {
-                name: [unit for unit in layer.units if not bool(layer.block(unit).diagonal().any())]
-                for name, layer in found.items()
-            }
 
     def _at_work(self, notes: list[str]) -> AtWork | Given | None:
         """Coordinates of the optimizer; None, with a note, if it has none or none yet."""

@@ -222,8 +222,6 @@ def test_a_watch_goes_on_without_coordinates_that_are_not_known(unknown, caplog)
         assert not any("kappa_own" in key or "error" in key for key in row)
     assert caplog.text.count(f"the coordinates of {type(optimizer).__name__} are not known") == 1
     with pytest.raises(ConfigError, match="are not known"):
-        watching.on("sharpness")
-    with pytest.raises(ConfigError, match="are not known"):
         probe(model, nn.CrossEntropyLoss(), data(), method=optimizer)
 
 

@@ -16,8 +16,6 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
-from hesscond.watching.alarms import rule_of
-from hesscond.watching.destinations import Destination
 from tests.truth import network_truth
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
@@ -275,24 +273,6 @@ def test_what_every_costs_is_said_at_the_first_probe(seconds, said, taking, capl
     assert len(caplog.records) == len(said)
 
 
-def test_a_budget_that_allows_for_too_little_leaves_layers_out_by_its_seed(taking, caplog):
-    clock, made = taking
-
-    def run(seed):
-        own = made(3.0, every=1, budget=0.1, seed=seed)
-        for _ in range(70):
-            clock["now"] += 1.0
-            own.step()
-        return own
-
-    with caplog.at_level(logging.WARNING, "hesscond"):
-        one, again = run(1), run(1)
-    assert one.left_out == again.left_out
-    assert len(one.left_out) == 1
-    assert one.left_out[0] not in set(one.to_frame().query("step > 1")["layer"])
-    assert f"left out, chosen by seed 1: {one.left_out[0]}" in caplog.text
-
-
 # where it goes
 
 
@@ -318,13 +298,11 @@ def test_a_run_folder_is_read_like_a_study(tmp_path, call_cli):
 def test_a_training_that_goes_on_writes_what_an_unbroken_one_does(tmp_path):
     def run(folder, breaks):
         model, optimizer, own = watched(log=folder, every=2)
-        own.on("lambda_max_grew", factor=1.0001)
         for part in breaks:
             train(model, optimizer, own, part, loss=True)
             state = json.loads(json.dumps(own.state_dict()))
             own.close()
             own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=2, log=folder)
-            own.on("lambda_max_grew", factor=1.0001)
             if part is not breaks[-1]:
                 with pytest.raises(ConfigError, match="load_state_dict"):
                     own.step()
@@ -387,28 +365,6 @@ def test_a_function_and_the_frame_have_the_row():
     assert found == [row for row in rows for _ in range(2)]
     frame = own.to_frame()
     assert list(frame.query("layer == '2'")["kappa"]) == [row["hesscond/2/kappa"] for row in rows]
-
-
-def test_a_destination_from_elsewhere_is_opened_by_its_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(Destination, "named", dict(Destination.named))
-
-    class ToLines(Destination):
-        name, takes_place = "lines", True
-
-        def __init__(self, place):
-            self.file = open(place, "w")  # noqa: SIM115
-
-        def write(self, step, metrics, rows):
-            self.file.write(f"{step} {metrics['hesscond/0/kappa']!r}\n")
-
-        def close(self, status, message):
-            self.file.close()
-
-    model, optimizer, own = watched(log=f"lines:{tmp_path / 'kappa.txt'}")
-    with own:
-        rows = [row for row in train(model, optimizer, own, 4) if row]
-    lines = [f"{row['hesscond/step']} {row['hesscond/0/kappa']!r}" for row in rows]
-    assert (tmp_path / "kappa.txt").read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb", "mlflow"])
@@ -481,53 +437,3 @@ def test_a_logger_that_fails_does_not_stop_the_training(caplog):
     own = hesscond.watch(model_of(), F.cross_entropy, BATCH, every=1, log=broken)
     with caplog.at_level(logging.WARNING, "hesscond"):
         assert "disk full" in own.step()["hesscond/error"]
-
-
-# alarms
-
-
-def row(**values):
-    base = {"layer": "fc", "unit": None, "kappa_lower": 1.0, "kappa_upper": 1.0, "rank": 5, "resolved": 1}
-    return {**base, "lambda_max": 1.0, "lambda_max_error": 0.0, "n_params": 6, **values}
-
-
-@pytest.mark.parametrize(
-    ("event", "rows", "at"),
-    [
-        # bounds decide: intervals that touch after a factor of 10 are no growth
-        ("kappa_grew", [{"kappa_lower": 9, "kappa_upper": 11}, {"kappa_lower": 105, "kappa_upper": 200}], []),
-        ("kappa_grew", [{"kappa_lower": 9, "kappa_upper": 11}, {"kappa_lower": 111, "kappa_upper": 200}], [1]),
-        # unresolved: no upper bound to compare with, but a lower one
-        ("kappa_grew", [{"kappa_upper": np.inf}, {"kappa_lower": 1e9, "kappa_upper": np.inf}], []),
-        ("kappa_grew", [{"kappa_upper": 2.0}, {"kappa_lower": 1e9, "kappa_upper": np.inf}], [1]),
-        ("lambda_max_grew", [{"lambda_max": 1.0}, {"lambda_max": 10.5, "lambda_max_error": 1.0}], []),
-        ("lambda_max_grew", [{"lambda_max": 1.0}, {"lambda_max": 10.5, "lambda_max_error": 0.1}], [1]),
-        ("rank_fell", [{}, {"rank": 4, "resolved": 0}, {"rank": 4}, {"rank": 4}], [2]),
-        ("sharpness", [{"sharpness_times_rate_lower": 2.1}] * 4, [2]),
-        ("sharpness", [{"sharpness_times_rate_lower": s} for s in (2.1, 2.1, 1.9, 2.1, 2.1, 2.1)], [5]),
-        ("dead_units", [{"dead_units": []}, {"dead_units": [3]}, {"dead_units": [3]}, {"dead_units": [1, 3]}], [1, 3]),
-    ],
-)
-def test_bounds_decide_an_alarm(event, rows, at):
-    rule = rule_of(event, None, 10.0, 3)
-    assert [k for k, values in enumerate(rows) if rule.look(k, row(**values)) is not None] == at
-
-
-def test_a_unit_that_dies_and_a_rate_that_is_too_large_are_told(caplog):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
-    told = []
-    own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=1)
-    own.on("dead_units", told.append).on("sharpness", told.append, probes=1)
-    optimizer.param_groups[0]["lr"] = 1e-3
-    own.step()
-    assert [one.event for one in told] == []
-    with torch.no_grad():
-        model[0].weight[2], model[0].bias[2] = 0.0, -1.0
-    optimizer.param_groups[0]["lr"] = 100.0
-    with caplog.at_level(logging.WARNING, "hesscond"):
-        own.step()
-    assert {(one.event, one.block) for one in told} >= {("dead_units", "0"), ("sharpness", "2")}
-    assert "exactly zero on the probe batch: 2" in caplog.text
-    assert all(one.step == 2 for one in told)
