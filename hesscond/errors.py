@@ -68,6 +68,10 @@ GONE: dict[str, str] = {
     "p": "equilibration takes 2-norms, as its paper does",
     "targets": "kfac takes the targets of the data; gauss-newton has the matrix that drawn targets estimate",
     "gauss-newton-linear": "its abstract alone was at hand: the bounds were ours",
+    **dict.fromkeys(
+        ("shampoo-power-step", "soap-adafactor", "kfac-linear", "muon-spectral-descent", "adam-blocks"),
+        "it does not speak of κ; muon-row-blocks and adam-diagonal do",
+    ),
     "initial_accumulator": "adagrad starts from 0; probe(method=optimizer) reads M of a torch.optim.Adagrad of yours",
     "centered": "probe(method=optimizer) reads M of a torch.optim.RMSprop of yours, centred or not",
     "inverse": "shampoo adds ε to its factors: give a small epsilon",

@@ -1,16 +1,16 @@
-"""Effects of blocks, depth and classes on κ of quadratic functions, Gauss–Newton matrices and Hessians."""
+"""Adam, Muon and softmax: κ of quadratic functions in their first steps, and the blocks of a softmax layer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import hessian
 
+from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import base, matrices, networks, weight_conditioning
 
 #: Draws of a start, and the standard errors that a share of them may be off.
@@ -80,82 +80,58 @@ class AdamDiagonal(base.Statement):
         return base.decided(found[0] ** 2, found[1] ** 2, SLACK)
 
 
+def interval(found: ConditionNumber) -> tuple[float, float]:
+    """Bounds of κ; NaN if it is unresolved."""
+    return (found.lower, found.upper) if found.resolved else (np.nan, np.nan)
+
+
 @base.register
-class AdamBlocks(base.Statement):
-    """Adam's first gradient as a preconditioner on a block diagonal quadratic, against gradient descent."""
+class MuonRowBlocks(base.Statement):
+    """Muon's step is that of a preconditioner with one block for each row of the weight."""
 
-    id = "adam-blocks"
-    title = "Adam on block diagonal quadratic functions"
-    source = (
-        "Zhang et al., NeurIPS 2024, as Theorem 3.2 of Zhang, On the Principles Behind Neural Network Optimizers, 2026"
-    )
+    id = "muon-row-blocks"
+    title = "Muon preconditions by rows"
+    source = "Zhang, On the Principles Behind Neural Network Optimizers, 2026, eqs. (3.12), (3.13)"
     text = (
-        "On ½θᵀHθ − hᵀθ, H positive definite with blocks H_l, Adam with β₁ = 0, β₂ = 1 and v₀ from the first gradient "
-        "g has ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*), r a constant of the start. True with our r = max C_l/min "
-        "c_l, c_l and C_l the least and the largest |g_i| of block l over λ_max(H_l), and the step size min c_l: D = "
-        "diag(1/|g|) has D^½HD^½ ≤ 1/min c_l and ≥ min 1/(C_l κ_l), so κ(D^½HD^½) ≤ r max κ_l. For gradient descent "
-        "there are H and a start with ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*) for every step size and k: true for H "
-        "with components along both ends of which λ_max's has the share 1/(κ + 1) of the loss. The first ratio is "
-        "then at least that, with equality at the best step size, and ratios of a sum of geometric sequences do not "
-        "fall."
+        "M(MᵀM)^−½ is P vec M with P = I ⊗ (MᵀM)^−½: a preconditioner with the same block for each row of W, as is "
+        "the Hessian of a dense layer with the square loss, I ⊗ Σ. True for M of full column rank. What the rows do to "
+        "κ, our own: for a dense layer with the square loss, at W = W* + E and with the gradient M = EΣ, κ(P^½HP^½) ≤ "
+        "κ(E), whatever κ(H) is. For a² ≤ EᵀE ≤ b² gives a²Σ² ≤ MᵀM ≤ b²Σ², and since the root of matrices is monotone "
+        "aΣ ≤ (MᵀM)^½ ≤ bΣ; an isotropic error makes Muon Newton's method."
     )
-    hypotheses = ("H is positive definite", "no entry of the first gradient is zero")
+    hypotheses = ("M has full column rank", "the square loss of a dense layer, M = EΣ (second claim)")
     claims = (
-        base.Claim("Adam", "ℓ_(k+1) − ℓ* ≤ (1 − 1/(r max κ_l))(ℓ_k − ℓ*)", True),
-        base.Claim("gradient descent", "ℓ_(k+1) − ℓ* ≥ (1 − 2/(κ + 1))²(ℓ_k − ℓ*), some H and start, every η", True),
+        base.Claim("rows", "(I ⊗ (MᵀM)^−½) vec M = vec UVᵀ", True),
+        base.Claim("κ(E)", "κ(P^½HP^½) ≤ κ(E), P = I ⊗ (MᵀM)^−½", True, published=False),
     )
-    trials = 100
-    elsewhere = "speaks of quadratic functions"
+    trials = 150
+    elsewhere = "speaks of the square loss"
 
-    def constant(self, least: Sequence[float], most: Sequence[float]) -> float:
-        """The constant r from c_l and C_l."""
-        return max(most) / min(least)
+    def exponent(self) -> float:
+        """Exponent of MᵀM in P."""
+        return -0.5
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        """Two to five blocks of very different scales."""
-        factors = []
-        for size in rng.integers(1, 6, int(rng.integers(2, 6))):
-            spread = 10.0 ** rng.uniform(0, rng.choice([0.05, 1.5]), size)
-            factors.append(10.0 ** rng.uniform(-2, 2) * spread[:, None] * matrices.random_orthogonal(rng, size))
-        least, most, worst, g = [], [], 1.0, []
-        theta = [rng.standard_normal(len(F)) for F in factors]
-        for F, own in zip(factors, theta, strict=True):
-            sigma = np.linalg.svd(F, compute_uv=False)
-            g.append(F.T @ (F @ own))
-            least.append(float(np.abs(g[-1]).min() / sigma[0] ** 2))
-            most.append(float(np.abs(g[-1]).max() / sigma[0] ** 2))
-            worst = max(worst, float((sigma[0] / sigma[-1]) ** 2))
-        F, D = np.zeros([sum(map(len, factors))] * 2), 1 / np.abs(np.concatenate(g))
-        start = 0
-        for own in factors:
-            F[start : start + len(own), start : start + len(own)] = own
-            start += len(own)
-        allowed = 1 - 1 / (self.constant(least, most) * worst)
-        return [self.descent(F, D, np.concatenate(theta), min(least), allowed), self.gradient_descent(rng)]
-
-    def descent(self, F: np.ndarray, D: np.ndarray, theta: np.ndarray, eta: float, allowed: float) -> base.Outcome:
-        """The largest ratio of ‖Fθ‖² in some steps."""
-        losses = []
-        for _ in range(20):
-            losses.append(float(np.linalg.norm(F @ theta) ** 2))
-            theta = theta - eta * D * (F.T @ (F @ theta))
-        ratios = [after / before for before, after in pairwise(losses)]
-        # a gradient is off by round-off of the largest block, which losses that small do not show
-        if min(losses) < 1e-14 * losses[0]:
-            return base.Outcome("unresolved", reason="round-off is reached")
-        return base.decided(max(ratios), max(ratios), allowed * SLACK)
-
-    def gradient_descent(self, rng: np.random.Generator) -> base.Outcome:
-        """λ_max and λ_min, any step size, some steps."""
-        most, steps = 10.0 ** rng.uniform(0, 6), int(rng.integers(1, 30))
-        values, shares = np.array([most, 1.0]), np.array([1.0, most]) / (1 + most)
-        eta = float(rng.choice([1.0, 10.0 ** rng.uniform(-3, 0.5)])) * 2 / (most + 1)
-        factors = (1 - eta * values) ** 2
-        losses = [float(shares @ factors**k) for k in (steps - 1, steps)]
-        bound = (1 - 2 / (most + 1)) ** 2
-        if losses[0] == 0 or losses[1] < np.finfo(float).tiny:
-            return base.not_applicable("the loss is zero")
-        return base.decided(bound * losses[0] / losses[1], bound * losses[0] / losses[1], SLACK)
+        """A layer with up to eight inputs of different scales, at a random error."""
+        n = int(rng.integers(2, 9))
+        m = n + int(rng.integers(0, 3)) * int(rng.integers(2))
+        X = rng.standard_normal((n + int(rng.integers(1, 20)), n)) * 10.0 ** rng.uniform(-1, 1, n)
+        E = rng.standard_normal((m, n)) @ np.diag(10.0 ** rng.uniform(-0.5, 0.5, n))
+        M = E @ (X.T @ X) / len(X)
+        U, sigma, Vt = np.linalg.svd(M, full_matrices=False)
+        if sigma[0] > 1e6 * sigma[-1]:
+            return [base.not_applicable("M is not certainly of full column rank")] * len(self.claims)
+        block = Vt.T * sigma ** (2 * self.exponent()) @ Vt
+        rows = np.kron(np.eye(m), block) @ M.ravel()
+        # P^½ has half of the exponent; its smallest singular values are off by so much
+        half = Vt.T * sigma ** self.exponent() @ Vt
+        error, F = base.ALLOWED * float(sigma[0] / sigma[-1]), X @ half
+        own = interval(condition_number(factor=F, error=error * float(np.linalg.norm(F, 2))))
+        bound = interval(condition_number(factor=E))
+        return [
+            base.equal(rows, (U @ Vt).ravel(), allowed=base.ALLOWED * float(sigma[0] / sigma[-1]) ** 2),
+            base.decided(own[0] / bound[1] ** 0.5, own[1] / bound[0] ** 0.5),
+        ]
 
 
 @base.register

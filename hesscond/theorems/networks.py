@@ -32,7 +32,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
 }
 PIECEWISE_LINEAR = ("relu", "leaky relu")
-LINEAR = "linear"
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
@@ -84,21 +83,17 @@ class Network:
     activation: str  # names
     criterion: str
 
-    def activated(self, a: Tensor) -> Tensor:
-        """Activation of pre-activations; the identity in a linear network."""
-        return a if self.activation == LINEAR else ACTIVATIONS[self.activation](a)
-
     def from_preactivation(self, layer: int, a: Tensor) -> Tensor:
         """The network's output, from the pre-activations (…, m) of a layer."""
         for weight in self.weights[layer + 1 :]:
-            a = extended(self.activated(a)) @ weight.T
+            a = extended(ACTIVATIONS[self.activation](a)) @ weight.T
         return a
 
     def features(self, layer: int) -> Tensor:
         """Ĥ = [e, H] (N, n + 1), what a layer sees."""
         h = extended(self.inputs)
         for weight in self.weights[:layer]:
-            h = extended(self.activated(h @ weight.T))
+            h = extended(ACTIVATIONS[self.activation](h @ weight.T))
         return h
 
     def output(self) -> Tensor:

@@ -36,16 +36,6 @@ def test_the_curvature_of_networks_is_that_of_the_whole_loss(activation, criteri
     assert torch.allclose(S, torch.diag(network.curvature(0, 2)), rtol=1e-11, atol=1e-15)
 
 
-def test_the_counterexample_to_the_raw_gradient():
-    verdict = verify("bnp-algorithm-2", trials=1)
-    (G_w, G_b, mu, variance, q2) = example_of(verdict, "with the raw G_w").matrix[0]
-    new = (G_w - G_b * mu) / (q2 * variance)
-    P = np.array([[1, -mu], [0, 1]]) @ np.diag([1, variance**-0.5]) / q2**0.5
-    expected = P @ P.T @ [G_b, G_w]
-    assert expected == pytest.approx([G_b / q2 - new * mu, new], rel=1e-12)
-    assert abs(expected[0] - (G_b / q2 - G_w * mu)) > 0.1
-
-
 def test_the_counterexample_to_the_gradient_through_the_statistics():
     w, v, y = example_of(verify("bnp-proposition-7", trials=1), "gradient through μ, σ").matrix[0]
     x = torch.tensor([-1.0, 1.0], dtype=torch.float64)

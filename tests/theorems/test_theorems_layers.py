@@ -12,7 +12,6 @@ from hesscond.problem import MEMORY
 from hesscond.spectra import condition_number
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, statement, statements
 from hesscond.theorems.bnp_identities import same_unit
-from hesscond.theorems.matrix_preconditioners import MuonSpectralDescent
 from tests.theorems.verdicts import kappa, observed_inputs
 
 
@@ -180,27 +179,6 @@ def test_proposition_11_of_a_unit():
     assert hidden["S ≥ 0, active rows"].status == "holds"
     curved = outcomes("bnp-proposition-11", *regression(), "0")
     assert curved["S > 0"].reason == "S is indefinite"
-
-
-def test_the_gradient_that_muon_turns():
-    seen = []
-
-    class Watched(MuonSpectralDescent):
-        def direction(self, G):
-            seen.append(G)
-            return super().direction(G)
-
-    model, loss_fn, (x, y) = regression()
-    found = outcomes(Watched(), model, loss_fn, (x, y), "0")
-    (gradient,) = torch.autograd.grad(loss_fn(model(x), y), [model[0].weight])
-    assert np.allclose(seen[0], gradient)
-    expected = {"unique", "only then"} & {name for name, o in found.items() if o.status == "not-applicable"}
-    assert expected == {"only then"}
-    for name in ("Proposition 5", "Shampoo", "Proposition 4"):
-        assert found[name].status == "holds"
-    nn.utils.parametrizations.weight_norm(model[0])
-    found = outcomes("muon-spectral-descent", model, loss_fn, (x, y), "0")
-    assert {outcome.status for outcome in found.values()} == {"not-applicable"}
 
 
 @pytest.mark.parametrize("bias", [True, False])

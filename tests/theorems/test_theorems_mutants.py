@@ -31,17 +31,9 @@ from hesscond.theorems.constrained_weights import (
     StandardizedGradient,
     projected_step,
 )
-from hesscond.theorems.curvature_structure import AdamBlocks, AdamDiagonal, SoftmaxRowBlocks
+from hesscond.theorems.curvature_structure import AdamDiagonal, MuonRowBlocks, SoftmaxRowBlocks
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
 from hesscond.theorems.matrices import kappa
-from hesscond.theorems.matrix_preconditioners import (
-    KfacLinear,
-    MuonRowBlocks,
-    MuonSpectralDescent,
-    ShampooPowerStep,
-    SoapAdafactor,
-    kronecker_factors,
-)
 from hesscond.theorems.networks import CRITERIA, ConvolutionLayer, Network
 from hesscond.theorems.preconditioning import AdaptivePreconditioning, Averages, GradientRegularization, L2InP, L2InZ
 from hesscond.theorems.rates import Decay, predicted, scaling_directions
@@ -148,6 +140,7 @@ def forgotten(of):
     return lambda self, problem: [[step, penalty / 2] for step, penalty in of.updates(self, problem)]
 
 
+UPDATED = ["with the updated G_w"]
 #: Statement, name of the method or function that is replaced and what by, violated claims, trials.
 QUICK = [
     (BNPProposition5, "q", lambda s, n, N: 1.0, ["bounded fourth moments"], 150),
@@ -155,15 +148,10 @@ QUICK = [
     (BNPProposition10, "bound", lambda s, p, r, S: BNPProposition10.bound(s, p, r, r), ["attained"], 40),
     (BNPProposition10, "bound", lambda s, *a: BNPProposition10.bound(s, *a) / 8, ["bound"], 100),
     *(
-        (
-            own,
-            "readings",
-            lambda s, *a, own=own: [own.readings(s, *a)[k] for k in (1, 0, 2)],
-            ["with the updated G_w"],
-            10,
-        )
+        (own, "step_5", lambda s, new, G_b, mu, q2, own=own: own.step_5(s, new, G_b, mu, 1) / q2, UPDATED, 10)
         for own in (BNPAlgorithm2, BNPAlgorithm3)
     ),
+    (BNPAlgorithm2, "step_5", lambda s, new, G_b, mu, q2: G_b / q2 + new @ mu, UPDATED, 10),
     (BNPProposition7, "step", raw_gradient, ["dense", "convolution, border of μ"], 5),
     (BNPMerging, "affine_merged", shifted_merge, ["function"], 5),
     (BNPMerging, "chain_rule", lambda s, *a: [BNPMerging.chain_rule(s, *a)[k] for k in (0, 2, 1)], ["gradients"], 5),
@@ -182,23 +170,6 @@ QUICK = [
     (ProjectedStep, "projected_step", lambda w, g, alpha, c: w - alpha * (g - g.mean()), ["decay"], 5),
     (ProjectedStep, "projected_step", lambda *a: -projected_step(*a), ["nearest"], 10),
     (SoftmaxRowBlocks, "on_diagonal", lambda s, p: p**2, ["(3.6)"], 5),
-    (ShampooPowerStep, "kronecker_factors", lambda G: kronecker_factors(2 * G - G.mean(0)), ["power step"], 40),
-    (
-        SoapAdafactor,
-        "shampoo",
-        lambda s, G, L, R: SoapAdafactor.shampoo(s, G, L, R) / np.trace(L) ** 0.5,
-        ["Claim 1"],
-        40,
-    ),
-    (KfacLinear, "product", lambda s, C, h: len(h) * KfacLinear.product(s, C, h), ["deep linear"], 5),
-    (KfacLinear, "product", lambda s, C, h: torch.kron(h.T @ h / len(h), C.mean(0)), ["one sample"], 15),
-    (
-        MuonSpectralDescent,
-        "direction",
-        lambda s, G: G / np.linalg.norm(G, 2),
-        ["Proposition 5", "unique", "Proposition 4", "Shampoo"],
-        40,
-    ),
     (MuonRowBlocks, "exponent", lambda s: -0.25, ["rows", "κ(E)"], 40),
     (L2InZ, "penalty_weights", lambda s, problem: L2InZ.penalty_weights(s, problem) ** 2, ["scale-adjusted"], 5),
     (Averages, "accumulate", lambda s, r, g, rho: rho * r + g**2, ["from the first gradient", "from zero"], 5),
@@ -248,7 +219,6 @@ SLOW = [
     (WeightConditioningTheorem2, "weights", norms_with_epsilon, ["scale identity", "nullity"], 10),
     (VanDerSluis, "matrices.equilibrated", lambda A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
-    (AdamBlocks, "constant", lambda s, least, most: float(np.mean(most) / np.mean(least)), ["Adam"], 100),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
     (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),
     (BNPTheorem1, "best_step", lambda kappa: 1 / kappa.lambda_max, ["bound", "attained"], 10),
