@@ -1,11 +1,9 @@
 """Level "network": one block of all parameters, against dense second derivatives."""
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -214,55 +212,40 @@ def test_bad_requests():
     assert hesscond.probe(normalized, loss_fn, batch, ["0", "2"], level="network", method="bnp")[NETWORK].n_params > 0
 
 
-TARGET = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-def make():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    data = TensorDataset(torch.randn(47, 6), torch.randint(0, 3, (47,)))
-    return model, nn.CrossEntropyLoss(), DataLoader(data, batch_size=10, shuffle=True)
-
-def one():
-    model, loss_fn, loader = make()
-    return model, loss_fn, next(iter(loader))
-"""
-
-
-def command(folder, *arguments, processes=1):
-    (folder / "mine.py").write_text(TARGET, encoding="utf-8")
-    start = [sys.executable]
-    if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    run = [*start, "-m", "hesscond", "probe", *arguments]
-    return subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-
-
-@pytest.mark.slow
-def test_processes_need_batches_to_share(tmp_path):
-    done = command(tmp_path, "mine.py:one", "--level", "network", processes=2)
-    assert done.returncode != 0
-    assert "the data are one batch, which 2 processes cannot share" in done.stderr
-    assert "Traceback" not in done.stderr.split("error:")[0]
+def one_of_two(rank, store, level, found):
+    """A process of two that measure together."""
+    store = torch.distributed.FileStore(store, 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        group, (x, y) = torch.distributed.group.WORLD, classes(47, 6, 3)
+        share = [(x[:20], y[:20]), (x[20:30], y[20:30])] if rank else (x[30:], y[30:])
+        weight = [2.0, 1.0] if rank else [1.7]
+        result = hesscond.probe(mlp(6, 5, 3), nn.CrossEntropyLoss(), share, level=level, weight=weight, group=group)
+        result.to_frame().to_pickle(f"{found}-{rank}")
+        with pytest.raises(ConfigError, match="the processes have different parameters"):
+            hesscond.probe(mlp(6, 5, 3, seed=rank), nn.CrossEntropyLoss(), share, group=group)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
-def test_two_processes_find_what_one_finds(tmp_path, level):
-    rows = []
-    for processes in (1, 2):
-        done = command(tmp_path, "mine.py:make", "--level", level, "--json", processes=processes)
-        assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        # one process adds the shares of layers
-        rows.append(found[-1:] if level == "network" else found)
-    for one, two in zip(*rows, strict=True):
-        for name in ("layer", "unit", "n_params", "rank"):
-            assert one[name] == two[name]
+def test_each_of_two_processes_measures_the_data_of_both(tmp_path, level):
+    torch.multiprocessing.spawn(one_of_two, (str(tmp_path / "store"), level, str(tmp_path / "found")), nprocs=2)
+    x, y = classes(47, 6, 3)
+    one = hesscond.probe(mlp(6, 5, 3), nn.CrossEntropyLoss(), [(x, y)], level=level).to_frame()
+    for rank in range(2):
+        two = pd.read_pickle(tmp_path / f"found-{rank}")
+        assert one[["layer", "unit", "n_params", "rank"]].equals(two[["layer", "unit", "n_params", "rank"]])
         for name in ("lambda_max", "lambda_min", "kappa"):
-            assert two[name] == pytest.approx(one[name], rel=1e-9 if name == "lambda_max" else 1e-7)
+            np.testing.assert_allclose(two[name], one[name], rtol=1e-9 if name == "lambda_max" else 1e-7)
+
+
+def test_the_command_is_one_process(call_cli, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = call_cli("probe", "mine.py:make")
+    assert done.code == 2
+    assert "start hesscond probe without torchrun" in done.err
 
 
 @pytest.mark.share(3)

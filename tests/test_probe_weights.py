@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 import hesscond
 from hesscond import GGNOperator, HessianOperator
 from hesscond.errors import ConfigError
-from hesscond.problem.weighting import SUM, Rule, Weights, mass_of
+from hesscond.problem.weighting import Rule, Weights
 from tests.truth import double_backward
 
 WORDS = 6
@@ -374,7 +374,7 @@ def test_dropout_does_not_hide_what_the_model_averages():
     rules, count = {}, labels_counted(network)
     for mode in (True, False):
         H = HessianOperator(network.train(mode), inner, batches, parameters=PARAMETERS)
-        rules[mode] = H.problem.masses
+        rules[mode] = {rule: sum(own) for rule, own in H.problem._weights.masses.items()}
     assert rules[True] == rules[False] == {Rule("entries", shifted=True, ignored=-100): sum(map(count, batches))}
     assert network.training is False
 
@@ -438,28 +438,7 @@ def test_labels_that_the_model_does_not_take(key, level):
                 assert (one - other).abs().max() <= 1e-12 * one.abs().max()
 
 
-# ------------------------------------------------------------------------------------------------ several processes
-
-
-def test_processes_agree_on_what_they_count():
-    network = model()
-
-    def masses(batches):
-        return HessianOperator(network, LOSSES["lambda"][0], batches, parameters=PARAMETERS).problem.masses
-
-    decided = masses(sequences(-100))
-    (mass,) = decided.values()
-    short, long = masses(sequences(sizes=((3, 4), (2, 4)))), masses(sequences(sizes=((1, 4), (2, 4))))
-    assert mass_of(decided, [decided, short]).value == mass
-    assert mass_of(short, [decided, short]).value == 20
-    assert len(short) > 1
-    assert mass_of(short, [short, long]).value in (5, 20, 15)
-    with pytest.raises(ConfigError, match="weight="):
-        mass_of(short, [short, masses(sequences(sizes=((3, 9),)))])
-
-
-def test_a_plain_sum_has_no_mass():
+def test_an_empty_stream_has_no_total():
     weights = Weights(model(), nn.CrossEntropyLoss(), None, "sum")
-    assert mass_of({SUM: 1.0}, 2 * [{SUM: 1.0}]).share == 1
     with pytest.raises(ConfigError, match="empty stream"):
         _ = weights.total

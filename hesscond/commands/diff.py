@@ -74,7 +74,7 @@ def compare_two(
             target = load_target(spec, seed=seed)
             if weights is not None:
                 load_weights(target, weights)
-            return run_probe(target.to(place), request, spec, Watched(say), None)[1]
+            return run_probe(target.to(place), request, spec, Watched(say))[1]
 
     def frame_of(name: str) -> tuple[pd.DataFrame, str]:
         if model is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import sys
@@ -22,7 +23,7 @@ import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options, printing
 from hesscond.commands.runs import json_rows
-from hesscond.commands.target import Target, load_target, of_user, one_sentence, own_device, own_share, processes
+from hesscond.commands.target import Target, load_target, of_user, one_sentence
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.roles import NETWORK
@@ -36,7 +37,6 @@ from hesscond.spectra.bounded import refuse_few
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch.distributed import ProcessGroup
 
 #: Seconds from which on an estimate is announced beforehand.
 LONG = 10.0
@@ -114,24 +114,26 @@ def probe(
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
     options.check_file("--figure", figure, page.METADATA)
-    place = own_device(resolve_device(device))
-    with processes(place) as group:
-        with of_user(target, show_traceback) as say:
-            found = load_target(target, seed=seed).to(place)
-            watched = Watched(say)
-            with watched.interrupts():
-                result, frame = run_probe(found, request, target, watched, group)
-        if group is not None and group.rank() > 0:
-            return
-        write(frame)
-        if not (as_json or as_csv):
-            print_summary(result, frame, request, found, target)
-        if figure is not None:
-            from hesscond.report.probed import probe_figure
+    place = resolve_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            "one process measures: start hesscond probe without torchrun; in Python, probe(…, group=) takes the "
+            "data that several processes have"
+        )
+    with of_user(target, show_traceback) as say:
+        found = load_target(target, seed=seed).to(place)
+        watched = Watched(say)
+        with watched.interrupts():
+            result, frame = run_probe(found, request, target, watched)
+    write(frame)
+    if not (as_json or as_csv):
+        print_summary(result, frame, request, found, target)
+    if figure is not None:
+        from hesscond.report.probed import probe_figure
 
-            page.save_figure(probe_figure(frame, target), figure)
-            if not (as_json or as_csv):
-                printing.stdout.print(f"figure: {figure}", soft_wrap=True)
+        page.save_figure(probe_figure(frame, target), figure)
+        if not (as_json or as_csv):
+            printing.stdout.print(f"figure: {figure}", soft_wrap=True)
     if watched.stopped:
         printing.stderr.print("interrupted: the rows are those that were complete")
         raise typer.Exit(printing.INTERRUPTED)
@@ -244,15 +246,12 @@ class Request:
 
 
 def run_probe(
-    target: Target, request: Request, spec: str, watched: Watched, group: ProcessGroup | None
+    target: Target, request: Request, spec: str, watched: Watched
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
     """Probe, layer by layer, and turn what the user's code raises into one sentence."""
     with one_sentence(spec):
         watched.say(f"probing {spec}")
-        data, weight = own_share(target, group)
-        result = hesscond.probe(
-            target.model, target.loss_fn, data, **request.options(), weight=weight, group=group, progress=watched.tell
-        )
+        result = probed(target, request, watched)
         result = watched.kappas(result)
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
@@ -265,8 +264,16 @@ def run_probe(
             top = whole.top
             frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
         elif request.level == NETWORK:
-            frame = with_layers(result, frame, target, request, watched, group)
+            frame = with_layers(result, frame, target, request, watched)
     return result, frame
+
+
+def probed(target: Target, request: Request, watched: Watched) -> hesscond.ProbeResult:
+    """Probe of a target, with its progress watched."""
+    options = request.options()
+    return hesscond.probe(
+        target.model, target.loss_fn, target.data, **options, weight=target.weight, progress=watched.tell
+    )
 
 
 def with_layers(
@@ -275,7 +282,6 @@ def with_layers(
     target: Target,
     request: Request,
     watched: Watched,
-    group: ProcessGroup | None,
 ) -> pd.DataFrame:
     """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors."""
     import pandas as pd
@@ -284,24 +290,14 @@ def with_layers(
     assert isinstance(whole, NetworkResult)
     shares = whole.by_layer()
     frame = network
-    # of several processes each has only a part of the data
-    if group is None:
-        own = replace(request, level="layer")
-        try:
-            layers = hesscond.probe(
-                target.model,
-                target.loss_fn,
-                target.data,
-                **own.options(),
-                weight=target.weight,
-                progress=watched.tell,
-            )
-        except CaptureError as error:
-            result.skipped["the layers by themselves"] = str(error)
-        else:
-            layers = watched.kappas(layers)
-            frame = pd.concat([layers.to_frame(), network], ignore_index=True)
-            result.skipped.update(layers.skipped)
+    try:
+        layers = probed(target, replace(request, level="layer"), watched)
+    except CaptureError as error:
+        result.skipped["the layers by themselves"] = str(error)
+    else:
+        layers = watched.kappas(layers)
+        frame = pd.concat([layers.to_frame(), network], ignore_index=True)
+        result.skipped.update(layers.skipped)
     return frame.merge(shares.drop(columns="n_params"), on="layer", how="left")
 
 

@@ -140,7 +140,7 @@ class NetworkOperator(SymmetricOperator):
         """Return the rows and columns in a layout of some of the parameters or parts of them, with the same graphs."""
         place = {id(parameter): i for i, parameter in enumerate(self.layout.tensors)}
         found = copy(self)
-        for measured in ("rounding", "_extremes", "_formed"):
+        for measured in ("rounding", "extremes", "_formed"):
             vars(found).pop(measured, None)
         found.layout, found.placements = layout, self._placed(layout, self.problem.model)
         own = [place[id(parameter)] for parameter in layout.tensors]

@@ -15,7 +15,6 @@ import torch
 
 from hesscond.errors import ConfigError
 from hesscond.operators import operator
-from hesscond.operators.parallel import led
 
 Value = TypeVar("Value", float, torch.Tensor)
 
@@ -75,8 +74,8 @@ def trace(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> 
     Estimate(value=10.0, error=0.0, probes=0, products=4)
     """
     if probes >= A.order:
-        return led(A, lambda: Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order))
-    return led(A, lambda: estimated_trace(Dominant(A, probes, seed)))
+        return Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order)
+    return estimated_trace(Dominant(A, probes, seed))
 
 
 def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
@@ -90,8 +89,8 @@ def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int
     """
     if probes >= A.order:
         blocks = operator.identity_blocks(A.order, A.dtype, A.device)
-        return led(A, lambda: Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order))
-    return led(A, lambda: estimated_norm(Dominant(A, probes, seed)))
+        return Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order)
+    return estimated_norm(Dominant(A, probes, seed))
 
 
 def diagonal(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
@@ -100,21 +99,17 @@ def diagonal(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) 
     Source: Bekas, Kokiopoulou and Saad, Appl. Numer. Math. 57 (2007), 1214-1229.
     """
     if probes >= A.order:
-        found = led(A, lambda: exact_diagonal(A))
+        found = exact_diagonal(A)
         return Estimate(found, torch.zeros_like(found), 0, A.order)
     refuse_few(probes)
-
-    def estimated() -> Estimate[torch.Tensor]:
-        total, squares = torch.zeros(2, A.order, dtype=torch.float64, device=A.device)
-        for signs in random_signs(A, probes, torch.Generator().manual_seed(seed)):
-            own = (signs * A.multiply(signs)).to(torch.float64)
-            total += own.sum(1)
-            squares += own.square().sum(1)
-        mean = total / probes
-        spread = (squares / probes - mean.square()).clamp_min(0)
-        return Estimate(mean, (spread / (probes - 1)).sqrt(), probes, probes)
-
-    return led(A, estimated)
+    total, squares = torch.zeros(2, A.order, dtype=torch.float64, device=A.device)
+    for signs in random_signs(A, probes, torch.Generator().manual_seed(seed)):
+        own = (signs * A.multiply(signs)).to(torch.float64)
+        total += own.sum(1)
+        squares += own.square().sum(1)
+    mean = total / probes
+    spread = (squares / probes - mean.square()).clamp_min(0)
+    return Estimate(mean, (spread / (probes - 1)).sqrt(), probes, probes)
 
 
 def refuse_few(probes: int) -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -37,15 +37,6 @@ SAFETY = 2.0
 STEPS = 8
 
 
-class Processes(Protocol):
-    """Several processes that form products together: `hesscond.operators.parallel.Team`."""
-
-    leading: bool
-
-    def lead(self, function: Callable[[], Result]) -> Result:
-        """Result of ``function()`` in one of the processes, while the others take part in its products."""
-
-
 class LinearOperator(ABC):
     """Real matrix A (m, n): ``A @ v`` for a vector (n,) or a block of vectors (n, k).
 
@@ -56,11 +47,7 @@ class LinearOperator(ABC):
     ----------
     shape, dtype, device
         Shape, dtype and device of the matrix.
-    operands
-        Operators from which this one is composed.
     """
-
-    operands: Sequence[LinearOperator] = ()
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str) -> None:
         if not dtype.is_floating_point:
@@ -97,11 +84,6 @@ class LinearOperator(ABC):
     def error(self) -> float:
         """Bound, in the 2-norm, of the error of the matrix itself, if it approximates another; its products have 0."""
         return 0.0
-
-    @property
-    def team(self) -> Processes | None:
-        """Processes that compute its products together; None: this process alone."""
-        return next((team for operand in self.operands if (team := operand.team) is not None), None)
 
     @property
     def T(self) -> LinearOperator:
@@ -163,7 +145,7 @@ class Adjoint(LinearOperator):
 
     def __init__(self, A: LinearOperator) -> None:
         super().__init__((A.shape[1], A.shape[0]), A.dtype, A.device)
-        self.A, self.operands = A, (A,)
+        self.A = A
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         return self.A.multiply_adjoint(vectors)
@@ -213,18 +195,12 @@ class SymmetricOperator(LinearOperator):
     def multiply_adjoint(self, vectors: torch.Tensor) -> torch.Tensor:
         return self.multiply(vectors)
 
-    @property
+    @cached_property
     def extremes(self) -> tuple[float, float]:
         """Smallest and largest Ritz value of a few Lanczos steps: the spectrum reaches at least that far.
 
         The products are computed when this is first read (`ritz_range`).
         """
-        team = self.team
-        # always computed by the leader for all: the others may lack its cached products
-        return self._extremes if team is None or team.leading else team.lead(lambda: self._extremes)
-
-    @cached_property
-    def _extremes(self) -> tuple[float, float]:
         return ritz_range(self)
 
     @property
@@ -435,7 +411,7 @@ class Gram(SymmetricOperator):
 
     def __init__(self, F: LinearOperator) -> None:
         super().__init__(F.shape[1], F.dtype, F.device)
-        self.F, self.operands = F, (F,)
+        self.F = F
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         return self.F.multiply_adjoint(self.F.multiply(vectors))
@@ -461,7 +437,6 @@ class Sum(SymmetricOperator):
         self.terms: list[tuple[float, SymmetricOperator]] = []
         for factor, term in terms:
             self.terms += [(factor * c, A) for c, A in term.terms] if isinstance(term, Sum) else [(factor, term)]
-        self.operands = [term for _, term in self.terms]
         self.psd = all(term.psd and factor >= 0 for factor, term in self.terms)
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -496,7 +471,7 @@ class Shifted(SymmetricOperator):
         if not math.isfinite(shift):
             raise MatrixError(f"an operator is shifted by a finite number, not by {shift}")
         super().__init__(A.order, A.dtype, A.device)
-        self.A, self.shift, self.operands = A, float(shift), (A,)
+        self.A, self.shift = A, float(shift)
         self.psd = A.psd and shift <= 0
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -506,7 +481,7 @@ class Shifted(SymmetricOperator):
         """Operator A shifted by the sum of both shifts."""
         return Shifted(self.A, self.shift + shift)
 
-    @property
+    @cached_property
     def extremes(self) -> tuple[float, float]:
         """Extremes of A, shifted: no product is needed."""
         low, high = self.A.extremes
@@ -528,7 +503,7 @@ class Congruence(SymmetricOperator):
             raise MatrixError(f"P of shape {P.shape} does not fit an operator of order {A.order}: PᵀAP is not defined")
         agreeing([A, P], "PᵀAP")
         super().__init__(P.shape[1], A.dtype, A.device)
-        self.A, self.P, self.operands, self.psd = A, P, (A, P), A.psd
+        self.A, self.P, self.psd = A, P, A.psd
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
         return self.P.multiply_adjoint(self.A.multiply(self.P.multiply(vectors)))

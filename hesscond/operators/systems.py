@@ -9,7 +9,6 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators.operator import SymmetricOperator
-from hesscond.operators.parallel import led
 
 #: Corrections by the residual before a system counts as unsolvable in double precision.
 CORRECTIONS = 3
@@ -61,7 +60,7 @@ def solve(
         found = [method(operator, own, rtol=rtol / 4, maxiter=limit)[0] for own in columns]
         return torch.from_numpy(np.stack(found, 1)).to(A.device)
 
-    return led(A, lambda: corrected(lambda V: (A @ V).to(torch.float64), inverse, vectors, A.order, rtol))
+    return corrected(lambda V: (A @ V).to(torch.float64), inverse, vectors, A.order, rtol)
 
 
 def corrected(

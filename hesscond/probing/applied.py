@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,6 @@ from hesscond.methods.inputs import OfInputs
 from hesscond.methods.optimizers import at_work, moves
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
-from hesscond.operators.parallel import Team
 from hesscond.probing.rebuilt import BY_HAND, rebuilt, take_first_step
 from hesscond.sheets import listed
 
@@ -238,10 +236,8 @@ def from_data(spec: Spec) -> OfInputs | None:
     return OfInputs(*found[0], spec.text) if found else None
 
 
-def layer_coordinates(
-    method: Measured, operator: NetworkOperator, *, team: Team | None = None
-) -> Mapping[str, Preconditioner | None]:
-    """P of each layer of an operator, from the statistics of its inputs over all the data (of all processes)."""
+def layer_coordinates(method: Measured, operator: NetworkOperator) -> Mapping[str, Preconditioner | None]:
+    """P of each layer of an operator, from the statistics of its inputs over all the data."""
     chosen = operator.unit_layout.layers
     statistics: dict[str, Any] = {}
     if isinstance(method, OfInputs):
@@ -252,11 +248,6 @@ def layer_coordinates(
                 own = method.collect(name, inputs_of(layer, given))
                 if own is not None:
                     statistics[name] = statistics[name].merged(own) if name in statistics else own
-        if team is not None:
-            everyone = team.gathered(statistics)
-            statistics = {
-                name: reduce(lambda a, b: a.merged(b), [own[name] for own in everyone]) for name in statistics
-            }
     found: dict[str, Preconditioner | None] = {}
     for name, layer in chosen.items():
         system = coordinates_at(method, name)

@@ -18,7 +18,7 @@ from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
 from hesscond.methods.inputs import OfInputs
-from hesscond.probing import check, processes
+from hesscond.probing import check
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
@@ -41,12 +41,12 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
         raise ConfigError("no unit was named: leave units= out for all of them")
     reference = reference_for(question, layers) if question.check else None
     run = LayerCapturing(m, layers, reference)
-    if is_batch(question.data) and question.team is None:
+    if is_batch(question.data):
         sums = run.kept(question.data)
     else:
         # a loader draws from the random state
         with untouched_randomness(accelerators_of(question.model.parameters())):
-            sums = run.over(question.batches)
+            sums = run.summed(question.batches)
     found = {}
     for name in sums.routes:
         with m.skipping(name, CaptureError):
@@ -72,6 +72,17 @@ def reference_for(question: Question, layers: Mapping[str, Layer]) -> check.Refe
     return check.ReferenceProducts(model, question.loss_fn, named, question.dtype)
 
 
+@dataclass(frozen=True)
+class LayerSums:
+    """Captures of one batch, or Hessians summed over a stream, with statistics and the divisor of the weights."""
+
+    blocks: Mapping[str, Mapping[int | None, BlockHessian]]
+    statistics: Mapping[str, Any]
+    routes: Mapping[str, str]
+    total: float = 1.0
+    captures: Mapping[str, LayerCapture] = field(default_factory=dict)
+
+
 @dataclass
 class LayerCapturing:
     """Captured layers, each compared with the derivatives of the model itself on every batch."""
@@ -95,21 +106,16 @@ class LayerCapturing:
         """Units of the layers of which a sample is measured; none of layers that are left out."""
         return self.question.progress.sample
 
-    def kept(self, batch: Batch) -> processes.LayerSums:
+    def kept(self, batch: Batch) -> LayerSums:
         """Return the Hessians on one batch, from their captures."""
         captures, _ = self._screened(batch, None)
         left_out = [name for name, units in self._sample.items() if not units]
         self.measurement.skipped |= dict.fromkeys(left_out, self.question.progress.left_out)
         statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
         routes = {name: own.route for name, own in captures.items()}
-        return processes.LayerSums({}, statistics, routes, {}, 1.0, captures=captures)
+        return LayerSums({}, statistics, routes, captures=captures)
 
-    def over(self, batches: Iterable[Batch]) -> processes.LayerSums:
-        """Return the Hessians over a stream of batches together, of all processes."""
-        team = self.question.team
-        return self._sums(batches) if team is None else processes.summed(team, partial(self._sums, batches))
-
-    def result(self, name: str, sums: processes.LayerSums) -> LayerResult:
+    def result(self, name: str, sums: LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
         question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
@@ -142,22 +148,18 @@ class LayerCapturing:
         self._compare(result, sums)
         return result
 
-    def _compare(self, result: LayerResult, sums: processes.LayerSums) -> None:
+    def _compare(self, result: LayerResult, sums: LayerSums) -> None:
         """Compare a result over all the data with the model, if that is asked for."""
         if self.reference is None:
             return
         name, result.uncertain = result.name, check.uncertain(self.reference.precision)
-        if self.question.team is not None:
-            # each process has checked its share of the data
-            result.check, result.uncertainty = sums.checks[name], sums.uncertainties[name]
-            return
         direction, known = self.directions[name], self.verdicts.get(name) if name in sums.captures else None
         result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
         result.uncertainty = self.reference.uncertainty(direction)
         check.refuse_failed(name, result.check, DIFFERENT_SUM)
 
-    def _sums(self, batches: Iterable[Batch]) -> processes.LayerSums:
-        """Return the Hessians over the batches of this process."""
+    def summed(self, batches: Iterable[Batch]) -> LayerSums:
+        """Return the Hessians over a stream of batches together."""
         question = self.question
         routes: dict[str, str] = {}
         weights = Weights(question.model, question.loss_fn, question.dtype, question.reduction, question.weight)
@@ -175,15 +177,7 @@ class LayerCapturing:
             if name not in self.failed:
                 blocks.setdefault(name, {})[unit] = block
         # refuses a stream that is empty, or in which nothing counts
-        routes = {name: routes[name] for name in blocks}
-        found = processes.LayerSums(blocks, statistics, routes, weights.totals(), weights.total)
-        if question.team is not None and self.reference is not None:
-            for name, own in blocks.items():
-                direction = self.directions[name]
-                found.checks[name] = self._verdict(direction, own[direction.unit], found.total)
-                found.uncertainties[name] = self.reference.uncertainty(direction)
-                check.refuse_failed(name, found.checks[name], DIFFERENT_SUM)
-        return found
+        return LayerSums(blocks, statistics, {name: routes[name] for name in blocks}, weights.total)
 
     def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
         """Capture a batch and return its weight too; layers seen for the first time are compared with the model."""
@@ -278,8 +272,6 @@ class LayerCapturing:
             raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers))
         captures = self._capture(names, batch, weights, self.in_parameters)
         for name, error in captures.failed.items():
-            if self.question.team is not None:
-                raise type(error)(f"layer {name!r} cannot be probed: {error}")
             self.failed.add(name)
             self.directions.pop(name, None)
             with self.measurement.skipping(name, CaptureError):

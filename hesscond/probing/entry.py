@@ -133,8 +133,8 @@ def probe(
         For a stream, weight w_k of a batch in the loss Σ w_k L_k / Σ w_k of the whole, if it cannot be inferred: a
         function of its inputs and target, or one number for each batch.
     group
-        Processes of `torch.distributed` that all call this, each with its share of the data; None: those of a
-        ``DistributedDataParallel`` model, if it is one.
+        Processes of `torch.distributed` that all call this, each with its share of the data, which every one measures
+        all of; None: those of a ``DistributedDataParallel`` model, if it is one.
     check
         Whether each Hessian is compared with the double-backward product of the model itself, in a random direction for
         every layer, and that product with central differences of the model's gradient: ``result["fc2"].check`` has both
@@ -184,8 +184,11 @@ def probe(
     1
     """
     loss_fn = wrappers.checked_loss(model, loss_fn)
-    team = processes.team_of(model, group)
+    together = processes.group_of(model, group)
     model = wrappers.measurable(model)
+    processes.refuse_sharded(model)
+    if together is not None:
+        data, weight = processes.gathered(together, model, data, weight)
     layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     outside = references.parameters_outside(model, loss_fn)
     if outside and (names_one(outside, layers, blocks) or not any(p.requires_grad for p in model.parameters())):
@@ -194,7 +197,7 @@ def probe(
     if progress is not None and not callable(progress):
         raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
     every = isinstance(units, str) and units == "all"
-    quick = units is layers is blocks is None and level == "unit" and team is None and is_batch(data)
+    quick = units is layers is blocks is None and level == "unit" and is_batch(data)
     question = Question(
         model=model,
         loss_fn=loss_fn,
@@ -209,7 +212,6 @@ def probe(
         reduction=reduction,
         weight=weight,
         check=check,
-        team=team,
         products=products,
         progress=ProgressRecord(
             ProgressLine() if progress is None and is_attended() else progress,
@@ -217,7 +219,6 @@ def probe(
             least=SILENT if progress is None else 0.0,
         ),
     )
-    processes.refuse_sharded(model)
     with derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))

@@ -101,11 +101,6 @@ def measured(m: Measurement) -> dict[str, results.LayerResult]:
     """Results of the blocks: of captured layers, of layers in charts, and of other parameters by products."""
     charts = {name: own for name in m.blocks if isinstance(own := m.systems[name], Chart)}
     plain = {name: block for name, block in m.blocks.items() if name not in charts and block.layer is None}
-    if (charts or plain) and m.question.team is not None:
-        raise ConfigError(
-            f"layer {next(iter(charts | plain))!r} is measured by products, which several processes form together "
-            "at level='network' only: start one process"
-        )
     captured = {name: b.layer for name, b in m.blocks.items() if name not in charts and b.layer is not None}
     if bool(charts) + bool(captured) + bool(plain) > 1:
         # they read the data one after the other
@@ -123,7 +118,7 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, res
     try:
         return captured_results(m, layers)
     except NoDerivativeError as error:
-        if m.question.team is not None or isinstance(m.question.data, Iterator):
+        if isinstance(m.question.data, Iterator):
             raise
         left = {name: layer for name, layer in layers.items() if name not in m.differenced | m.skipped}
         if len(left) <= 1:

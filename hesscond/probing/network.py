@@ -21,8 +21,7 @@ from hesscond.hessians.parameters import BlockLayout
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.operators import Congruence, SymmetricOperator
-from hesscond.operators.parallel import DataParallel
-from hesscond.probing import applied, check, processes, results
+from hesscond.probing import applied, check, results
 from hesscond.probing.products import difference_check
 from hesscond.probing.question import Measurement, Question
 from hesscond.spectra import bounded
@@ -51,13 +50,11 @@ class NetworkProbe:
 
     def __init__(self, question: Question, kind: type[HessianOperator] = HessianOperator) -> None:
         self.question, self.model, self.method = question, question.model, question.method
-        self.choice, self.team = question.choice, question.team
+        self.choice = question.choice
         self.measurement, self.source = Measurement(question), question.source(kind=kind)
 
     def in_chart(self, chart: Chart | HessianScaling) -> results.ProbeResult:
         """Return the result in a chart of all parameters."""
-        if self.team is not None:
-            raise ConfigError(f"{chart.name} of a network are measured by one process: start one only")
         if isinstance(chart, HessianScaling):
             H = self.source.operator()
             plain, rows = self.source.products(H), H.parts
@@ -72,25 +69,22 @@ class NetworkProbe:
         """Return the result in plain coordinates, or in those that a matrix P defines."""
         blocks, by_parameter = self._blocks()
         H = self._operator(blocks)
-        whole = H if self.team is None else processes.shared(H, self.team)
         route, products = H.route, self.source.products
         if self.method is not None and not by_parameter:
             change = coordinates_of(H, self._coordinates(H))
             ends = list(accumulate(change.columns))
             columns = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
-            return self._checked(products(Congruence(whole, change)), H, columns, route)
+            return self._checked(products(Congruence(H, change)), H, columns, route)
         parts: dict[str, list[slice]] = {}
         for name, where in H.parts.items():
             owner = name if self.choice.names is not None else name.rpartition(".")[0] or "model"
             parts.setdefault(owner, []).append(where)
         if by_parameter:
-            return self._checked(products(in_parameters(self.method, H, whole)), H, parts, route)
+            return self._checked(products(in_parameters(self.method, H)), H, parts, route)
         if not H.layout.whole:
-            return self._checked(products(whole), H, parts, route)
-        # null directions for the data of one process need not be null for the data of another
-        known = NullSpaceAndPreconditioner.of if self.team is None else NullSpaceAndPreconditioner.without_directions
-        return self._checked(products(whole, partial(known, H)), H, parts, route)
+            return self._checked(products(H), H, parts, route)
+        return self._checked(products(H, partial(NullSpaceAndPreconditioner.of, H)), H, parts, route)
 
     def _blocks(self) -> tuple[dict[str, Block], bool]:
         """Blocks of the network that are measured (none: all of it), and whether P is one of single parameters."""
@@ -127,21 +121,17 @@ class NetworkProbe:
 
         # products alone need nothing that null directions and inverses are computed from
         source, watch = self.source, self.question.products is None or self.method is not None
-
-        def make() -> HessianOperator:
-            if odd is None:
-                return source.operator(layers=list(blocks) or None, watch=watch)
-            layout = self._layout(blocks)
-            if self.choice.names is None:
-                names = [name for name, _ in self.model.named_parameters() if name in layout.names]
-                return source.operator(parameters=names, watch=watch)
-            return source.operator(parameters=layout.names, watch=watch).restricted(layout)
-
-        return make() if self.team is None else processes.agreed(self.team, make)
+        if odd is None:
+            return source.operator(layers=list(blocks) or None, watch=watch)
+        layout = self._layout(blocks)
+        if self.choice.names is None:
+            names = [name for name, _ in self.model.named_parameters() if name in layout.names]
+            return source.operator(parameters=names, watch=watch)
+        return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
     def _coordinates(self, H: HessianOperator) -> Mapping[str, Preconditioner | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
-        found = applied.layer_coordinates(self.method, H, team=self.team)
+        found = applied.layer_coordinates(self.method, H)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
             return found
         return {name: applied.of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
@@ -155,7 +145,7 @@ class NetworkProbe:
     def _checked(
         self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
     ) -> results.ProbeResult:
-        """Return the result, with the check of the Hessian H behind the block on this process's data, if wanted."""
+        """Return the result, with the check of the Hessian H behind the block, if wanted."""
         question, operator = self.question, block.operator
         entries = None if route.startswith("products, in") else lambda _: H.layout.entries(self.model)
         result = results.NetworkResult(block, parts, H.names, route, question.rtol, entries)
@@ -165,9 +155,8 @@ class NetworkProbe:
         elif question.check:
             result.check, uncertainty, seen = check.check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), check.uncertain(seen)
-            zeros = [zero_in(H, operator)] if self.team is None else self.team.gathered(zero_in(H, operator))
-            if None not in zeros:
-                result.rounding = {None: all(zeros)}
+            if (zero := zero_in(H, operator)) is not None:
+                result.rounding = {None: zero}
             precision = str(seen)
             check.refuse_failed(NETWORK, result.check)
         if question.products is not None and operator.order > question.products:
@@ -199,14 +188,14 @@ class NetworkProbe:
 
 def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
     """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
-    linear = isinstance(operator, (HessianOperator, DataParallel, Congruence))
+    linear = isinstance(operator, (HessianOperator, Congruence))
     return check.rounding_of(H) if linear or check.is_flat(H) else None
 
 
-def in_parameters(method: ByParameter, H: HessianOperator, whole: SymmetricOperator) -> Congruence:
-    """Congruence PᵀHP of ``whole``, to which H belongs, with the P of a method that has one for all parameters."""
+def in_parameters(method: ByParameter, H: HessianOperator) -> Congruence:
+    """Congruence PᵀHP with the P of a method that has one for all parameters."""
     P = method.of_parameters(NETWORK, H.names).of(H.layout)
-    return Congruence(whole, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
+    return Congruence(H, UnitCoordinates(P, range(1), H.order, dtype=H.dtype, device=H.device))
 
 
 def in_coordinates(error: float, operator: SymmetricOperator) -> float:

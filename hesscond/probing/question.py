@@ -22,7 +22,6 @@ from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
-from hesscond.operators.parallel import Team
 from hesscond.probing.check import ReferenceProducts
 from hesscond.problem import MEMORY, Batch, LossFunction, weighting
 from hesscond.problem.batches import is_batch
@@ -65,7 +64,6 @@ class Question:
     reduction: str | None = None
     weight: weighting.BatchWeight | None = None
     check: bool = True
-    team: Team | None = None  # processes that measure together
     products: int | None = None  # largest number of products with a whole network; None: no limit
     progress: ProgressRecord = field(default_factory=ProgressRecord)
 
@@ -106,8 +104,8 @@ class Question:
 
     @property
     def takes_differences(self) -> bool:
-        """Whether the gradient can be differenced: by one process, in float64, on data that can be read again."""
-        return self.team is None and self.dtype is torch.float64 and not isinstance(self.data, Iterator)
+        """Whether the gradient can be differenced: in float64, on data that can be read again."""
+        return self.dtype is torch.float64 and not isinstance(self.data, Iterator)
 
     def source(
         self,

@@ -52,10 +52,6 @@ def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Ba
             "data: call model.train(), or train it with the method and give that model"
         )
     if method.reads_all_inputs:
-        if question.team is not None:
-            raise ConfigError(
-                f"{spec.text} reads the inputs of all processes, of which each has its share: start one only"
-            )
         if not is_batch(data):
             data = list(data)
         method.fit(first_arguments(spec.text, [data] if is_batch(data) else data))
@@ -71,10 +67,8 @@ def take_first_step(question: Question, text: str) -> None:
     method may differentiate the loss in the parameters that it holds.
     """
     method, data, dtype = question.method, question.data, question.dtype
-    if question.team is not None or not is_batch(data):
-        raise ConfigError(
-            f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets), to one process"
-        )
+    if not is_batch(data):
+        raise ConfigError(f"the coordinates of {text} are those of a first step on one batch: give (inputs, targets)")
     inputs, target = converted(checked_batch(data), dtype)
     model = method.model if dtype is None else method.model.to(dtype)
     args, kwargs = call_of(model, inputs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -106,15 +105,6 @@ class Problem:
         """Evaluate a batch again, in the random state in which it was first read."""
         with drawn.state.again():
             return self._watch(drawn.batch)
-
-    @cached_property
-    def masses(self) -> Mapping[weighting.Rule, float]:
-        """Weight Σ_k m_k of the data relative to the data of other processes, by each rule that may hold."""
-        if self.single:
-            (drawn,) = self.batches
-            with drawn.state.again():
-                self._weights.add(drawn.batch, self.snapshot.evaluate(self.loss_fn, drawn.batch))
-        return self._weights.totals()
 
     def _watch(self, batch: Batch) -> WatchedEvaluation:
         """Evaluate the loss of a batch and record the calls of the watched layers."""

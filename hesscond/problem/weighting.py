@@ -153,19 +153,6 @@ class Rule:
         return replace(self, ignored=None)
 
 
-@dataclass(frozen=True)
-class Mass:
-    """Weight of some data in the loss of all data: ``value`` out of ``total``; 1 out of 1 if losses are added up."""
-
-    value: float
-    total: float
-
-    @property
-    def share(self) -> float:
-        """Factor of the data's loss; 0 if nothing counts."""
-        return self.value / self.total if self.total else 0.0
-
-
 SUM, SAMPLES, TORCH, GIVEN = Rule("sum"), Rule("samples"), Rule("torch"), Rule("given")
 
 
@@ -232,10 +219,6 @@ class Weights:
         if not all(close(total, totals[0]) for total in totals):
             raise ConfigError(f"the loss of the stream may be the mean or the sum of those of its batches: {HOW}")
         return totals[0]
-
-    def totals(self) -> dict[Rule, float]:
-        """Weight of all batches relative to other data, by each rule that may still hold; 1 if losses are added up."""
-        return {rule: 1.0 if rule == SUM else sum(own) for rule, own in self.masses.items()}
 
     def _scaled(self, rule: Rule, mass: float) -> float:
         assert self._unit is not None
@@ -457,29 +440,6 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
     loss = float(evaluation.loss.detach())
     if known == 0 or (known is None and ignored and (loss == 0 or not math.isfinite(loss))):
         raise ConfigError("no target of the batch counts in the loss: there is no Hessian")
-
-
-def mass_of(own: Mapping[Rule, float], everyone: Sequence[Mapping[Rule, float]]) -> Mass:
-    """Weight of the data of this process (see `Weights.totals`), by a rule that holds for all processes' data."""
-    found: dict[Rule, list[float]] = {}
-    for rule in dict.fromkeys(rule for masses in everyone for rule in masses):
-        # without the ignored value in its data, a process knows only the plain rule
-        parts = [masses.get(rule, masses.get(rule.plain)) for masses in everyone]
-        known = [part for part in parts if part is not None]
-        if len(known) == len(everyone):
-            found[rule] = known
-    counted = [
-        torch.tensor(parts, dtype=torch.float64, device="cpu")
-        for rule, parts in found.items()
-        if rule != SUM and any(parts)
-    ]
-    means = [parts / parts.sum() for parts in counted]
-    if SUM in found and not means:
-        return Mass(1.0, 1.0)
-    if SUM in found or not means or not all(torch.allclose(share, means[0], 1e-12, 0.0) for share in means):
-        raise ConfigError(f"the losses of the processes' data do not show what each of them counts: {HOW}")
-    rule = next(iter(found))
-    return Mass(own.get(rule, own.get(rule.plain, 0.0)), sum(found[rule]))
 
 
 def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:

@@ -10,7 +10,6 @@ import torch
 from hesscond.causes import few_products
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
-from hesscond.operators.parallel import led
 from hesscond.spectra import eigen, krylov
 from hesscond.spectra.condition import ConditionNumber, zero_matrix
 
@@ -111,11 +110,8 @@ def bounded_condition(
     """
     refuse_few(products)
 
-    def compute() -> Bounded:
-        process, flattest = iterated(operator, products - MEASURING - FINAL, memory, seed)
-        return conclusion(operator, process, flattest, error)
-
-    return led(operator, compute)
+    process, flattest = iterated(operator, products - MEASURING - FINAL, memory, seed)
+    return conclusion(operator, process, flattest, error)
 
 
 def refuse_few(products: int) -> None:

@@ -20,7 +20,6 @@ from scipy.linalg import eigh_tridiagonal
 from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import Estimate, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ROUNDING
-from hesscond.operators.parallel import led
 from hesscond.sheets import Sheet, Shown
 
 #: Largest entry of a Radau matrix, in units of its size. It moves the prescribed node by no more than its inverse.
@@ -290,11 +289,11 @@ def density(
     steps = min(steps, A.order - (0 if known is None else known.dimension))
     block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=A.dtype, memory=bytes_of(memory))
     if not block:
-        return led(A, lambda: dense_density(A, known))
+        return dense_density(A, known)
     vectors = block * (steps + WORKING)
     size = vectors * A.order * A.dtype.itemsize
     logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
-    return led(A, lambda: lanczos_density(A, known, probes, steps, block, seed))
+    return lanczos_density(A, known, probes, steps, block, seed)
 
 
 def lanczos_density(

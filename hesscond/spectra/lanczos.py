@@ -10,7 +10,6 @@ import torch
 
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import SymmetricOperator, as_operator
-from hesscond.operators.parallel import led
 from hesscond.spectra import krylov
 from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
 
@@ -115,18 +114,15 @@ def lanczos(
             f"at least {2 * wanted.count + 1} are needed"
         )
 
-    def compute() -> EigenResult:
-        room = None if memory is None else int(memory)
-        rows = krylov.planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
-        fresh = torch.Generator(A.device).manual_seed(seed)
-        storage = krylov.Basis(rows, A.order, dtype=dtype, device=A.device)
-        process = krylov.Krylov(A, storage, dtype=dtype, fresh=fresh)
-        run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
-        process.start()
-        found = run.finish()
-        return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
-
-    return led(A, compute)
+    room = None if memory is None else int(memory)
+    rows = krylov.planned_rows(A.order, wanted.count, basis=basis, memory=room, dtype=dtype)
+    fresh = torch.Generator(A.device).manual_seed(seed)
+    storage = krylov.Basis(rows, A.order, dtype=dtype, device=A.device)
+    process = krylov.Krylov(A, storage, dtype=dtype, fresh=fresh)
+    run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
+    process.start()
+    found = run.finish()
+    return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
 
 
 def formed_ends(

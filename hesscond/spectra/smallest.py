@@ -11,7 +11,6 @@ import torch
 from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ritz_range
-from hesscond.operators.parallel import led
 from hesscond.spectra.condition import GAP
 from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
 from hesscond.spectra.eigen import EigenResult, Interval, intervals
@@ -122,22 +121,19 @@ def smallest_nonzero(
         with_inverse = DENSE_ORDER if operator.psd else DENSE_ORDER_INDEFINITE
         dense_order = DENSE_ORDER_ALONE if inverse is None else with_inverse
 
-    def compute() -> EigenResult:
-        products = CountedProducts(operator)
-        excluded = Excluded(known, operator.order, operator.device)
-        if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
-            return smallest_dense(products, k, excluded, tol=tol)
-        capacity, vectors = sizes(operator.order, k, memory, psd=operator.psd)
-        if not set_scale(products, norm):
-            return nothing(products, excluded, vectors)
-        kind = RitzSpace if operator.psd else SingularSpace
-        fresh = torch.Generator(operator.device).manual_seed(seed)
-        space = kind(capacity, operator.order, operator.device)
-        search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
-        search.run()
-        return conclusion(search, vectors)
-
-    return led(operator, compute)
+    products = CountedProducts(operator)
+    excluded = Excluded(known, operator.order, operator.device)
+    if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
+        return smallest_dense(products, k, excluded, tol=tol)
+    capacity, vectors = sizes(operator.order, k, memory, psd=operator.psd)
+    if not set_scale(products, norm):
+        return nothing(products, excluded, vectors)
+    kind = RitzSpace if operator.psd else SingularSpace
+    fresh = torch.Generator(operator.device).manual_seed(seed)
+    space = kind(capacity, operator.order, operator.device)
+    search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
+    search.run()
+    return conclusion(search, vectors)
 
 
 # -- what is given ----------------------------------------------------------------------------------------------------

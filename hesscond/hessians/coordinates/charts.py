@@ -89,7 +89,7 @@ class SphereTangentOperator(SymmetricOperator):
         if not (sphere or centred):
             raise ConfigError("nothing is constrained: use sphere=True, centred=True or the operator itself")
         super().__init__(operator.order, operator.dtype, operator.device)
-        self.operator, self.operands = operator, (operator,)
+        self.operator = operator
         self.curvature = torch.zeros(operator.order, 1, dtype=operator.dtype, device=operator.device)
         parts: list[tuple[slice | torch.Tensor, Subspace]] = []
         for name, where in (positions_of(operator, layers) if positions is None else positions).items():

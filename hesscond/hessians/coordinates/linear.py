@@ -132,7 +132,6 @@ class LayerCoordinates(LinearOperator):
 
     def __init__(self, blocks: Sequence[LinearOperator]) -> None:
         self.blocks = list(blocks)
-        self.operands = self.blocks
         self._rows, self.columns = [b.shape[0] for b in blocks], [b.shape[1] for b in blocks]
         super().__init__((sum(self._rows), sum(self.columns)), blocks[0].dtype, blocks[0].device)
 

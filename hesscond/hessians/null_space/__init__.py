@@ -31,8 +31,3 @@ class NullSpaceAndPreconditioner:
         inverse = network_inverse(H, null_space=null_space)
         Z, left = remaining(directions, H.order, dtype=H.dtype, device=H.device)
         return cls(directions, SolverHints(left, PulledInverse(inverse, Z), Z))
-
-    @classmethod
-    def without_directions(cls, H: NetworkOperator) -> NullSpaceAndPreconditioner:
-        """Preconditioner alone, for a Hessian whose null directions need not be those of ``H``."""
-        return cls(hints=SolverHints(None, network_inverse(H)))

@@ -11,7 +11,6 @@ import torch
 
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace, SymmetricOperator
-from hesscond.operators.parallel import led
 from hesscond.spectra import forms
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
@@ -87,7 +86,7 @@ class Iteration(base.Solver[forms.ProductForm]):
 
 def formed(operator: SymmetricOperator) -> torch.Tensor:
     """Matrix (n, n) of an operator, not yet symmetric to the last bit."""
-    return led(operator, operator.to_dense)
+    return operator.to_dense()
 
 
 def dense_condition(
