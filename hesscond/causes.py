@@ -86,5 +86,6 @@ def few_products(products: int, order: int) -> Cause:
     """Cause for a number of products that only bounds κ from below."""
     return Cause(
         f"{products:,} products bound κ of {order:,} parameters from below only",
-        f"make more products (products={order} form the matrix), or leave products= out",
+        f"make more products at level='network' (products={order} form the matrix), or leave products= out there, "
+        "which iterates for both ends",
     )

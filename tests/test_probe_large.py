@@ -94,6 +94,37 @@ def test_as_many_products_as_parameters_decide_it():
     assert float(found.top.lower) <= exact.lambda_max <= float(found.top.upper)
 
 
+class Shared(nn.Module):
+    """Product with a matrix that no dense layer holds, used twice, so that κ takes products in its entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = nn.Parameter(torch.randn(12, 12) / 3)
+
+    def forward(self, x):
+        """tanh(tanh(x W) W)."""
+        return torch.tanh(torch.tanh(x @ self.W) @ self.W)
+
+
+def test_a_layer_by_products_that_is_too_large_to_be_formed_is_bounded():
+    torch.manual_seed(0)
+    model = nn.Sequential(Shared(), nn.Linear(12, 4)).double()
+    loss_fn, batch = nn.CrossEntropyLoss(), (torch.randn(200, 12).double(), torch.randint(0, 4, (200,)))
+    options = {"layers": ["0"], "level": "layer"}
+    exact = hesscond.probe(model, loss_fn, batch, **options)["0"].kappa
+    H = double_backward(loss_fn(model(batch[0]), batch[1]), [model[0].W])
+    sizes = torch.linalg.eigvalsh(H).abs()
+    assert float(exact) == pytest.approx(float(sizes.max() / sizes.min()), rel=1e-6)
+    # three matrices of order 144 take 0.5 MB
+    found = hesscond.probe(model, loss_fn, batch, memory=400_000, **options)["0"].kappa
+    assert not found.resolved
+    assert 2 < found.lower <= float(exact)
+    assert "24 products bound κ of 144 parameters from below only" in found.reason
+    assert "level='network'" in found.advice
+    bound = hesscond.probe(model, loss_fn, batch, layers=["0"], level="network", products=24)["network"]
+    assert float(bound.top.lower) <= float(sizes.max()) <= float(bound.top.upper)
+
+
 def test_a_stream_and_some_layers_have_bounds_too():
     model, loss_fn, (inputs, targets) = network("plain", 1)
     stream = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]

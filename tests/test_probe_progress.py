@@ -238,3 +238,20 @@ def test_long_derivatives_are_told_in_a_terminal_and_nothing_in_a_pipe(capsys, m
     assert (wiped, end) == (" " * len(line), "")
     hesscond.probe(model, loss, batch, progress=lambda progress: None)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_products_that_take_long_are_counted_in_a_terminal(capsys, monkeypatch, attended):
+    model, loss, batch = convolutional(nn.GELU())
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: attended)
+    monkeypatch.setattr(time, "perf_counter", itertools.count(0.0, 2.0).__next__)
+    found = hesscond.probe(model, loss, batch, level="network", products=30)["network"]
+    assert capsys.readouterr().err.count("κ of network") == 0
+    assert found.kappa.solver == "Lanczos, 30 products"
+    said = capsys.readouterr().err
+    if not attended:
+        assert said == ""
+        return
+    *_, line, wiped, end = said.split("\r")
+    assert re.fullmatch(r"κ of network: 30 products with the Hessian in \d+ (s|min \d+ s)", line)
+    assert (wiped, end) == (" " * len(line), "")

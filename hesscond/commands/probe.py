@@ -26,6 +26,7 @@ from hesscond.commands.runs import json_rows
 from hesscond.commands.target import Target, load_target, of_user, one_sentence
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
+from hesscond.hessians.network_operator import observed
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
@@ -170,10 +171,10 @@ class Watched:
         """Compute κ of all layers, which the result keeps; after Ctrl-C return those that are complete."""
         self._latest = None
         for number, (name, layer) in enumerate(result.items(), 1):
+            label, share = f"κ of {name}", None
             if len(result) > 1:
-                self.say(f"κ of {name} ({number} of {len(result)})", (number - 1) / len(result))
-            else:
-                self.say(f"κ of {name}")
+                label, share = f"{label} ({number} of {len(result)})", (number - 1) / len(result)
+            self.say(label, share)
             seconds = layer.seconds() if isinstance(layer, NetworkResult) else None
             if seconds is not None and seconds > LONG:
                 printing.stderr.print(
@@ -182,13 +183,25 @@ class Watched:
                     soft_wrap=True,
                 )
             try:
-                _ = layer.kappa
+                with observed(self._counter(label, share)):
+                    _ = layer.kappa
             except KeyboardInterrupt:
                 self.stopped = True
                 if number == 1:
                     raise
                 return result.first(number - 1, STOPPED)
         return result
+
+    def _counter(self, label: str, share: float | None) -> Callable[[int], None]:
+        """Return a function that shows how many products with the Hessian were made."""
+        count = 0
+
+        def counted(more: int) -> None:
+            nonlocal count
+            count += more
+            self.say(f"{label}: {count:,} products with the Hessian", share)
+
+        return counted
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, solve, trace
 from hesscond.operators.estimates import exact_diagonal
-from hesscond.spectra import ConditionNumber, forms
+from hesscond.spectra import ConditionNumber, bounded, forms
 from hesscond.spectra.condition import unresolved
 from hesscond.spectra.density import density
 from hesscond.spectra.lanczos import lanczos
@@ -50,7 +50,11 @@ class NetworkHessian(base.BlockHessian):
         self._plain: NetworkHessian | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: vars(self)[name] for name in ("limits", "error", "extremes", "P", "_plain") if name in vars(self)}
+        kept = {
+            name: vars(self)[name]
+            for name in ("limits", "error", "bounded", "extremes", "P", "_plain")
+            if name in vars(self)
+        }
         gone = {"operator": LeftBehind(self.operator), "_known": refuse_products, "_saturated": refuse_products}
         return kept | gone
 
@@ -96,7 +100,7 @@ class NetworkHessian(base.BlockHessian):
         return NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
 
     def log_determinant(self, damping: float, probes: int, seed: int) -> Estimate[float] | None:
-        if self.order <= self.limits.dense_order and self.limits.holds(self.order):
+        if self.limits.forms(self.order):
             return None
         A, least = self.operator.shifted(-damping), damping
         if not self.operator.psd:
@@ -124,10 +128,20 @@ class NetworkHessian(base.BlockHessian):
             columns.copy_(own.T)
         return H
 
+    @cached_property
+    def bounded(self) -> bounded.Bounded | None:
+        """Bounds from a given number of products; None: no number was given, or it forms the matrix."""
+        few, A = self.limits.bounding, self.operator
+        if few is None or self.order <= few:
+            return None
+        return bounded.bounded_condition(A, few, error=A.error + self.error, memory=self.limits.memory)
+
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+        if self.bounded is not None:
+            return self.bounded.condition
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
-        dense = self.order <= self.limits.dense_order
-        if memory is not None and iterated > memory and not (dense and self.limits.holds(self.order)):
+        if memory is not None and iterated > memory and not self.limits.forms(self.order):
+            dense = self.order <= self.limits.dense_order
             least = min(iterated, 8 * forms.MATRICES * self.order**2) if dense else iterated
             raise CaptureError(
                 f"both ends of the spectrum of {self.order:,} parameters do not fit into the memory: κ takes "
@@ -283,8 +297,9 @@ class BlockSource:
         evaluate: base.HessianMaker,
         memory: int,
         captured: Callable[[str, int | None], base.BlockHessian] | None = None,
+        bounding: int | None = None,  # that of `SolverLimits`
     ) -> None:
-        self.memory, self._evaluate, self._captured = memory, evaluate, captured
+        self.memory, self._evaluate, self._captured, self._bounding = memory, evaluate, captured, bounding
         self._operators: dict[str, HessianOperator] = {}
 
     def block(self, coordinates: base.Coordinates | None, layer: str, unit: int | None) -> base.BlockHessian:
@@ -309,8 +324,15 @@ class BlockSource:
         operator: SymmetricOperator,
         known: Callable[[], NullSpaceAndPreconditioner] = NullSpaceAndPreconditioner,
         error: float = 0.0,
+        *,
+        unformed: int | None = None,
     ) -> NetworkHessian:
-        """Block of an operator that is derived from the `latest` one; ``error``: bound of its rounding, if known."""
-        left = max(self.memory - self.latest.held, self.memory // 2)
+        """Block of an operator that is derived from the `latest` one.
+
+        ``error``: bound of its rounding, if known; ``unformed``: products that bound κ where the matrix is not formed.
+        """
         H = self.latest
-        return NetworkHessian(operator, forms.SolverLimits(memory=left), known, error, lambda: H.saturated)
+        limits = forms.SolverLimits(memory=max(self.memory - H.held, self.memory // 2), bounding=self._bounding)
+        if limits.bounding is None and not limits.forms(operator.order):
+            limits = replace(limits, bounding=unformed)
+        return NetworkHessian(operator, limits, known, error, lambda: H.saturated)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from copy import copy
 from functools import cached_property
 from typing import Self
@@ -31,6 +32,19 @@ from hesscond.problem.precision import named
 from hesscond.problem.problem import Problem, WatchedEvaluation
 from hesscond.problem.weighting import BatchWeight
 from hesscond.problem.wrappers import measurable
+
+#: Function that receives the number of vectors of every product with a Hessian.
+OBSERVER: ContextVar[Callable[[int], None]] = ContextVar("observer", default=lambda count: None)
+
+
+@contextmanager
+def observed(receive: Callable[[int], None]) -> Iterator[None]:
+    """Context in which ``receive`` is given the number of vectors of every product with a Hessian."""
+    token = OBSERVER.set(receive)
+    try:
+        yield
+    finally:
+        OBSERVER.reset(token)
 
 
 class NetworkOperator(SymmetricOperator):
@@ -268,7 +282,9 @@ class NetworkOperator(SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        return self._mean(vectors.T.contiguous()).T
+        found = self._mean(vectors.T.contiguous()).T
+        OBSERVER.get()(vectors.shape[1])
+        return found
 
     def _mean(self, rows: torch.Tensor) -> torch.Tensor:
         """Σ_k m_k A_k v / Σ_k m_k for each v of ``rows`` (k, n), over the batches in their order."""

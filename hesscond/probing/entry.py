@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import CaptureError, ConfigError, bytes_of, out_of_memory
-from hesscond.hessians import catalogue
+from hesscond.hessians import catalogue, network_operator
 from hesscond.probing import processes
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
@@ -148,13 +149,14 @@ def probe(
         At level ``"network"``: number of products with the Hessian, of about one and a half gradients each, that λ_max
         and κ may take, for models of millions of parameters. κ is then bounded from below (`hesscond.spectra.bounded`)
         unless this number of products forms the matrix; ``result["network"].top`` is λ_max. With ``dtype=None`` the
-        products are those of a float32 model, whose rounding widens the bounds.
+        products are those of a float32 model, whose rounding widens the bounds. At level ``"layer"`` 24 products bound
+        a layer that is known by products and too large to be formed.
     progress
         Function that receives the progress of the layers' second derivatives, first when all are planned: an object
         with ``layer``, ``share``, ``elapsed`` and ``left`` (s), ``seconds`` for each layer, and ``stop()``, after which
         the layers that are complete are the result and ``skipped`` names the others. Layers that are measured by
         products, or by one backward pass for all layers, are not reported. None: in a terminal or a notebook, a line
-        on standard error where they take more than five seconds.
+        on standard error where they, or the products that κ takes, last more than five seconds.
 
     Raises
     ------
@@ -222,6 +224,9 @@ def probe(
     with derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
+        if progress is None and is_attended():
+            for own in result.values():
+                own.watch = products_line
         if outside and layers is None and blocks is None and not isinstance(data, Iterator):
             whole = replace(question, model=references.holding(model, outside))
             result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole).reached}
@@ -302,3 +307,23 @@ class ProgressLine:
         sys.stderr.write(f"\r{text.ljust(self._width)}{end}")
         sys.stderr.flush()
         self._width = len(text)
+
+
+@contextmanager
+def products_line(what: str) -> Iterator[None]:
+    """Context in which a line counts products with a Hessian, once they take seconds."""
+    line, began, count = ProgressLine(), time.perf_counter(), 0
+
+    def counted(more: int) -> None:
+        nonlocal count
+        count += more
+        elapsed = time.perf_counter() - began
+        if elapsed > SILENT:
+            line.show(f"{what}: {count:,} products with the Hessian in {duration(elapsed)}")
+
+    try:
+        with network_operator.observed(counted):
+            yield
+    finally:
+        if count and time.perf_counter() - began > SILENT:
+            line.show("")

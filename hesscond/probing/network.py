@@ -159,13 +159,6 @@ class NetworkProbe:
                 result.rounding = {None: zero}
             precision = str(seen)
             check.refuse_failed(NETWORK, result.check)
-        if question.products is not None and operator.order > question.products:
-            result.bounded = bounded.bounded_condition(
-                operator,
-                question.products,
-                error=result.uncertainty + operator.error,
-                memory=block.limits.memory,
-            )
         return results.ProbeResult({NETWORK: result}, self.measurement.skipped, precision)
 
     def refuse_large(self) -> None:

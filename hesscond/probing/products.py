@@ -34,6 +34,8 @@ from hesscond.spectra.condition import EPS
 
 #: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.
 PRODUCTS = 20_000
+#: Products that bound κ of a block that is too large to be formed and has no approximate inverse to iterate with.
+BOUNDING = 24
 #: Up to this order, a Hessian has too few entries for its asymmetry to show their rounding.
 FEW = 3
 
@@ -291,7 +293,8 @@ class ByProducts:
 
         def unit_block(unit: int | None) -> BlockHessian:
             if unit is None:
-                whole = measured(source.products(H, error=rounding(H.order, noise)), H.layout)
+                error = rounding(H.order, noise)
+                whole = measured(source.products(H, error=error, unformed=BOUNDING), H.layout)
                 if self.live is self.block:
                     return whole
                 return ZeroPaddedHessian(whole, self.block.order, self._places().to(H.device), source.memory)

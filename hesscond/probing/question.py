@@ -122,7 +122,7 @@ class Question:
             reduction=self.reduction,
             weight=self.weight,
         )
-        return BlockSource(make, self.memory, captured)
+        return BlockSource(make, self.memory, captured, self.products)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from numbers import Real
@@ -97,6 +98,8 @@ class LayerResult(Shown):
         self.undivided = ""
         self.block, self._rtol, self._conditions, self._entries = block, rtol, conditions, entries
         self._eigenvalues: dict[int | None, torch.Tensor] = {}
+        #: context in which κ, in the words given, is computed
+        self.watch: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def __repr__(self) -> str:
         blocks = f"{len(self.units)} units" if self.level == "unit" else f"level {self.level}"
@@ -140,10 +143,11 @@ class LayerResult(Shown):
     @cached_property
     def conditions(self) -> tuple[ConditionNumber, ...]:
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
-        if self._conditions is not None:
-            found = list(self._conditions())
-        else:
-            found = [self.block(unit).condition_number(rtol=self._rtol) for unit in self.blocks]
+        with self.watch(f"κ of {self.name}"):
+            if self._conditions is not None:
+                found = list(self._conditions())
+            else:
+                found = [self.block(unit).condition_number(rtol=self._rtol) for unit in self.blocks]
         pairs = list(zip(self.blocks, found, strict=True))
         if self.uncertainty != 0:
             pairs = [(unit, kappa.widened(self.error(unit), self.uncertain)) for unit, kappa in pairs]
@@ -419,8 +423,6 @@ class NetworkResult(LayerResult):
     ----------
     parts
         Rows of the Hessian that belong to each module.
-    bounded
-        Bounds from a given number of products; None: no number was given.
     """
 
     def __init__(
@@ -444,7 +446,6 @@ class NetworkResult(LayerResult):
             entries=entries,
         )
         self._block, self.parts = block, dict(parts)
-        self.bounded: Bounded | None = None
 
     def rename(self, name_of: Callable[[str], str]) -> None:
         super().rename(name_of)
@@ -461,10 +462,10 @@ class NetworkResult(LayerResult):
         ends = f"{float(self.top.lower[0]):.9g} to {float(self.top.upper[0]):.9g}"
         return [f"eigenvalue of the largest size: {ends}"]
 
-    @cached_property
-    def conditions(self) -> tuple[ConditionNumber, ...]:
-        """κ of the network's Hessian, with bounds that include the uncertainty of its products."""
-        return super().conditions if self.bounded is None else (self._confirmed(None, self.bounded.condition),)
+    @property
+    def bounded(self) -> Bounded | None:
+        """Bounds from a given number of products; None: no number was given, or it forms the matrix."""
+        return self._block.bounded
 
     def condition(self, unit: int | None = None, *, damping: float = 0.0) -> ConditionNumber:
         if self.bounded is not None and damping:
@@ -477,16 +478,16 @@ class NetworkResult(LayerResult):
 
         If a number of products was given, it comes from these; else it takes a separate iteration.
         """
-        if self.bounded is not None:
-            return self.bounded.top
-        which = "top" if self.operator.psd else "magnitude"
-        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
+        found = None if self.bounded is None else self.bounded.top
+        if found is None:
+            which = "top" if self.operator.psd else "magnitude"
+            found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
         return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
     def seconds(self) -> float | None:
         """Estimated seconds for κ if the matrix is formed; None: κ is found by an iteration of unknown length."""
         order, limits = self.operator.order, self._block.limits
-        if self.bounded is not None or order > limits.dense_order or not limits.holds(order):
+        if limits.bounding is not None or not limits.forms(order):
             return None
         few = torch.ones(order, TRIED, dtype=self.operator.dtype, device=self.operator.device)
         began = time.perf_counter()

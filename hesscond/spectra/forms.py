@@ -168,6 +168,12 @@ class SolverLimits:
     dense_order: int = DENSE_ORDER
     quick_order: int = QUICK_ORDER
     seed: int = 0
+    #: products that bound κ from below; None: both ends are computed
+    bounding: int | None = None
+
+    def forms(self, order: int) -> bool:
+        """Whether the matrix of an operator is formed."""
+        return order <= self.dense_order and self.holds(order)
 
     def holds(self, order: int, matrices: int = MATRICES) -> bool:
         """Whether the memory holds this number of matrices, by default that of a dense decomposition."""
