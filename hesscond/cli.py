@@ -57,7 +57,7 @@ SECTIONS = {
         "methods": "listings:methods",
         "statements": "verify:list_statements",
     },
-    "This machine": {"data": "listings:data"},
+    "This machine": {"doctor": "doctor:doctor", "data": "listings:data"},
 }
 #: Characters of a summary in a list of commands; it may take two lines.
 LONGEST = 160

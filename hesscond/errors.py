@@ -36,14 +36,6 @@ GONE: dict[str, str] = {
         ("Alarm", "alarms", "EVENTS"),
         "compare the rows that watch.step returns: they have bounds, as LAYER/kappa_lower",
     ),
-    "doctor": "python -m torch.utils.collect_env has versions and devices; every probe checks its own Hessians",
-    **dict.fromkeys(
-        ("rate", "rate_figure", "rate_trials"), "hesscond verify prec-theorem-1 --figure FILE has its margins"
-    ),
-    **dict.fromkeys(
-        ("spectra", "eigenvalue_figure"),
-        "figures layers and heatmap take --quantity lambda_max, lambda_min or rank",
-    ),
     "compare": "hesscond sweep STUDY -m … --lr around --time shows each method at its best rate (its --rates is --lr)",
     "rounded_probes": "hesscond.report.rounding_note",
     "read_rows": "hesscond probe --figure draws what it measures; hesscond.report.probe_figure takes a frame",

@@ -71,14 +71,14 @@ def test_the_gallery_shows_every_kind_of_figure():
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     drawn = re.findall(r"^hesscond figure (\S+).* -o (\S+)\.png$", page, re.MULTILINE)
     assert drawn == [(kind, kind) for kind, _ in drawn]
-    assert {kind for kind, _ in drawn} == {*FIGURES}
-    assert set(re.findall(r"\]\(gallery/(\S+)\.png\)", page)) == {*FIGURES, "probe"}
+    assert {kind for kind, _ in drawn} == {*FIGURES, "rate"}
+    assert set(re.findall(r"\]\(gallery/(\S+)\.png\)", page)) == {*FIGURES, "rate", "probe"}
 
 
 @pytest.mark.slow
 def test_the_gallery_is_drawn_by_its_commands(tmp_path):
     subprocess.run([sys.executable, DOCS / "generate.py", "--gallery", tmp_path, "--trials", "2"], check=True)
-    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "probe"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {*FIGURES, "rate", "probe"}
     assert (tmp_path / "site" / "report.html").is_file()
 
 

@@ -16,15 +16,23 @@ from hesscond.report import registry
 from hesscond.report.page import COLUMN, METADATA, Page, resized, save_figure, venue_page
 from hesscond.report.tables import FORMATS
 
+#: Figure that is not drawn from runs but from the trials of a statement.
+RATE = "rate"
+
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
 Quantity = Annotated[str | None, typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}.")]
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(registry.FIGURES))],
-    runs: options.Runs,
+    kind: Annotated[str, typer.Argument(help=" | ".join([*registry.FIGURES, RATE]))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Run folders, or folders that hold some; for rate a statement ({', '.join(registry.RATED)})."
+        ),
+    ] = None,
     layer: Layer = None,
     unit: Unit = None,
     quantity: Quantity = None,
@@ -39,16 +47,23 @@ def figure(
 
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind not in registry.FIGURES:
-        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, registry.FIGURES)}")
+    if kind != RATE and kind not in registry.FIGURES:
+        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*registry.FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
     page = sized(page, font_size, size)
     options.check_file("--output", output, METADATA)
-    chosen = registry.FIGURES[kind]
-    asked = taken(f"figure {kind}", chosen.options, layer=layer, unit=unit, quantity=quantity)
-    save_figure(chosen.draw(options.collect(runs), page=page, **asked), output)
+    names = runs or []
+    known = () if kind == RATE else registry.FIGURES[kind].options
+    asked = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
+    if kind == RATE:
+        drawn = drawn_rate(names, page)
+    else:
+        if not names:
+            raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
+        drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
+    save_figure(drawn, output)
     printing.stdout.print(str(output), soft_wrap=True)
 
 
@@ -65,6 +80,18 @@ def sized(page: Page, font_size: float | None, size: str | None) -> Page:
             raise ConfigError(f"--size takes inches from 1 to 100, a width or width and height as 5x3, not {size!r}")
         page = replace(page, width=inches[0], height=inches[1] if len(inches) > 1 else None)
     return page
+
+
+def drawn_rate(names: list[str], page: Page) -> Any:
+    """Figure of the rates of a statement; by default of the first statement that has one."""
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    id, *others = names or registry.RATED[:1]
+    if others or Path(id).is_dir():
+        raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
+    with printing.sign_of_life(id) as say:
+        found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return rate_figure(found, id, page=page)
 
 
 def table(

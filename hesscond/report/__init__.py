@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hesscond.report.curves import (
         accuracy_axes as accuracy_axes,
         conditioning_figure as conditioning_figure,
+        eigenvalue_figure as eigenvalue_figure,
         loss_axes as loss_axes,
         training_figure as training_figure,
     )
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
         heatmap_figure as heatmap_figure,
         layer_axes as layer_axes,
     )
-    from hesscond.report.margins import margin_figure as margin_figure
+    from hesscond.report.margins import (
+        margin_figure as margin_figure,
+        rate_figure as rate_figure,
+        rate_trials as rate_trials,
+    )
     from hesscond.report.page import (
         COLUMN as COLUMN,
         Page as Page,

@@ -1,11 +1,11 @@
-"""Curves along training: loss and accuracy, and condition numbers of a unit.
+"""Curves along training: loss and accuracy, condition numbers of a unit, both ends of its spectrum.
 
 Mini-batches are lines, the whole training set markers; colours tell methods apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from hesscond.errors import ConfigError
 from hesscond.report import palette, plotting, registry, series
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.selection import Group, Selection, groups_of, looks_of, select, title_of
+from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -310,6 +310,83 @@ def draw_quantity(
     return drawn
 
 
+# --- spectrum ---------------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "lambda_max": plotting.Look(r"$\lambda_{\max}$", width=1.0, raw=False),
+    "lambda_min": plotting.Look(r"$\lambda_{\min}$, where resolved", dash=palette.DASHED, width=1.0, raw=False),
+}
+RANK = plotting.Look("rank", width=1.0, raw=False)
+
+
+def eigenvalue_figure(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None, page: Page = COLUMN
+) -> Figure:
+    """The largest and the smallest nonzero eigenvalue of a unit's Hessian, and its rank, over the iterations.
+
+    The figure shows |λ| in the plain parameters, over mini-batches (over the training set where only that was probed).
+    Where the rank is not resolved, no smallest nonzero eigenvalue is known, and none is drawn. Lines are running
+    medians, the median over seeds in a band from the lowest to the highest. A rank that never changes is stated below
+    the figure, in place of a panel.
+    """
+    selection = eigenvalues_logged(runs, layer=layer, unit=unit)
+    groups = probed_groups(selection.runs)
+    groups = [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
+    looks = looks_of(groups)
+    data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
+    window = series.window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
+    probes = {group.label: [selection.probe(run, data) for run in group.runs] for group in groups}
+    ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
+    with page.styled():
+        labels = [*probes, *(look.label for look in ENDS.values())]
+        figure, axes = plotting.few_panels(page, 1 + (len(ranks) > 1), 1.5, labels)
+        axes[0].set_yscale("log", nonpositive="mask")
+        draw_columns(axes[0], probes, ENDS, looks, window)
+        plotting.fit_logarithmic(axes[0])
+        axes[0].set_ylabel(r"$|\lambda|$ of $\nabla^2 L$")
+        for ax in axes[1:]:
+            draw_columns(ax, probes, {"rank": RANK}, looks, 1)
+            ax.set_ylabel("rank")
+            ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for ax in axes:
+            plotting.along_iterations(ax)
+        handles = [plotting.method_handle(label, looks[label]) for label in probes]
+        plotting.add_heading(figure, page, selection.title, [*handles, *(look.handle() for look in ENDS.values())])
+        parts = ["mini-batches" if data == "batch" else "training set"]
+        parts += [f"rank {rank:.0f} throughout" for rank in ranks if len(ranks) == 1]
+        parts += [f"running median of {window}"] * (window > 1)
+        plotting.label_figure(figure, page, None, "; ".join([*parts, *plotting.out_of_view(axes[:1])]))
+    return figure
+
+
+def draw_columns(
+    ax: Axes,
+    probes: Mapping[str, Sequence[pd.DataFrame]],
+    shown: Mapping[str, plotting.Look],
+    looks: Mapping[str, palette.MethodLook],
+    window: int,
+) -> None:
+    """Draw columns of the probe table for each group of runs."""
+    for label, own in probes.items():
+        for column, look in shown.items():
+            curves = [known_values(probe, column) for probe in own]
+            plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
+
+
+def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
+    """Probe rows to show; a ConfigError if no eigenvalue was logged."""
+    selection = select(runs, layer, unit)
+    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
+        raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
+    return selection
+
+
+def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
+    """Absolute values of a column, NaN where they are not known."""
+    values = series.finite(probe[column].astype(float)).abs()
+    return values.where(probe["resolved"].fillna(False).astype(bool)) if column == "lambda_min" else values
+
+
 TRAINING_FIGURE = registry.FigureKind(
     "training",
     30,
@@ -326,5 +403,15 @@ CONDITIONING_FIGURE = registry.FigureKind(
     registry.STUDY,
     conditioning_figure,
     unit_of_groups,
+    registry.UNIT,
+)
+
+EIGENVALUES_FIGURE = registry.FigureKind(
+    "spectra",
+    90,
+    "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
+    registry.PROBED,
+    eigenvalue_figure,
+    eigenvalues_logged,
     registry.UNIT,
 )

@@ -33,6 +33,8 @@ STUDY = "runs of one study"
 PROBED = "runs of one study that were probed"
 #: Quantities of blocks: `hesscond.report.layers`.
 QUANTITIES = ("kappa", "lambda_max", "lambda_min", "trace", "rank", "negative")
+#: Statements whose claims compare rates; their figure needs no run.
+RATED = ("prec-theorem-1", "bnp-theorem-1")
 
 
 def reason_against(check: Callable[..., object], runs: Sequence[StoredRun], options: dict[str, Any]) -> str | None:

@@ -61,11 +61,15 @@ class Outcome:
         How much of what the claim allows is used: it is violated above 1. NaN where there is no such number.
     reason
         The hypothesis that fails, or what was not resolved.
+    predicted, measured
+        Where the claim compares a decay −ln(rate) that κ predicts with a measured one: both.
     """
 
     status: Status
     used: float = math.nan
     reason: str = ""
+    predicted: float = math.nan
+    measured: float = math.nan
 
 
 #: Outcome where κ has no bounds.

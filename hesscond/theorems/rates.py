@@ -331,4 +331,7 @@ def judged(
         return not_applicable("there is one nonzero eigenvalue only")
     if found is None:
         return Outcome("unresolved", reason="round-off is reached before there is a rate")
-    return judge(found, expected or Decay(predicted(kappa.upper), predicted(kappa.lower)))
+    if expected is not None:
+        return judge(found, expected)
+    outcome = judge(found, Decay(predicted(kappa.upper), predicted(kappa.lower)))
+    return replace(outcome, predicted=predicted(kappa.value), measured=(found.lower + found.upper) / 2)

@@ -24,7 +24,7 @@ from hesscond.report.series import quantile
 from hesscond.report.tables import numbers, words
 from tests.report_page import artists
 
-DRAWN = [*FIGURES]
+DRAWN = [name for name in FIGURES if name != "spectra"]
 
 
 def unit_rows(run, data="batch"):
@@ -81,8 +81,8 @@ def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_r
         figure.add_subplot().plot([run.last_loss for run in runs])
         return figure
 
-    with pytest.raises(ConfigError, match="'training' is registered already"):
-        FIGURES.register(FIGURES["training"])
+    with pytest.raises(ConfigError, match="'spectra' is registered already"):
+        FIGURES.register(FIGURES["spectra"])
     for registry in (FIGURES, TABLES):
         # none of the package's own, which take long to draw
         monkeypatch.setattr(registry, "_places", {})
@@ -203,6 +203,20 @@ def test_a_venues_fonts_are_embedded(runs, tmp_path):
     assert b"/FontFile2" in content
     assert b"/Type3" not in content
     assert b"/CreationDate" not in content
+
+
+def test_rates_are_those_of_the_trials_of_the_statement():
+    from hesscond.report.margins import rate_figure, rate_trials
+
+    found = rate_trials("prec-theorem-1", trials=2, seed=2)
+    attained = found[found["claim"] == "attained"]
+    assert len(attained)
+    np.testing.assert_allclose(attained["measured"], attained["predicted"], rtol=1e-3)
+    drawn = artists(rate_figure(found, "prec-theorem-1"))
+    np.testing.assert_array_equal(drawn["attained"].get_xdata(), attained["predicted"])
+    np.testing.assert_array_equal(drawn["attained"].get_ydata(), attained["measured"])
+    with pytest.raises(ConfigError, match="no trial of 'van-der-sluis' compares rates: choose from"):
+        rate_trials("van-der-sluis", trials=1)
 
 
 def test_panels_go_into_axes_of_ones_own(four_runs):
