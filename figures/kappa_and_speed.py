@@ -77,7 +77,7 @@ FAMILIES = {
     "no normalization": ("vanilla", "l2", "gradient-regularization"),
     "inputs": ("standardize", "minmax"),
     "batch": ("batchnorm", "batchrenorm", "four-things-batchnorm"),
-    "sample": ("layernorm", "groupnorm", "instancenorm"),
+    "sample": ("layernorm", "groupnorm"),
     "preconditioned inputs": ("bnp", "whitening"),
     "adaptive": ("adagrad", "rmsprop", "adam", "adamw"),
     "weights": ("weightnorm", "centred-weightnorm", "weightstandardization", "equilibration", "sphere"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
@@ -50,20 +50,16 @@ class Snapshot(NamedTuple):
 class BNPState(LayerState):
     """Running statistics mu and variance (G w,) of a layer's G groups, and the inputs seen since the last step."""
 
-    # whether a convolution has statistics of every entry of its patches, rather than of every channel
-    exact: bool = False
-
     def __post_init__(self) -> None:
         super().__post_init__()
         layer, groups = self.module, self.geometry.groups
-        self.dense, kernel = not self.geometry.dims, self.geometry.per_channel
-        channels = self.geometry.fan_in // kernel
-        #: How many entries of a kernel share their statistics.
-        self.repeat = 1 if self.exact else kernel
-        self.mu = layer.weight.detach().new_zeros(groups * self.geometry.fan_in // self.repeat)
+        #: How many entries of a kernel share their statistics: all those of a channel.
+        self.dense, self.repeat = not self.geometry.dims, self.geometry.per_channel
+        channels = self.geometry.fan_in // self.repeat
+        self.mu = layer.weight.detach().new_zeros(groups * channels)
         self.variance = torch.ones_like(self.mu)
         #: Shapes of the weights (group, unit, channel, kernel entry) and of the statistics that broadcast to them.
-        self.by_group, self.beside = (groups, -1, channels, kernel), (groups, 1, channels, kernel // self.repeat)
+        self.by_group, self.beside = (groups, -1, channels, self.repeat), (groups, 1, channels, 1)
 
     def snapshot(self) -> Snapshot:
         """The statistics as they are now."""
@@ -71,7 +67,7 @@ class BNPState(LayerState):
 
     def batch_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """μ_B and σ_B² of the inputs seen; of a single row σ_B² = (h − μ)² with the running mean μ."""
-        h = self.rows() if self.dense or self.exact else self.channels()
+        h = self.rows() if self.dense else self.channels()
         if h.numel() == len(self.mu):
             h = h.view(-1)
             return h, (h - self.mu).square_()
@@ -115,10 +111,9 @@ class BNPState(LayerState):
             return
         groups, units = kernels.shape[:2]
         kernels.addcmul_(G_b.view(groups, units, 1, 1), self.mu.view(self.beside), value=-1).mul_(inverse)
-        # entries of a kernel that share μ are summed up first
-        shared = kernels.flatten(2) if self.repeat == 1 else kernels.sum(3)
+        # the entries of a kernel, which share μ, are summed up first
         mu = self.mu.view(groups, -1, 1)
-        G_b.view(groups, units, 1).baddbmm_(shared, mu, beta=1 / self.q_squared, alpha=-1)
+        G_b.view(groups, units, 1).baddbmm_(kernels.sum(3), mu, beta=1 / self.q_squared, alpha=-1)
 
 
 def from_statistics(statistics: capture.FeatureStatistics, *, bias: bool = True) -> CentringScaling:
@@ -175,18 +170,13 @@ class BNP(InputMethod[BNPState]):
     refresh: int = base.option(
         REFRESH, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
     )
-    exact: bool = base.option(
-        False,
-        "Whether a convolution has statistics of every entry of its patches (with the padded border) in place of one "
-        "mean and one variance for each input channel.",
-    )
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self._inputs: torch.Tensor | None = None
         super().__init__(model, **options)
 
     def state_of(self, layer: capture.Layer) -> BNPState:
-        return BNPState(layer, exact=self.exact)
+        return BNPState(layer)
 
     def fit(self, inputs: torch.Tensor) -> None:
         """Keep the training inputs, for ``statistics="data"``."""
@@ -212,9 +202,7 @@ class BNP(InputMethod[BNPState]):
         """μ and σ² of all training inputs, as the model is now."""
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
-        collect = capture.entry_statistics if self.exact else capture.channel_statistics
-        modules = {name: state.module for name, state in self.layers.items()}
-        found = surveyed(self.model, modules, self._inputs, collect)
+        found = surveyed(self.model, {name: state.module for name, state in self.layers.items()}, self._inputs)
         for name, statistics in found.items():
             state = self.layers[name]
             # a channel's are there for each entry of its kernel
@@ -288,12 +276,10 @@ class BNP(InputMethod[BNPState]):
         return [*zip(systems, self._diagnostics(snapshots), strict=True)]
 
     @classmethod
-    def collect(
-        cls, layer: str, inputs: capture.LayerInputs, *, exact: bool = False, **options: Any
-    ) -> capture.FeatureStatistics:
-        """Statistics of the input features; of a convolution by channel, or with ``exact`` by entry of its patches."""
+    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:
+        """Statistics of the input features; of a convolution by channel."""
         refuse_transposed(cls.name, layer, inputs.layer)
-        return capture.entry_statistics(inputs) if exact else capture.channel_statistics(inputs)
+        return capture.channel_statistics(inputs)
 
     @classmethod
     def of_data(cls, statistics: capture.FeatureStatistics, geometry: capture.Geometry) -> list[CentringScaling]:
@@ -304,10 +290,7 @@ class BNP(InputMethod[BNPState]):
 
 @torch.no_grad()
 def surveyed(
-    model: nn.Module,
-    layers: Mapping[str, capture.Layer],
-    inputs: torch.Tensor,
-    collect: Callable[[capture.LayerInputs], capture.FeatureStatistics],
+    model: nn.Module, layers: Mapping[str, capture.Layer], inputs: torch.Tensor
 ) -> dict[str, capture.FeatureStatistics]:
     """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
     calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
@@ -324,7 +307,7 @@ def surveyed(
             model(part)
             for name, layer in layers.items():
                 if calls[name]:
-                    own = collect(capture.inputs_of(layer, calls[name]))
+                    own = capture.channel_statistics(capture.inputs_of(layer, calls[name]))
                     found[name] = found[name].merged(own) if name in found else own
                 calls[name].clear()
     finally:

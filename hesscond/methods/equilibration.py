@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from hesscond.capture import Layer, chosen_layers
-from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Preconditioner, Reparametrized, Scaling
 from hesscond.methods import base
-from hesscond.methods.reparametrization import Reparametrization, WeightParametrization, refuse_units
+from hesscond.methods.reparametrization import Reparametrization, WeightParametrization
 
-Axis = Literal["row", "column", "row-column", "jacobi"]
+Axis = Literal["row", "column", "row-column"]
 
 
 def inverse_norms(A: torch.Tensor, dim: int) -> torch.Tensor:
@@ -43,8 +42,6 @@ class Equilibrated(WeightParametrization):
 
         The paper's matrices are the transposes: its rows are the columns here.
         """
-        if self.axis == "jacobi":
-            return A.diagonal(dim1=1, dim2=2)[:, None, :].reciprocal()
         if self.axis == "column":
             return inverse_norms(A, 2)
         by_row = inverse_norms(A, 1)
@@ -80,15 +77,14 @@ class Equilibration(Reparametrization):
         row          E = diag(1/‖W_j‖) over its rows j: each input's weights to all units get norm 1
         column       each unit's weights get norm 1
         row-column   rows first, then the columns of what that gives
-        jacobi       E = diag(W)⁻¹ from the left: each input's weights are divided by that to the unit of its number
 
     A row or column of zeros stays as it is: its entry of E is 1 (of one that is next to zero it is huge).
 
     The Hessian has been read in three ways, all of which are logged as ``readings``:
 
     ``through W -> E(W) W``
-        in W, with E differentiated: the coordinates of the method, unless ``frozen``. With ``row``, ``row-column`` and
-        ``jacobi`` the loss does not change if a row r of the paper's W is scaled, with ``column`` if the weights of a
+        in W, with E differentiated: the coordinates of the method, unless ``frozen``. With ``row`` and ``row-column``
+        the loss does not change if a row r of the paper's W is scaled, with ``column`` if the weights of a
         unit are: by L(c w_r) = L(w_r), H w_r = −∇_r L in the Hessian of the layer (for ``column`` that of the unit
         too). Since w_rᵀ∇_r L = 0, H is indefinite where that gradient is not zero, and singular where it is.
     ``at the point EW``
@@ -122,16 +118,7 @@ class Equilibration(Reparametrization):
         self.chart = Reparametrized(model, self.coordinates_name, partial(differentiated, model))
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
-        own = Equilibrated(layer, axis=self.axis, frozen=self.frozen)
-        if self.axis == "jacobi":
-            A = own.rows(layer.weight.detach())
-            if A.shape[1] != A.shape[2]:
-                raise ConfigError(
-                    f"equilibration: axis=jacobi needs a square matrix, and that of layer {name!r} is "
-                    f"{A.shape[2]} × {A.shape[1]}: name the square ones with layers=, or take axis=row"
-                )
-            refuse_units(self.name, name, (A.diagonal(dim1=1, dim2=2) == 0).flatten(), "a zero on W's diagonal")
-        return own
+        return Equilibrated(layer, axis=self.axis, frozen=self.frozen)
 
     def coordinates(self, layer: str) -> Coordinates | None:
         """W of a layer that is equilibrated, or diag(1, e) with E frozen; None of another."""
@@ -162,5 +149,5 @@ class Equilibration(Reparametrization):
         E = own.factors(A).expand_as(A).flatten(0, 1)
         if own.geometry.bias:
             E = torch.cat([E.new_ones(len(E), 1), E], 1)
-        alike = self.axis in ("row", "jacobi") and own.geometry.groups == 1
+        alike = self.axis == "row" and own.geometry.groups == 1
         return Scaling(E[0] if alike else E, "E frozen")

@@ -1,4 +1,4 @@
-"""Normalization of activations by torch's modules: what they share, and layer, group and instance normalization."""
+"""Normalization of activations by torch's modules: what they share, and layer and group normalization."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Normalization(base.Method):
         self.check_options()
         named, pre = self.layers is not None, self.position == "pre"
         chosen = wrapping.layers_of(model, self.layers, first=named or pre, output=named or not pre)
-        sites = self.sites([Site.of(name, layer, self.position) for name, layer in chosen.items()], named)
+        sites = [Site.of(name, layer, self.position) for name, layer in chosen.items()]
         # all of them before the first is put in: a model that is refused stays as it is
         modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:
@@ -79,10 +79,6 @@ class Normalization(base.Method):
     @abstractmethod
     def normalization(self, site: Site) -> nn.Module:
         """The module for a site; at a dense layer it gets features (N, C), or (N, C, positions) of (N, …, C)."""
-
-    def sites(self, sites: list[Site], named: bool) -> list[Site]:
-        """Sites at which the normalization is defined; if the user ``named`` them, it must be defined at all."""
-        return sites
 
     def check_options(self) -> None:
         """Refuse options that do not go together, before the model is changed."""
@@ -144,30 +140,3 @@ class GroupNormalization(Normalization):
 
     def normalization(self, site: Site) -> nn.Module:
         return nn.GroupNorm(checked_groups(site, self.groups), site.channels, eps=self.eps, affine=self.affine)
-
-
-@base.register
-class InstanceNormalization(Normalization):
-    """Instance normalization: each channel of each sample to mean 0 and variance 1 over its positions.
-
-    y = γ (h − μ_jc) / √(σ_jc² + ε) + β, in training and at inference; `torch.nn.InstanceNorm1d` to ``3d``. It is not
-    defined at a dense layer, whose channels have one value per sample: dense layers are left out.
-    """
-
-    name = "instancenorm"
-    summary = "instance normalization before or after the activations of hidden convolutions"
-    source = "Ulyanov, Vedaldi, Lempitsky, Instance Normalization, 2016, eq. (2)"
-
-    def sites(self, sites: list[Site], named: bool) -> list[Site]:
-        defined = [site for site in sites if site.dimensions]
-        if not defined or (named and len(defined) < len(sites)):
-            dense = ", ".join(site.name for site in sites if not site.dimensions)
-            raise ConfigError(
-                "instance normalization is not defined for dense layers, whose channels have one value a sample: "
-                f"{dense}; use layernorm or groupnorm there"
-            )
-        return defined
-
-    def normalization(self, site: Site) -> nn.Module:
-        kinds = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
-        return kinds[site.dimensions](site.channels, eps=self.eps, affine=self.affine)

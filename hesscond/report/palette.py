@@ -44,7 +44,6 @@ METHOD_LOOKS = {
     "four-things-batchnorm": MethodLook("#7A8B22", "D", DASH_DOT),
     "layernorm": MethodLook("#56B4E9", "D"),
     "groupnorm": MethodLook("#44AA99", "P", DASHED),
-    "instancenorm": MethodLook("#227788", "X", DASH_DOT),
     "equilibration": MethodLook("#E69F00", "v"),
     "weightnorm": MethodLook("#997700", "<", DASHED),
     "centred-weightnorm": MethodLook("#664400", ">", DASH_DOT),

@@ -1,7 +1,5 @@
 """BNP of dense layers and convolutions, against Algorithms 2 and 3 written out in loops; groups, strides, patches."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -16,7 +14,7 @@ from tests.methods.contract import MethodContract, stacked_gradient
 
 
 class TestVariants(MethodContract):
-    specs = ("bnp:exact=true", "bnp:statistics=batch", "bnp:statistics=data,refresh=50", "groupnorm+bnp")
+    specs = ("bnp:statistics=batch", "bnp:statistics=data,refresh=50", "groupnorm+bnp")
 
 
 #: Channels in, channels out, and how: the kernel is k long in each dimension.
@@ -53,39 +51,22 @@ def backward(model, x):
     (y * torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
 
 
-def patches(layer, x):
-    """(N p, G, c, k…) of the padded input, position by position."""
-    if isinstance(layer, nn.Linear):
-        return x[:, None, :, None], 1
-    k, s, d, p = layer.kernel_size, layer.stride, layer.dilation, layer.padding
-    mode = "constant" if layer.padding_mode == "zeros" else "wrap"
-    x = np.pad(x, [(0, 0), (0, 0), *((q, q) for q in p)], mode=mode)
-    sizes = [(n - e * (m - 1) - 1) // t + 1 for n, m, t, e in zip(x.shape[2:], k, s, d, strict=True)]
-    found = []
-    for at in itertools.product(*map(range, sizes)):
-        index = tuple(slice(a * t, a * t + e * (m - 1) + 1, e) for a, t, e, m in zip(at, s, d, k, strict=True))
-        found.append(x[(slice(None), slice(None), *index)])
-    rows = np.concatenate(found)
-    return rows.reshape(len(rows), layer.groups, -1, int(np.prod(k))), int(np.prod(sizes))
-
-
 class Algorithm3:
-    """The paper's Algorithm 3, entry by entry in numpy, on each group by itself; ``exact``: its patches' entries.
+    """The paper's Algorithm 3, entry by entry in numpy, on each group by itself.
 
     Of a dense layer it is Algorithm 2: one position, and a single sample's deviation is that from the running mean.
     """
 
-    def __init__(self, layer, exact, rho=0.99):
-        self.layer, self.exact, self.rho = layer, exact, rho
+    def __init__(self, layer, rho=0.99):
+        self.layer, self.rho = layer, rho
         self.groups = getattr(layer, "groups", 1)
         self.c, self.k = layer.weight.shape[1], layer.weight[0, 0].numel()
-        shape = (self.groups, self.c, self.k if exact else 1)
-        self.mu, self.var = np.zeros(shape), np.ones(shape)
+        self.mu, self.var = np.zeros((self.groups, self.c, 1)), np.ones((self.groups, self.c, 1))
 
     def step(self, x, G_w, G_b):
         N, groups = len(x), self.groups
-        rows, positions = patches(self.layer, x)
-        seen = rows if self.exact else np.moveaxis(x, 1, -1).reshape(-1, groups, self.c, 1)
+        positions = int(np.prod(self.layer(torch.from_numpy(x)).shape[2:]))
+        seen = np.moveaxis(x, 1, -1).reshape(-1, groups, self.c, 1)
         mean = sum(seen) / len(seen)
         centre = self.mu if len(seen) == 1 else mean
         var = sum((row - centre) ** 2 for row in seen) / len(seen)
@@ -104,13 +85,12 @@ class Algorithm3:
         return new_w, new_b
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["channels", "patches"])
 @pytest.mark.parametrize(("kind", "channels", "units", "options"), SHAPES, ids=NAMES)
-def test_gradients_are_those_of_algorithm_3_over_many_steps(kind, channels, units, options, exact):
+def test_gradients_are_those_of_algorithm_3_over_many_steps(kind, channels, units, options):
     """And P Pᵀ times what they were."""
     model, batch = problem(kind, channels, units, options)
-    method, layer = BNP(model, exact=exact), model[1]
-    truth = Algorithm3(layer, exact)
+    method, layer = BNP(model), model[1]
+    truth = Algorithm3(layer)
     for step, samples in enumerate((1, 2, 9, 3)):
         x = batch(samples, step)
         backward(model, x)
@@ -185,14 +165,11 @@ def classifier(options, seed=0):
     return model, nn.CrossEntropyLoss(), (x, torch.randint(0, 3, (14,), generator=g))
 
 
-def raw_P(layer, x, unit, exact):
+def raw_P(layer, x, unit):
     """P of a unit of a convolution, dense, from the raw statistics of x."""
     group = unit * layer.groups // layer.out_channels
-    if exact:
-        rows = patches(layer, x.numpy())[0][:, group].reshape(-1, layer.weight[0].numel())
-    else:
-        channels = np.moveaxis(x.numpy(), 1, -1).reshape(-1, layer.groups, x.shape[1] // layer.groups)[:, group]
-        rows = np.repeat(channels, layer.weight[0, 0].numel(), 1)
+    channels = np.moveaxis(x.numpy(), 1, -1).reshape(-1, layer.groups, x.shape[1] // layer.groups)[:, group]
+    rows = np.repeat(channels, layer.weight[0, 0].numel(), 1)
     mu, sigma = rows.mean(0), rows.std(0)
     live = np.flatnonzero(rows.min(0) != rows.max(0))
     P = np.zeros((len(mu) + 1, len(live) + 1))
@@ -206,15 +183,13 @@ def raw_P(layer, x, unit, exact):
 @pytest.mark.parametrize(
     "options", [{}, {"padding": 1}, {"groups": 2, "padding": 1}], ids=["plain", "padded", "groups"]
 )
-@pytest.mark.parametrize("exact", [False, True], ids=["channels", "patches"])
-def test_probe_by_name_measures_convolutions_in_the_coordinates_of_the_data(options, exact):
+def test_probe_by_name_measures_convolutions_in_the_coordinates_of_the_data(options):
     model, loss, (x, y) = classifier(options)
-    name = f"bnp:exact={str(exact).lower()}"
     plain = hesscond.probe(model, loss, (x, y), ["0"])["0"]
     stream = [(x[:5], y[:5]), (x[5:9], y[5:9]), (x[9:], y[9:])]
-    results = [hesscond.probe(model, loss, data, ["0"], method=name)["0"] for data in ((x, y), stream)]
+    results = [hesscond.probe(model, loss, data, ["0"], method="bnp")["0"] for data in ((x, y), stream)]
     for unit in (0, 3):
-        P = raw_P(model[0], x, unit, exact)
+        P = raw_P(model[0], x, unit)
         truth = P.T @ plain.hessian(unit) @ P
         for found in results:
             H = found.hessian(unit)[: len(truth), : len(truth)]
@@ -226,15 +201,15 @@ def test_probe_by_name_measures_convolutions_in_the_coordinates_of_the_data(opti
             assert found.kappa[unit].rank == len(nonzero)
             assert float(found.kappa[unit]) == pytest.approx(nonzero[-1] / nonzero[0], rel=1e-4)
     # whole layer, batch and stream; and the network
-    layers = [hesscond.probe(model, loss, data, ["0"], level="layer", method=name)["0"] for data in ((x, y), stream)]
+    layers = [hesscond.probe(model, loss, data, ["0"], level="layer", method="bnp")["0"] for data in ((x, y), stream)]
     dense = [
         torch.nn.functional.pad(P, (0, results[0].hessian(0).shape[0] - P.shape[1]))
-        for P in (raw_P(model[0], x, u, exact) for u in range(4))
+        for P in (raw_P(model[0], x, u) for u in range(4))
     ]
     P = torch.block_diag(*dense)
     whole = hesscond.probe(model, loss, (x, y), ["0"], level="layer")["0"].hessian()
     truth = P.T @ whole @ P
     for found in layers:
         assert torch.allclose(found.hessian(), truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))
-    network = hesscond.probe(model, loss, (x, y), ["0"], level="network", method=name)[NETWORK].hessian()
+    network = hesscond.probe(model, loss, (x, y), ["0"], level="network", method="bnp")[NETWORK].hessian()
     assert torch.allclose(network, truth, rtol=1e-9, atol=1e-11 * float(truth.norm()))

@@ -18,7 +18,6 @@ from hesscond.methods import Equilibration, parse
 from hesscond.models import build as build_network
 from hesscond.probing.entry import probe
 from tests.methods.contract import MethodContract, build, digits, network
-from tests.truth import double_backward
 
 READINGS = ["through W -> E(W) W", "at the point EW", "E frozen"]
 LAYERS = {
@@ -53,8 +52,6 @@ def matrices(layer, weight):
 
 def equilibrated(W, axis):
     """E(W) W of an inputs × outputs matrix."""
-    if axis == "jacobi":
-        return np.diag(1 / np.diag(W)) @ W
     W = W.copy()
     if axis != "column":
         for j in range(W.shape[0]):
@@ -78,13 +75,6 @@ def test_a_layer_multiplies_with_the_equilibrated_matrix(kind, axis):
     Equilibration(layer, axis=axis)
     for found, expected in zip(matrices(layer, layer.weight), truth, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-13)
-
-
-def test_jacobi_divides_by_the_diagonal():
-    layer = seeded("square")
-    (truth,) = [equilibrated(W, "jacobi") for W in matrices(layer, layer.weight)]
-    Equilibration(layer, axis="jacobi")
-    np.testing.assert_allclose(layer.weight.detach().numpy().T, truth, rtol=1e-13)
 
 
 @pytest.mark.parametrize("axis", ["row", "column", "row-column"])
@@ -134,11 +124,9 @@ def test_the_gradient_goes_through_E_or_takes_it_for_a_constant():
 # ----------------------------------------------------------------------------------------- the Hessian, read three ways
 
 
-@pytest.mark.parametrize("axis", ["row", "column", "row-column", "jacobi"])
+@pytest.mark.parametrize("axis", ["row", "column", "row-column"])
 @pytest.mark.parametrize("kind", ["square", "conv2d-groups"])
 def test_with_E_frozen_it_is_what_finite_differences_of_the_loss_give(kind, axis):
-    if axis == "jacobi" and kind != "square":
-        return
     torch.manual_seed(1)
     shape = {"square": (6, 4), "conv2d-groups": (6, 4, 3, 4)}[kind]
     model = nn.Sequential(LAYERS[kind](), nn.Tanh(), nn.Flatten(), nn.LazyLinear(3)).double()
@@ -216,20 +204,6 @@ def test_chosen_layers_only_first_and_last_as_the_paper_has_it():
         method.coordinates("1")
 
 
-def test_jacobi_on_a_square_layer_trains_and_is_measured():
-    model, method = build("equilibration:axis=jacobi,layers=fc2", "mlp", activation="tanh")
-    with torch.no_grad():
-        model.fc2.parametrizations.weight.original.add_(torch.eye(20).double())
-    assert torch.allclose(model.fc2.weight.diagonal(), torch.ones(20).double())
-    x, y = (part[:40] for part in digits())
-    found = probe(model, nn.CrossEntropyLoss(), (x, y), ["fc2"], "layer", method)["fc2"].hessian()
-    truth = double_backward(F.cross_entropy(model(x), y), model.fc2.parameters())
-    assert torch.allclose(found, truth, rtol=1e-10, atol=1e-11 * float(truth.norm()))
-    W = model.fc2.parametrizations.weight.original.detach()
-    e = method.readings("fc2")["E frozen"].matrix(21).diagonal()
-    assert torch.allclose(e[1:] * W.diagonal(), torch.ones(20).double())
-
-
 @pytest.mark.parametrize("spec", ["equilibration", "weightnorm"])
 def test_the_network_is_probed_in_what_is_trained(spec):
     """All its layers are reparametrized: no parameter belongs to a layer any more."""
@@ -260,19 +234,10 @@ def tied():
     return model
 
 
-def zero_diagonal():
-    model = nn.Sequential(nn.Linear(4, 4))
-    with torch.no_grad():
-        model[0].weight[2, 2] = 0
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "spec", "sentence"),
     [
-        (lambda: network("mlp"), "equilibration:axis=jacobi", "square matrix, and that of layer 'fc1' is 64 × 20"),
-        (zero_diagonal, "equilibration:axis=jacobi", "unit 2 of layer '0' has a zero on W's diagonal"),
-        (lambda: network("mlp"), "equilibration:axis=diagonal", "must be one of row, column, row-column, jacobi"),
+        (lambda: network("mlp"), "equilibration:axis=diagonal", "must be one of row, column, row-column"),
         (lambda: network("mlp"), "equilibration:layers=fc7", "no layer 'fc7' to choose"),
         (tied, "equilibration", "layer '1' shares its weight with '0'"),
         (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), "equilibration", "other parameters already"),

@@ -14,7 +14,7 @@ from hesscond.methods.wrapping import Wrapped
 from hesscond.models import MLP
 from tests.methods.contract import NETWORKS, MethodContract, digits, network
 
-NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm", "instancenorm")
+NAMES = ("batchnorm", "batchrenorm", "four-things-batchnorm", "layernorm", "groupnorm")
 #: Activations of a dense layer, of one with tokens behind it, and of a convolution.
 SHAPES = ((12, 6), (12, 6, 5), (12, 6, 3, 2))
 
@@ -26,7 +26,6 @@ class TestVariants(MethodContract):
         "four-things-batchnorm:position=post,ghost=4,groups=2,affine=false",
         "layernorm:position=post,affine=false",
         "groupnorm:position=post,groups=2,affine=false",
-        "instancenorm:position=post,affine=false",
     )
 
 
@@ -80,7 +79,7 @@ def places(model):
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("position", ["pre", "post"])
-@pytest.mark.parametrize("name", NAMES[:5])
+@pytest.mark.parametrize("name", NAMES)
 def test_normalizations_are_before_or_after_the_activations(name, position, kind):
     model = network(kind)
     method = parse(f"{name}:position={position}").create(model)
@@ -103,18 +102,10 @@ def test_normalizations_are_before_or_after_the_activations(name, position, kind
     assert 0.95 < variance.max() < 1 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "expected"),
-    [
-        ("mlp", "batchnorm:layers=fc1/fc3", {"fc1": (None, FeaturesLast), "fc3": (None, FeaturesLast)}),
-        # at convolutions only
-        ("cnn", "instancenorm:position=post", {"3": (nn.InstanceNorm2d, None)}),
-    ],
-)
-def test_layers_that_are_normalized(kind, spec, expected):
-    model = network(kind)
-    parse(spec).create(model)
-    assert places(model) == expected
+def test_layers_that_are_named_are_normalized():
+    model = network("mlp")
+    parse("batchnorm:layers=fc1/fc3").create(model)
+    assert places(model) == {"fc1": (None, FeaturesLast), "fc3": (None, FeaturesLast)}
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
@@ -419,7 +410,6 @@ def test_a_single_sample_has_no_statistics(name):
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ("instancenorm", "not defined for dense layers, .*: fc1, fc2; use"),
         ("groupnorm:groups=3", "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10"),
         ("four-things-batchnorm:ghost=1", "a ghost batch of 1 has no statistics"),
         ("batchnorm:eps=0", "eps must be above 0"),
