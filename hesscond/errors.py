@@ -62,6 +62,10 @@ GONE: dict[str, str] = {
     "noise_kind": "the noise of sphere is multiplicative, as in eq. (7) of its paper",
     "noise_per": "the noise of sphere is drawn for each channel of each sample",
     "BlockDiagonal": "κ of a block-diagonal matrix follows from the extreme eigenvalues of its blocks",
+    **dict.fromkeys(
+        ("occupancy", "occupancy-mlp"),
+        "the study equilibrated-nerf has coordinates; solids of yours are FILE.py:FUNCTION in [data]",
+    ),
     "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
     "rank_bound": "hesscond.condition_number finds the rank, exactly where sizes leave it open",
     "exact": "bnp has one mean and one variance for each input channel of a convolution, as Algorithm 3",

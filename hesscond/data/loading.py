@@ -28,8 +28,8 @@ def options(name: str) -> dict[str, Any]:
 
     Examples
     --------
-    >>> options("occupancy")
-    {'train': 20000, 'test': 5000, 'seed': 0}
+    >>> options("image-regression")
+    {'photograph': 'china', 'every': 4}
     """
     return dict(sources.SOURCES[name].options) if name in sources.SOURCES else {}
 

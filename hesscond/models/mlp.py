@@ -1,11 +1,10 @@
-"""Fully connected networks: of any inputs, and of coordinates (images and solids as functions)."""
+"""Fully connected networks: of any inputs, and of coordinates (images as functions)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import nn
@@ -149,8 +148,5 @@ class CoordinateMLP(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], 1)
 
 
-OCCUPANCY: dict[str, Any] = {"hidden": (256,) * 8, "after_skip": (), "frequencies": 6, "output": "linear"}
-SOLIDS = "MLP for solids as functions, logits inside and outside"
 register("mlp", "fully connected network", "vector", mlp)
 register("nerf", "NeRF's MLP on any coordinates", "coordinates", CoordinateMLP)
-register("occupancy-mlp", SOLIDS, "coordinates", CoordinateMLP, **OCCUPANCY)

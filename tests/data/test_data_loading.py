@@ -15,7 +15,7 @@ from hesscond.data import Dataset, fetch, form, load, options
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 
-@pytest.mark.parametrize("name", ["digits", "image-regression", "occupancy", "shapes", "text"])
+@pytest.mark.parametrize("name", ["digits", "image-regression", "shapes", "text"])
 def test_what_the_samples_are_is_known_without_loading(name):
     assert load(name).form == form(name)
 
@@ -25,9 +25,9 @@ def test_options_are_checked():
     assert load("shapes", points=9, train=4, test=5).form == form("shapes", points=9)
     for arguments, sentence in (
         ({"name": "digits", "train": 3}, "has no option 'train'"),
-        ({"name": "occupancy", "points": 3}, "no option 'points': choose from train, test, seed"),
-        ({"name": "occupancy", "train": 0}, "train must be an integer from 1, not 0"),
-        ({"name": "occupancy", "seed": -1}, "seed must be an integer from 0, not -1"),
+        ({"name": "shapes", "every": 3}, "no option 'every': choose from train, test, points, noise, seed"),
+        ({"name": "shapes", "train": 0}, "train must be an integer from 1, not 0"),
+        ({"name": "shapes", "seed": -1}, "seed must be an integer from 0, not -1"),
         ({"name": "shapes", "noise": "much"}, "noise must be a number that is not negative, not 'much'"),
         ({"name": "image-regression", "photograph": 3}, "photograph must be a word, not 3"),
         ({"name": "nothing"}, "there is no data set 'nothing'"),

@@ -67,7 +67,7 @@ def test_a_part_does_not_depend_on_anything():
         part(data, train=1438)
 
 
-@pytest.mark.parametrize(("name", "axes"), [("digits", (0, 2, 3)), ("shapes", (0, 1)), ("occupancy", (0,))])
+@pytest.mark.parametrize(("name", "axes"), [("digits", (0, 2, 3)), ("shapes", (0, 1)), ("image-regression", (0,))])
 def test_standardized_channels(name, axes):
     data = load(name)
     new = standardized(data)
@@ -79,7 +79,7 @@ def test_standardized_channels(name, axes):
 
 
 def test_a_constant_coordinate_is_only_centred():
-    data = load("occupancy")
+    data = load("image-regression")
     data.train_inputs[:, 1] = 0.5
     assert (standardized(data).train_inputs[:, 1] == 0).all()
 

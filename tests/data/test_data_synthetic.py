@@ -8,7 +8,6 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from hesscond.data import fetch, generated as solids, load, names
-from hesscond.data.generated import BOX, SOLID_TORUS, SPHERES, inside
 from hesscond.data.sources import SOURCES, Generated
 from hesscond.errors import ConfigError
 
@@ -43,34 +42,6 @@ def test_they_are_listed_and_there_is_nothing_to_fetch(name):
     assert name in names()
     with pytest.raises(ConfigError, match=f"the data set '{name}' is generated: there is nothing to fetch"):
         fetch(name)
-
-
-def occupied_volume():
-    """Spheres less their common lens, torus (Pappus), box."""
-    ((first, R), (second, r)), (_, circle, tube), corners = SPHERES, SOLID_TORUS, BOX
-    d = math.dist(first, second)
-    lens = math.pi * (R + r - d) ** 2 * (d**2 + 2 * d * (R + r) - 3 * (R - r) ** 2) / (12 * d)
-    balls = 4 / 3 * math.pi * (R**3 + r**3) - lens
-    return balls + 2 * math.pi**2 * circle * tube**2 + math.prod(np.subtract(corners[1], corners[0]))
-
-
-def test_the_occupied_share_is_the_volume():
-    data = load("occupancy")
-    labels = torch.cat([data.train_targets, data.test_targets])
-    volume = occupied_volume()
-    assert share(labels) == pytest.approx(volume, abs=4 * math.sqrt(volume * (1 - volume) / len(labels)))
-    # points of low discrepancy converge faster
-    points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(2**20, dtype=torch.float64)
-    assert share(inside(points)) == pytest.approx(volume, abs=1e-4)
-
-
-def test_occupancy_is_points_of_the_unit_cube_in_two_classes():
-    data = load("occupancy")
-    assert data.train_inputs.shape == (20_000, 3)
-    assert data.test_inputs.shape == (5_000, 3)
-    assert 0 <= data.train_inputs.min() < data.train_inputs.max() < 1
-    assert (data.classes, data.train_targets.dtype) == (2, torch.int64)
-    assert torch.equal(data.test_targets, inside(data.test_inputs).long())
 
 
 def test_the_photograph_can_be_put_together_again():

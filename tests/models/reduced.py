@@ -41,7 +41,6 @@ REDUCED = {
             "jitter": 0.0,
         },
     ),
-    "occupancy-mlp": ((3,), {"hidden": (6, 5), "frequencies": 2}),
     "dgcnn": ((7, 3), {"widths": (4, 5), "k": 3, "embedding": 6, "hidden": (5,)}),
     "gpt": ((5,), {"width": 8, "depth": 2, "heads": 2, "ratio": 2}),
 }

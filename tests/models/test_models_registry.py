@@ -37,7 +37,6 @@ PUBLISHED = {
     "vit-b16": (IMAGENET, 1000, 86_567_656),
     "nerf": ((3,), 4, 60 * 256 + 256 + 6 * (256 * 256 + 256) + 316 * 256 + 256 + 256 * 4 + 4),
     "nerf-rays": ((11,), 3, 2 * 595_844),  # of one network in the published code
-    "occupancy-mlp": ((3,), 2, 36 * 256 + 256 + 7 * (256 * 256 + 256) + 256 * 2 + 2),
     "dgcnn": (CLOUD, 40, 1_809_576),  # 1.81 M
     # in each of 4 blocks 12 d² weights, 9 d biases and two normalizations; embeddings, output, the last normalization
     "gpt": ((64,), 103, 4 * (12 * 128**2 + 13 * 128) + (2 * 103 + 64 + 2) * 128),

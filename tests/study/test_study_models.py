@@ -19,7 +19,7 @@ from tests.runs.run_logs import latest
 DATA = {
     "image": {"name": "digits", "train_samples": 30, "test_samples": 20, "standardize": True},
     "points": {"name": "shapes", "train": 15, "test": 10, "points": 7},
-    "coordinates": {"name": "occupancy", "train": 30, "test": 10},
+    "coordinates": {"name": "image-regression", "every": 40},
 }
 DATA["vector"] = DATA["image"]
 DATA["tokens"] = {"name": "text", "context": 5, "train_samples": 30, "test_samples": 20}
@@ -29,7 +29,7 @@ SMALLER = {"resnet18": {"stem": "3x3"}}
 
 def written(folder, name, probe=None, **sections):
     """A study file for a network at its reduced size."""
-    data = {"name": "image-regression", "every": 40} if name == "nerf" else DATA[MODELS[name].kind]
+    data = DATA[MODELS[name].kind]
     if name == "nerf-rays":
         data = {"name": "llff", "folder": str(folder / "scene"), "factor": 2}
         scenes.write(folder / "scene", height=3, width=4)

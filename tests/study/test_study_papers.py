@@ -27,7 +27,7 @@ def small_data():
 DATA = small_data()
 STUDIES = list(DATA)
 #: Those whose data need no download.
-AT_HAND = [name for name in STUDIES if DATA[name] in ("digits", "occupancy", "shapes", "image-regression", "text")]
+AT_HAND = [name for name in STUDIES if DATA[name] in ("digits", "shapes", "image-regression", "text")]
 #: Trained by the slow tests: seconds each, in networks that the tests of text and of models train too.
 LARGE = ("chargpt", "vit-digits")
 
