@@ -99,6 +99,7 @@ GONE: dict[str, str] = {
     **dict.fromkeys(("layerwise-gauss-newton", "width-copies"), "it was a claim of ours, which no paper makes"),
     "UnitPreconditioner": "derive from hesscond.hessians.Preconditioner and write of_unit",
     "LinearCoordinates": "hesscond.hessians.Preconditioner is the base of them all",
+    "solve": "torch.linalg.solve takes .hessian(), scipy.sparse.linalg.minres an operator's .to_scipy()",
     "parallel": "hesscond.probe(…, group=) measures the data of all processes in each of them",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -163,17 +163,6 @@ class LayerHessian(base.KeptHessian):
         dual = factored.FactoredHessian(R.T, None, self.sign, error)
         noise = error_factor(len(R), 1) * EPS * factored.noise_of(self._spread, self.P, self.units)
         return base.Padded(dual.damped(damping), damping, self.columns - len(R), noise)
-
-    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        if self.columns <= SMALL or damping == 0:
-            return super().inverse(damping, rtol)
-        values, V = self.eigenpairs()
-
-        def product(vectors: torch.Tensor) -> torch.Tensor:
-            inside = V.T @ vectors
-            return V @ (inside / (values + damping)[:, None] - inside / damping) + vectors / damping
-
-        return product
 
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -17,11 +16,10 @@ from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
-from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, solve, trace
+from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, trace
 from hesscond.operators.estimates import exact_diagonal
 from hesscond.spectra import ConditionNumber, bounded, forms
 from hesscond.spectra.condition import unresolved
-from hesscond.spectra.density import density
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
 from hesscond.spectra.solvers import matrix_free
@@ -98,21 +96,6 @@ class NetworkHessian(base.BlockHessian):
 
     def damped(self, damping: float) -> NetworkHessian:
         return NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
-
-    def log_determinant(self, damping: float, probes: int, seed: int) -> Estimate[float] | None:
-        if self.limits.forms(self.order):
-            return None
-        A, least = self.operator.shifted(-damping), damping
-        if not self.operator.psd:
-            least = float(lanczos(A, 1, "bottom", tol=1e-3, memory=self.limits.memory, seed=seed).lower[0])
-        if not least > 0:
-            return Estimate(math.nan, math.inf, 0, 0)
-        return density(A, probes=probes, seed=seed, method="lanczos").log_determinant(least)
-
-    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        if self._few:
-            return super().inverse(damping, rtol)
-        return lambda vectors: solve(self.operator.shifted(-damping), vectors, rtol=rtol)
 
     def scales(self) -> torch.Tensor:
         """Ones (n,), as a view of one number: no scales are known beforehand."""
@@ -245,15 +228,6 @@ class ZeroPaddedHessian(base.BlockHessian):
 
     def damped(self, damping: float) -> base.Padded:
         return base.Padded(self.inner.damped(damping), damping, self.order - len(self._index))
-
-    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        own = self.inner.inverse(damping, rtol)
-
-        def product(vectors: torch.Tensor) -> torch.Tensor:
-            outside = torch.zeros_like(vectors) if damping == 0 else vectors / damping
-            return outside.index_copy(0, self._index, own(vectors[self._index]))
-
-        return product
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         return self._padded(self.inner.product(vectors[self._index]))

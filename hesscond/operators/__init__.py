@@ -30,6 +30,5 @@ if TYPE_CHECKING:
         ritz_range as ritz_range,
     )
     from hesscond.operators.subspace import DirectSum as DirectSum, Span as Span, Subspace as Subspace
-    from hesscond.operators.systems import solve as solve
 else:
     __getattr__, __dir__, __all__ = attach(__name__)

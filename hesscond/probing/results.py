@@ -308,108 +308,16 @@ class LayerResult(Shown):
         """
         unit = self._checked(unit)
         own = self.conditions[self.blocks.index(unit)]
-        if self._damping(damping) == 0:
+        if isinstance(damping, bool) or not isinstance(damping, Real) or not 0 <= damping < math.inf:
+            raise ConfigError(f"damping must be a number from 0 on, not {damping!r}")
+        if damping == 0:
             return own
-        kappa = self.block(unit).damped(damping).condition_number(rtol=self._rtol)
+        kappa = self.block(unit).damped(float(damping)).condition_number(rtol=self._rtol)
         error = self.error(unit)
         if own.is_zero or unit in self.rounding or self._coarse:
             # round-off may be any matrix of its size
             error += self.frobenius_norm(unit).value
         return kappa.widened(error, self.uncertain) if error else kappa
-
-    def _damping(self, damping: float) -> float:
-        if isinstance(damping, bool) or not isinstance(damping, Real) or not 0 <= damping < math.inf:
-            raise ConfigError(f"damping must be a number from 0 on, not {damping!r}")
-        return float(damping)
-
-    def log_determinant(
-        self,
-        unit: int | None = None,
-        *,
-        damping: float = 0.0,
-        nonzero: bool = False,
-        probes: int = 30,
-        seed: int = 0,
-    ) -> Estimate[float]:
-        """Logarithm of det(H + λI) of a Hessian.
-
-        Parameters
-        ----------
-        unit
-            Unit; None at other levels.
-        damping
-            λ ≥ 0.
-        nonzero
-            Whether it is Σ log |λ_i + λ| over the nonzero eigenvalues, for a matrix that is singular or indefinite.
-        probes, seed
-            Random vectors for a network of more than 12,000 parameters, whose log det is estimated by stochastic
-            Lanczos quadrature.
-
-        Returns
-        -------
-        Estimate[float]
-            With ``value`` and ``error``: a bound that holds where the eigenvalues were computed (``probes`` 0), else a
-            standard error.
-
-        Raises
-        ------
-        ConfigError
-            H + λI is singular, indefinite, or not known well enough; no such unit; a wrong damping.
-        """
-        unit, damping = self._checked(unit), self._damping(damping)
-        block = self.block(unit)
-        found = block.log_determinant(damping, probes, seed)
-        place = f"{self.name!r}" if unit is None else f"unit {unit} of {self.name!r}"
-        if found is not None:
-            if not math.isfinite(found.value):
-                raise ConfigError(
-                    f"the Hessian of {place} plus {damping:g} I is not shown to be positive definite, so that it has "
-                    "no log det: give a larger damping"
-                )
-            return found
-        kappa, way = self.condition(unit, damping=damping), "give a larger damping="
-        if not kappa.resolved:
-            raise ConfigError(f"log det of {place} is not known, as κ is unresolved ({kappa.reason}): {way}")
-        if not nonzero and (kappa.nullity or kappa.negative):
-            which = f"{kappa.negative} negative" if kappa.negative else f"{kappa.nullity} zero"
-            raise ConfigError(
-                f"the matrix of {place} has {which} eigenvalues, and so no log det: {way}, or nonzero=True for log "
-                "|det| of the nonzero ones"
-            )
-        values = block.damped(damping).eigenvalues() if damping else self.eigenvalues(unit)
-        error = len(values) * math.log(kappa.upper / kappa.lower)
-        return Estimate(float(values.abs().log().sum()), error, 0, 0)
-
-    def solve(
-        self, vectors: torch.Tensor, unit: int | None = None, *, damping: float = 0.0, rtol: float = 1e-8
-    ) -> torch.Tensor:
-        """Solution x of (H + λI) x = v for a Hessian, with a residual ‖(H + λI) x − v‖ ≤ rtol ‖v‖ that is checked.
-
-        Parameters
-        ----------
-        vectors
-            v (k,) in the order of `hessian`, or several as columns (k, c).
-        unit
-            Unit; None at other levels.
-        damping
-            λ ≥ 0.
-        rtol
-            Largest relative residual.
-
-        Returns
-        -------
-        torch.Tensor
-            x in the shape of ``vectors``, float64. Matrices up to an order of 1,000 and factors are decomposed; where
-            only products are known, x is found by conjugate gradients or MINRES (`hesscond.operators.solve`).
-
-        Raises
-        ------
-        MatrixError
-            The residual was not reached: H + λI is singular or too ill-conditioned.
-        ConfigError
-            Vectors of another length; no such unit; a wrong damping.
-        """
-        return self.block(self._checked(unit)).solve(vectors, self._damping(damping), rtol)
 
     def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian, as in `ProbeResult.to_frame`."""

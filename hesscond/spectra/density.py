@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -528,21 +528,6 @@ class Density(Shown):
         means = (self.weights * values).sum(1)
         error = self.order * float(self.error_of(means))
         return Estimate(self.order * float(means.mean()), error, self.probes, self.products)
-
-    def log_determinant(self, least: float) -> Estimate[float]:
-        """Logarithm of det A for eigenvalues of at least ``least`` > 0; the error has that of the quadrature.
-
-        The even derivatives of log are negative: Gauss's rule gives no less than the integral, and Gauss–Radau's with a
-        node at ``least`` no more (Golub and Meurant 2010, section 6.2).
-        """
-        found = self._sum(torch.where(self.weights > 0, self.nodes.log(), 0.0))
-        if not self.recurrences:
-            return found
-        rules = [one.gauss() if one.invariant else one.radau(np.array([least])) for one in self.recurrences]
-        # the smallest node is the prescribed one, up to rounding
-        lower = self.order * float(np.mean([(rule[1] * np.log(np.maximum(rule[0], least))).sum() for rule in rules]))
-        half = max(0.0, found.value - lower) / 2
-        return replace(found, value=found.value - half, error=found.error + half)
 
     def below(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Bounds (p, m) of each probe's measure: lower for (−∞, x), upper for (−∞, x], without the null space.

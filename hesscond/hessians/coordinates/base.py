@@ -15,7 +15,6 @@ from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.operators import Estimate, SymmetricOperator
 from hesscond.operators.estimates import norm_of
-from hesscond.operators.systems import corrected
 from hesscond.spectra import ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
@@ -130,21 +129,6 @@ class BlockHessian(ABC):
     @abstractmethod
     def damped(self, damping: float) -> Spectrum:
         """Spectrum of H + λI."""
-
-    def log_determinant(self, damping: float, probes: int, seed: int) -> Estimate[float] | None:
-        """Estimate of log det(H + λI) if it has too many eigenvalues to compute them; None: compute them."""
-        return None
-
-    def inverse(self, damping: float, rtol: float) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Product with an approximation of (H + λI)⁻¹."""
-        H = self.matrix()
-        factors = torch.linalg.lu_factor_ex(H + damping * torch.eye(len(H), dtype=H.dtype, device=H.device))
-        return lambda vectors: torch.linalg.lu_solve(*factors[:2], vectors)
-
-    def solve(self, vectors: torch.Tensor, damping: float, rtol: float) -> torch.Tensor:
-        """Solution x of (H + λI) x = v, with a relative residual of at most ``rtol``."""
-        inverse = self.inverse(damping, rtol)
-        return corrected(lambda x: self.product(x) + damping * x, inverse, vectors, self.columns, rtol)
 
     @property
     def columns(self) -> int:
