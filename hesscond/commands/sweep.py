@@ -16,7 +16,7 @@ from hesscond.errors import ConfigError
 from hesscond.operators.threads import torch_threads
 from hesscond.report import sweeps
 from hesscond.runs import open_run
-from hesscond.study import RunPlan, grid, load_study
+from hesscond.study import RunPlan, grid, load_study, sections
 from hesscond.study.sweep import DataKey, data_key, prepare_sweep, relative_cost
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def sweep(
         where = Path(name)
         config = grid.read_sweep(where)
         changed = {} if threads is None else {"threads": threads}
-        config = grid.check_config(config.model_dump(exclude_none=True) | changed)
+        config = sections.validated(grid.SweepConfig, config.model_dump(exclude_none=True) | changed)
     else:
         study = grid.Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
         where = out or Path("runs") / f"sweep-{study.name}"
@@ -89,7 +89,7 @@ def sweep(
         }
         if not method:
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
-        config = grid.check_config(content)
+        config = sections.validated(grid.SweepConfig, content)
     plans = grid.plan_sweep(config, where, torch.device(place.devices[0].type))
     if config.rates == "study":
         performing.tell_default_rates(plans)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import located
@@ -37,30 +37,15 @@ class MethodConfig(sections.Section):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    method: str
+    method: Annotated[str, sections.found_by(parse)]
     model: dict[str, Any] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
     schedule: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("method")
-    @classmethod
-    def known(cls, value: str) -> str:
-        """Refuse a method that does not exist."""
-        return parsed(value)
 
     @property
     def changes(self) -> dict[str, dict[str, Any]]:
         """Changes that the method makes to the study, by table."""
         return {table: own for table in ("model", "training", "schedule") if (own := getattr(self, table))}
-
-
-def parsed(method: str) -> str:
-    """Return ``method``; raise a ValueError if there is no such method."""
-    try:
-        parse(method)
-    except ConfigError as error:
-        raise ValueError(str(error)) from None
-    return method
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,13 +100,8 @@ class ProbeConfig(sections.Section):
     precision: Literal["as-trained", "float64"] = "as-trained"
     rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
 
-    @field_validator("layers", "units", "levels", "at")
-    @classmethod
-    def distinct(cls, value: Any) -> Any:
-        """Refuse to measure the same thing twice."""
-        if isinstance(value, list) and len(set(value)) < len(value):
-            raise ValueError(f"each may be given only once, got {value}")
-        return value
+    # the same thing is not measured twice
+    _distinct = field_validator("layers", "units", "levels", "at")(sections.distinct)
 
     @model_validator(mode="after")
     def one_clock(self) -> ProbeConfig:
@@ -265,12 +245,8 @@ class StudyConfig(sections.Section):
         if not entry.changes:
             # runs are named as the method was typed
             return Variant(self, entry.method, entry.name if text == entry.name else "")
-        try:
-            study = StudyConfig.model_validate(merged(self.model_dump(mode="json", exclude_none=True), entry.changes))
-        except ValidationError as error:
-            raise ConfigError(
-                f"method {entry.name!r} of study {self.full_name!r}: {sections.sentence(error)}"
-            ) from None
+        content = merged(self.model_dump(mode="json", exclude_none=True), entry.changes)
+        study = sections.validated(StudyConfig, content, f"method {entry.name!r} of study {self.full_name!r}: ")
         return Variant(study, entry.method, entry.name)
 
     def names_of(self, text: str) -> list[str]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.lazy import located
@@ -63,19 +63,8 @@ class Claim(sections.Section):
     says: str
     of: str = "test_accuracy"
     at: At = "end"
-    holds: Annotated[list[str], Field(min_length=1)]
+    holds: Annotated[list[Annotated[str, sections.found_by(Comparison.of)]], Field(min_length=1)]
     margin: Annotated[float, Field(gt=0)] = 1.0
-
-    @field_validator("holds")
-    @classmethod
-    def are_comparisons(cls, value: list[str]) -> list[str]:
-        """Refuse a text that is not a comparison."""
-        try:
-            for text in value:
-                Comparison.of(text)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-        return value
 
     @property
     def of_panels(self) -> list[str]:
@@ -252,10 +241,7 @@ class StudyFile:
     @cached_property
     def layout(self) -> FileTable:
         """The tables of the file, as far as they do not belong to one study."""
-        try:
-            layout = FileTable.model_validate(self.content)
-        except ValidationError as error:
-            raise ConfigError(f"{self.path}: {sections.sentence(error)}") from None
+        layout = sections.validated(FileTable, self.content, f"{self.path}: ")
         for name, count in Counter(table.name for table in layout.panels).items():
             if count > 1:
                 raise ConfigError(f"{self.path}: panel {name!r} is there twice")
@@ -332,14 +318,13 @@ class StudyFile:
     def checked(self, content: dict[str, Any], panel: str) -> config.StudyConfig:
         """The study from contents of the file, or from those of a panel, or of its small version."""
         try:
-            study = config.StudyConfig.model_validate(self.with_own_rates(content) if panel else content)
+            study = sections.validated(config.StudyConfig, self.with_own_rates(content) if panel else content)
             check_structure(study)
             for entry in study.methods:
                 if entry.changes and study.run is None:
                     check_structure(study.variant(entry.name).study)
-        except (ValidationError, ConfigError) as error:
+        except ConfigError as error:
             where = f", panel {panel}" if panel else ""
             where += ", scale small" if content.get("scale") == "small" else ""
-            words = sections.sentence(error) if isinstance(error, ValidationError) else str(error)
-            raise ConfigError(f"{self.path}{where}: {words}") from None
+            raise ConfigError(f"{self.path}{where}: {error}") from None
         return study

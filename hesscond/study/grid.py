@@ -17,15 +17,15 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.runs import check_free, check_no_run
+from hesscond.study import sections
 from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.runner import RunPlan
-from hesscond.study.sections import LARGEST_RATE, PositiveInt, Rate, Section, read_toml, sentence
 
 #: Name of the file that describes a sweep, in its folder.
 FILE = "sweep.toml"
@@ -55,17 +55,10 @@ class Overrides:
         """The study with the changes made."""
         if self.iterations is not None and self.epochs is not None:
             raise ConfigError("give either --iterations or --epochs, not both")
-        for option, value in (
-            ("--iterations", self.iterations),
-            ("--epochs", self.epochs),
-            ("--batch-size", self.batch_size),
-        ):
-            if value is not None and value < 1:
-                raise ConfigError(f"{option} must be at least 1, got {value}")
-        if self.learning_rate is not None and not 0 < self.learning_rate <= LARGEST_RATE:
-            raise ConfigError(f"--lr must be positive and at most {LARGEST_RATE:.3g}, got {self.learning_rate}")
-        if self.probe_every is not None and self.probe_every < 0:
-            raise ConfigError(f"--probe-every must be at least 0 (0: no probing), got {self.probe_every}")
+        if self.learning_rate is not None and not 0 < self.learning_rate <= sections.LARGEST_RATE:
+            raise ConfigError(
+                f"--lr must be positive and at most {sections.LARGEST_RATE:.3g}, got {self.learning_rate}"
+            )
         training = dict(study.training)
         probe = dict(study.probe.unmeasured if self.probe_every == 0 else study.probe)
         if self.iterations is not None:
@@ -76,12 +69,9 @@ class Overrides:
             training["batch_size"] = self.batch_size
         if self.probe_every is not None:
             probe["every"] = self.probe_every
-        try:
-            statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
-            changed = {"training": training, "probe": probe, "statements": statements}
-            return StudyConfig.model_validate({**dict(study), **changed})
-        except ValidationError as error:
-            raise ConfigError(sentence(error)) from None
+        statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
+        changed = {"training": training, "probe": probe, "statements": statements}
+        return sections.validated(StudyConfig, {**dict(study), **changed})
 
 
 def asked(
@@ -144,7 +134,7 @@ def folder_name(variant: Variant) -> str:
     return plain(variant.label) if variant.label else parse(variant.method).folder
 
 
-class SweepConfig(Section):
+class SweepConfig(sections.Section):
     """``sweep.toml``: a study and the axes of the grid.
 
     ``rates``: numbers; ``"grid"``, those that the study tries for each method at each batch size; ``"study"``, the
@@ -156,18 +146,13 @@ class SweepConfig(Section):
     study: StudyConfig
     methods: Annotated[list[str], Field(min_length=1)]
     seeds: Annotated[list[Annotated[int, Field(ge=0, le=2**63 - 1)]], Field(min_length=1)]
-    rates: Annotated[list[Rate], Field(min_length=1)] | Literal["grid", "study", "around"]
-    batch_sizes: Annotated[list[PositiveInt], Field(min_length=1)]
+    rates: Annotated[list[sections.Rate], Field(min_length=1)] | Literal["grid", "study", "around"]
+    batch_sizes: Annotated[list[sections.PositiveInt], Field(min_length=1)]
     settings: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(default_factory=dict)]
-    threads: PositiveInt = 1
+    threads: sections.PositiveInt = 1
 
-    @field_validator("methods", "seeds", "rates", "batch_sizes")
-    @classmethod
-    def distinct(cls, value: list[Any] | str) -> list[Any] | str:
-        """Refuse the same run twice."""
-        if isinstance(value, list) and len(set(value)) < len(value):
-            raise ValueError(f"each may be given only once, got {', '.join(map(str, value))}")
-        return value
+    # no run twice
+    _distinct = field_validator("methods", "seeds", "rates", "batch_sizes")(sections.distinct)
 
     @field_validator("methods")
     @classmethod
@@ -180,14 +165,6 @@ class SweepConfig(Section):
         """Names of the settings in folders and tables: the last part of the key where that is unambiguous."""
         last = [key.rpartition(".")[2] for key in self.settings]
         return tuple(short if last.count(short) == 1 else key for key, short in zip(self.settings, last, strict=True))
-
-
-def check_config(content: Mapping[str, Any], where: str = "") -> SweepConfig:
-    """Sweep configuration from the contents of its TOML file; ``where``: beginning of the error message."""
-    try:
-        return SweepConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(where + sentence(error)) from None
 
 
 def plan_sweep(config: SweepConfig, out: Path, device: torch.device) -> list[RunPlan]:
@@ -235,10 +212,7 @@ def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfi
             if not isinstance(place, dict):
                 raise ConfigError(f"--set {key}: {name} is not a table of the study")
         place[last] = value
-    try:
-        return StudyConfig.model_validate(content)
-    except ValidationError as error:
-        raise ConfigError(sentence(error)) from None
+    return sections.validated(StudyConfig, content)
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, list[Any]]:
@@ -281,7 +255,8 @@ def plain(value: Any) -> str:
 def read_sweep(folder: Path) -> SweepConfig:
     """The sweep of a folder."""
     path = folder / FILE
-    return check_config(read_toml(path, f"{folder} is not the folder of a sweep: it has no {FILE}"), f"{path}: ")
+    content = sections.read_toml(path, f"{folder} is not the folder of a sweep: it has no {FILE}")
+    return sections.validated(SweepConfig, content, f"{path}: ")
 
 
 def write_sweep(config: SweepConfig, folder: Path) -> None:

@@ -8,17 +8,17 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hesscond.data import AUGMENTATIONS, Form, form as data_form, names as data_names, options as data_options
+from hesscond.data import AUGMENTATIONS, Form, form as data_form, options as data_options
 from hesscond.data.sources import SOURCES
-from hesscond.errors import LARGEST, ConfigError, did_you_mean
+from hesscond.errors import LARGEST, ConfigError
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
@@ -30,6 +30,7 @@ LARGEST_RATE = torch.finfo(torch.float32).max
 
 PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
 Rate = Annotated[float, Field(gt=0, le=LARGEST_RATE, allow_inf_nan=False)]
+Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class Section(BaseModel):
@@ -65,6 +66,26 @@ def misfit(key: Sequence[str | int], words: str) -> PydanticCustomError:
     return PydanticCustomError("misfit", "{words}", {"words": words, "key": tuple(key)})
 
 
+def found_by(find: Callable[[str], object]) -> AfterValidator:
+    """Validator of a text that ``find`` takes; where that refuses it, its sentence is the error of the key."""
+
+    def check(text: str) -> str:
+        try:
+            find(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(check)
+
+
+def distinct(value: Any) -> Any:
+    """Return a value; a ValueError if it is a list with something in it twice."""
+    if isinstance(value, list) and len(set(value)) < len(value):
+        raise ValueError(f"each may be given only once, got {', '.join(map(str, value))}")
+    return value
+
+
 class DataConfig(Section):
     """``[data]``: which data set, and what is done to it; further keys are the options of the data set.
 
@@ -79,24 +100,18 @@ class DataConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: Annotated[str, found_by(SOURCES.find)]
     train_samples: PositiveInt | None = None
     test_samples: PositiveInt | None = None
     standardize: bool = False
-    augmentation: list[Literal["crop", "resized-crop", "flip", "cutout", "rotation", "jitter"]] = []
+    augmentation: Annotated[
+        list[Literal["crop", "resized-crop", "flip", "cutout", "rotation", "jitter"]], AfterValidator(distinct)
+    ] = []
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
         """Keys that all data sets have, and the options of this one."""
         return [*cls.model_fields, *data_options(str(content.get("name")))]
-
-    @field_validator("name")
-    @classmethod
-    def known(cls, value: str) -> str:
-        """Refuse a data set that does not exist."""
-        if value not in SOURCES:
-            raise ValueError(f"unknown data set {value!r}: {did_you_mean(value, data_names())}")
-        return value
 
     @model_validator(mode="after")
     def options_fit(self) -> DataConfig:
@@ -114,8 +129,6 @@ class DataConfig(Section):
                     ["augmentation", number],
                     f"{name!r} cannot change {INPUTS[found.kind]}, which data set {self.name!r} has: there are {there}",
                 )
-        if len(set(self.augmentation)) < len(self.augmentation):
-            raise misfit(["augmentation"], f"each may be given only once, got {self.augmentation}")
         return self
 
     @property
@@ -144,21 +157,13 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = "mlp"
+    name: Annotated[str, found_by(MODELS.find)] = "mlp"
 
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
         """The name, and the options of the network."""
         name = content.get("name", "mlp")
         return ["name", *(MODELS[name].options if name in MODELS else content)]
-
-    @field_validator("name")
-    @classmethod
-    def known(cls, value: str) -> str:
-        """Refuse a network that does not exist."""
-        if value not in MODELS:
-            raise ValueError(f"unknown model {value!r}: {did_you_mean(value, MODELS)}")
-        return value
 
     @model_validator(mode="after")
     def options_fit(self) -> ModelConfig:
@@ -306,6 +311,14 @@ def read_toml(path: Path, missing: str) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def validated(kind: type[Kind], content: Any, where: str = "") -> Kind:
+    """Table of a kind with the given contents; ``where``: beginning of the sentence if they are wrong."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError(where + sentence(error)) from None
 
 
 def named(key: tuple[str | int, ...]) -> str:

@@ -18,13 +18,14 @@ from hesscond.runs import Checkpoints
 from hesscond.study import load_study, open_run, run
 from hesscond.study.grid import (
     Overrides,
-    check_config,
+    SweepConfig,
     parse_settings,
     plan_sweep,
     read_sweep,
     with_settings,
     write_sweep,
 )
+from hesscond.study.sections import validated
 from hesscond.study.sweep import ATTEMPTS, Outcome, WorkerProcesses, prepare_sweep, shared_files, sweep, work
 from tests.runs.run_logs import same_runs
 
@@ -43,7 +44,7 @@ def tiny(iterations=30, **settings):
 
 def config_of(study=None, **axes):
     given = {"methods": ["vanilla", "bnp"], "seeds": [0, 1], "rates": [0.1, 0.01], "batch_sizes": [60], **axes}
-    return check_config({"study": (study or tiny()).model_dump(mode="json", exclude_none=True), **given})
+    return validated(SweepConfig, {"study": (study or tiny()).model_dump(mode="json", exclude_none=True), **given})
 
 
 def prepared(config, out, data):
@@ -115,8 +116,8 @@ def test_rates_of_the_study_and_of_its_grid(tmp_path):
     assert {p.method: p.learning_rate for p in own} == {m: study.learning_rate(m, 60) for m in ("vanilla", "bnp")}
     with_grid = study.model_dump(mode="json", exclude_none=True)
     with_grid["learning_rates"][0]["grid"] = [0.3, 0.03]
-    config = check_config(
-        {"study": with_grid, "methods": ["vanilla"], "seeds": [0], "rates": "grid", "batch_sizes": [60]}
+    config = validated(
+        SweepConfig, {"study": with_grid, "methods": ["vanilla"], "seeds": [0], "rates": "grid", "batch_sizes": [60]}
     )
     assert [p.learning_rate for p in plan_sweep(config, tmp_path, CPU)] == [0.03, 0.3]
 
