@@ -93,7 +93,7 @@ def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str
 
 
 def read_mesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices float64 (V, 3) and triangles int64 (F, 3) of an OFF file; a polygon becomes a fan of triangles.
+    """Vertices float64 (V, 3) and triangles int64 (F, 3) of an OFF file.
 
     Files of ModelNet may have the numbers of vertices and faces on the line of the word ``OFF``, with nothing between.
     """
@@ -108,7 +108,9 @@ def read_mesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.array(b" ".join(lines).split(), dtype=np.float64)
         vertices, faces = int(numbers[0]), int(numbers[1])
         places, rest = numbers[3 : 3 + 3 * vertices].reshape(vertices, 3), numbers[3 + 3 * vertices :].astype(np.int64)
-        triangles = of_polygons(rest, faces)
+        if len(rest) != 4 * faces or (rest[::4] != 3).any():
+            raise ValueError(f"{len(rest)} numbers, which are not {faces} triangles")
+        triangles = rest.reshape(faces, 4)[:, 1:]
         if not len(triangles) or triangles.min() < 0 or triangles.max() >= vertices or not np.isfinite(places).all():
             raise ValueError("it has no faces, or faces of vertices that are not there")
         if not areas(places, triangles).sum() > 0:
@@ -116,22 +118,6 @@ def read_mesh(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except (ValueError, IndexError, OverflowError) as error:
         raise CorruptDataError(f"{path} is no mesh in OFF format ({error}): replace or delete it.") from None
     return places, triangles
-
-
-def of_polygons(numbers: np.ndarray, faces: int) -> np.ndarray:
-    """Triangles (F, 3) of faces, each given as the number of its vertices followed by the vertices."""
-    if len(numbers) == 4 * faces and (numbers[::4] == 3).all():
-        return numbers.reshape(faces, 4)[:, 1:]
-    triangles, place = [], 0
-    for _ in range(faces):
-        if place >= len(numbers):
-            raise ValueError(f"fewer than its {faces} faces")
-        corners = numbers[place + 1 : place + 1 + numbers[place]]
-        triangles += [(corners[0], corners[k], corners[k + 1]) for k in range(1, len(corners) - 1)]
-        place += 1 + int(numbers[place])
-    if place != len(numbers):
-        raise ValueError(f"{len(numbers)} numbers where its faces have {place}")
-    return np.array(triangles, dtype=np.int64).reshape(-1, 3)
 
 
 def areas(vertices: np.ndarray, triangles: np.ndarray) -> np.ndarray:

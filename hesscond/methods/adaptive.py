@@ -157,8 +157,8 @@ class RMSProp(Adaptive):
 
     Notes
     -----
-    torch has the first of the three starts. For the others its state is changed before the step, such that its update
-    a v + (1−a) g² makes the v_t wanted of it. The third is Adam's: ``adam:beta_1=0,beta_2=a`` takes the same steps.
+    torch has the first of the starts; for the other its state is g_1² before the first step. An average that begins at
+    0 and is divided by 1−aᵗ is Adam's: ``adam:beta_1=0,beta_2=a``.
     """
 
     name = "rmsprop"
@@ -168,39 +168,18 @@ class RMSProp(Adaptive):
     kind = torch.optim.RMSprop
 
     alpha: float = base.option(0.99, "a.", least=0, below=1)
-    start: Literal["zero", "first-gradient", "corrected"] = base.option(
+    start: Literal["zero", "first-gradient"] = base.option(
         "zero",
         '``"zero"``: from v_0 = 0. ``"first-gradient"``: from v_1 = g_1², so that v_t = a^{t−1} g_1² + (1−a) Σ_{i≥2} '
-        'a^{t−i} g_i² is an average. ``"corrected"``: v_0 = 0, and v_t/(1−aᵗ), the average with the weights a^{t−i}, '
-        "in place of v_t.",
+        "a^{t−i} g_i² is an average.",
     )
 
     def arguments(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "eps": self.epsilon, "momentum": 0.0}
 
     def start_on(self, optimizer: Optimizer) -> None:
-        if self.start != "zero":
-            optimizer.register_step_pre_hook(self._give_start)
-
-    @torch.no_grad()
-    def _give_start(self, optimizer: Optimizer, *_: Any) -> None:
-        """Change v such that torch's a v + (1−a) g² is the v_t of the start."""
-        for group in optimizer.param_groups:
-            a = group["alpha"]
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = optimizer.state[parameter]
-                squares = (parameter.grad + group["weight_decay"] * parameter).square()
-                if not state:
-                    state |= {"step": torch.tensor(0.0, device="cpu"), "square_avg": squares}
-                    if group["momentum"]:
-                        state["momentum_buffer"] = torch.zeros_like(squares)
-                elif a:
-                    # the weight of g_t² in v_t
-                    t = float(state["step"]) + 1
-                    share = (1 - a) / (1 - a**t) if self.start == "corrected" else 1 - a
-                    state["square_avg"].mul_((1 - share) / a).add_(squares, alpha=(share - (1 - a)) / a)
+        if self.start == "first-gradient":
+            optimizer.register_step_pre_hook(start_from_square)
 
 
 @base.register
@@ -209,9 +188,8 @@ class Adam(Adaptive):
 
     Notes
     -----
-    torch has the first of the three. Its corrections are 1 at step t = ∞, so the second is torch's optimizer with a
-    state of zeros and that step. The third takes the same first step as the first; thereafter its state is m_1/(1−β₁),
-    v_1/(1−β₂) at t = ∞.
+    torch has the first of the starts. The other takes the same first step; thereafter its state is m_1/(1−β₁),
+    v_1/(1−β₂) at step t = ∞, where the corrections are 1.
     """
 
     name = "adam"
@@ -222,19 +200,17 @@ class Adam(Adaptive):
 
     beta_1: float = base.option(0.9, "β₁.", least=0, below=1)
     beta_2: float = base.option(0.999, "β₂.", least=0, below=1)
-    start: Literal["corrected", "zero", "first-gradient"] = base.option(
+    start: Literal["corrected", "first-gradient"] = base.option(
         "corrected",
-        '``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"zero"``: the same without '
-        'the corrections, m̂ = m and v̂ = v. ``"first-gradient"``: from m_1 = g_1, v_1 = g_1², which needs none.',
+        '``"corrected"``: from m_0 = v_0 = 0 with m̂_t = m_t/(1−β₁ᵗ), v̂_t = v_t/(1−β₂ᵗ). ``"first-gradient"``: from '
+        "m_1 = g_1, v_1 = g_1², which needs no corrections.",
     )
 
     def arguments(self) -> dict[str, Any]:
         return {"betas": (self.beta_1, self.beta_2), "eps": self.epsilon}
 
     def start_on(self, optimizer: Optimizer) -> None:
-        if self.start == "zero":
-            optimizer.register_step_pre_hook(start_uncorrected)
-        elif self.start == "first-gradient":
+        if self.start == "first-gradient":
             optimizer.register_step_post_hook(undo_correction)
 
 
@@ -256,17 +232,16 @@ class AdamW(Adam):
         return super().arguments() | {"weight_decay": self.weight_decay}
 
 
-def start_uncorrected(optimizer: Optimizer, *_: Any) -> None:
-    """Give every parameter that steps for the first time a state of zeros at step ∞, where the corrections are 1."""
+@torch.no_grad()
+def start_from_square(optimizer: Optimizer, *_: Any) -> None:
+    """Give every parameter that steps for the first time v_0 = g_1², of which a v_0 + (1−a) g_1² is v_1 = g_1²."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and not optimizer.state[parameter]:
-                zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                optimizer.state[parameter] |= {
-                    "step": torch.tensor(math.inf, device="cpu"),
-                    "exp_avg": zeros,
-                    "exp_avg_sq": zeros.clone(),
-                }
+                squares = (parameter.grad + group["weight_decay"] * parameter).square()
+                optimizer.state[parameter] |= {"step": torch.tensor(0.0, device="cpu"), "square_avg": squares}
+                if group["momentum"]:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(squares)
 
 
 @torch.no_grad()

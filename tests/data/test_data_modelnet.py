@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hesscond.data import fetch, form, load, locate, options
-from hesscond.data.modelnet import of_polygons, read_mesh, sampled
+from hesscond.data.modelnet import read_mesh, sampled
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 
 TETRAHEDRON = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1.5]])
@@ -76,10 +76,6 @@ def test_points_are_uniform_by_area():
     np.testing.assert_allclose(np.cov(small[:, :2].T), [[1 / 18, -1 / 36], [-1 / 36, 1 / 18]], atol=0.002)
 
 
-def test_polygons_are_fans_of_triangles():
-    assert of_polygons(np.array([4, 5, 6, 7, 8, 3, 0, 1, 2]), 2).tolist() == [[5, 6, 7], [5, 7, 8], [0, 1, 2]]
-
-
 def test_a_mesh_has_the_same_points_in_every_part_and_from_the_cache(folder, tmp_path):
     whole = loaded(folder)
     kept = sorted(path.name for path in (tmp_path / "cache").iterdir())
@@ -118,12 +114,12 @@ def test_where_it_is_looked_for(folder, tmp_path):
     ("text", "reason"),
     [
         ("PLY\n1 1 0\n", "its first word is not OFF"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n", "fewer than its 1 faces"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n", "0 numbers, which are not 1 triangles"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 3\n", "vertices that are not there"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n", "its area is zero"),
         ("OFF\n3 1 0\n0 0 0\n1 nan 0\n0 1 0\n3 0 1 2\n", "not there"),
         ("OFF\n3 1 0\n0 0 0\n1 x 0\n0 1 0\n3 0 1 2\n", "could not convert"),
-        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2 255\n", "5 numbers where its faces have 4"),
+        ("OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2 255\n", "5 numbers, which are not 1 triangles"),
         ("OFF", "index 0 is out of bounds"),
     ],
 )
