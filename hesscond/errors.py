@@ -57,6 +57,7 @@ GONE: dict[str, str] = {
         ("block_norms", "block_structure", "structure_figure"),
         "take norms of the blocks of H = hesscond.HessianOperator(…).to_dense(), or H @ v of random signs v in a block",
     ),
+    "vocabulary": "the characters of a text are counted when it is read",
     "instancenorm": "groupnorm with as many groups as a convolution has channels does the same",
     "indivisible": "groups must divide the channels of every layer: name the layers with layers=",
     "noise_kind": "the noise of sphere is multiplicative, as in eq. (7) of its paper",

@@ -154,7 +154,7 @@ def test_a_table_is_split_into_all_its_rows(workplace, values):
         ("mine.py:bad", {}, "give 'spread' a default"),
         ("mine.py:short", {}, r"must return \(train_inputs, train_targets, test_inputs, test_targets\)"),
         ("broken.py:f", {}, "broken.py cannot be imported: ZeroDivisionError"),
-        ("mine.py:blobs", {"spred": 1.0}, "no option 'spred': choose from spread, samples"),
+        ("mine.py:blobs", {"spred": 1.0}, "no option 'spred': did you mean spread"),
         ("csv", {"file": "no.csv"}, "there is no file no.csv"),
         ("csv", {"file": "t.csv", "target": "b"}, "no column 'b': it has a, w, t"),
         ("csv", {"file": "t.csv"}, "column 'w' of t.csv is not numeric"),

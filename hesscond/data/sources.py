@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hesscond.data import dataset
-from hesscond.errors import ConfigError, DataNotFoundError, one_line, unfit
+from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean, one_line, unfit
 from hesscond.lazy import Registry
 
 #: Variable of the environment that names a folder of data sets.
 ENVIRONMENT = "HESSCOND_DATA_DIR"
+
+
+def file_of_yours(file: str) -> Path:
+    """Path of a file that an option names: as it is, or below ``$HESSCOND_DATA_DIR``."""
+    own = Path(file).expanduser()
+    found = next((p for p in (own, Path(os.environ.get(ENVIRONMENT, ".")).expanduser() / own) if p.is_file()), None)
+    if found is None:
+        raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${ENVIRONMENT}")
+    return found
 
 
 #: Numbers of training and of test samples; None: all.
@@ -43,9 +53,9 @@ class Source(ABC):
     ) -> dataset.Dataset:
         """Data set, or no more of it than is needed for the numbers of samples."""
 
-    @abstractmethod
     def locate(self, directories: Sequence[Path]) -> Path | None:
         """Copy that `load` reads if no option names another; None: there is none."""
+        return None
 
     @abstractmethod
     def fetch(self, directories: Sequence[Path]) -> Path:
@@ -57,7 +67,7 @@ class Source(ABC):
             raise ConfigError(f"the data set {self.name!r} has no option {next(iter(given))!r}: it has none.")
         for option, value in given.items():
             if option not in self.options:
-                raise ConfigError(f"there is no option {option!r}: choose from {', '.join(self.options)}.")
+                raise ConfigError(f"there is no option {option!r}: {did_you_mean(option, self.options)}")
             if expected := unfit(value, self.options[option], 0 if option == "seed" else 1):
                 raise ConfigError(f"{option} must be {expected}, not {value!r}.")
         return {**self.options, **given}
@@ -139,12 +149,9 @@ class FolderSource(Source):
 
     advice: str
 
-    def what_to_bring(self, directories: Sequence[Path]) -> str:
-        """Sentence that says which files must be where."""
-        return self.advice.format(places=" or ".join(str(place / self.options["folder"]) for place in directories))
-
     def fetch(self, directories: Sequence[Path]) -> Path:
-        raise ConfigError(f"{self.name} is not for download: {self.what_to_bring(directories)}")
+        places = " or ".join(str(place / self.options["folder"]) for place in directories)
+        raise ConfigError(f"{self.name} is not for download: {self.advice.format(places=places)}")
 
     def locate(self, directories: Sequence[Path]) -> Path | None:
         return found_folder(self.options["folder"], directories)

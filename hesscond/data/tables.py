@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hesscond.data import dataset, sources
-from hesscond.errors import ConfigError, DataNotFoundError
+from hesscond.errors import ConfigError
 
 #: Number of digits of the fingerprint of a file that a run records.
 DIGITS = 12
@@ -36,22 +35,8 @@ class Table(sources.Source):
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         return read(tuple(sorted(options.items())))
 
-    def locate(self, directories: Sequence[Path]) -> Path | None:
-        return None
-
     def fetch(self, directories: Sequence[Path]) -> Path:
         raise ConfigError("csv is a file of yours: there is nothing to fetch")
-
-
-def path_of(file: str) -> Path:
-    """Path of the file that an option names."""
-    if not file:
-        raise ConfigError('csv needs a file: write file = "data.csv" in [data]')
-    places = [Path(file).expanduser(), Path(os.environ.get(sources.ENVIRONMENT, ".")).expanduser() / file]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
-        raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${sources.ENVIRONMENT}")
-    return found
 
 
 @lru_cache(maxsize=4)
@@ -60,7 +45,9 @@ def read(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
     import pandas as pd
 
     options = dict(given)
-    path = path_of(options["file"])
+    if not options["file"]:
+        raise ConfigError('csv needs a file: write file = "data.csv" in [data]')
+    path = sources.file_of_yours(options["file"])
     try:
         content = path.read_bytes()
         frame = pd.read_csv(path, skipinitialspace=True)

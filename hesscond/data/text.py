@@ -34,42 +34,33 @@ def topics() -> str:
     return "\n".join(found[name] for name in sorted(found))
 
 
-class Text(sources.FolderSource):
+class Text(sources.Source):
     """Text in consecutive windows of ``context`` characters; the target of each character is the next one.
 
-    It is that of a ``file``, a path or a name below the data directory; by default that of a module of Python
-    (`topics`). ``vocabulary`` is the number of characters that occur in a file, known before it is read, ``sha256``
-    that of the expected text. Characters are numbered by their code points in ascending order. The first nine tenths
-    of the text are for training, the rest for testing; an incomplete window at the end of each is dropped.
+    It is that of a ``file`` in UTF-8, a path or one below ``$HESSCOND_DATA_DIR``; by default that of a module of Python
+    (`topics`). ``sha256`` is that of the expected text. Characters are numbered by their code points in ascending
+    order. The first nine tenths of the text are for training, the rest for testing; an incomplete window at the end of
+    each is dropped.
     """
 
     name = "text"
-    options: Mapping[str, Any] = {"file": "", "vocabulary": 0, "context": 64, "sha256": ""}
-    advice = "it comes with Python; put a text of your own (UTF-8) into {places}, and name it by file = … in [data]."
-
-    def what_to_bring(self, directories: Sequence[Path]) -> str:
-        return self.advice.format(places=" or ".join(map(str, directories)))
+    options: Mapping[str, Any] = {"file": "", "context": 64, "sha256": ""}
+    on_disk = False
 
     def locate(self, directories: Sequence[Path]) -> Path | None:
         """Module that has the text used if no file is named."""
         found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
         return Path(found.origin) if found and found.origin else None
 
-    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        options = super().checked(given)
-        if options["file"] and not options["vocabulary"]:
-            raise ConfigError(
-                f"file = {options['file']!r} needs vocabulary, the number of different characters in it: python -c "
-                f"\"print(len(set(open('{options['file']}', encoding='utf-8', newline='').read())))\"."
-            )
-        return options
+    def fetch(self, directories: Sequence[Path]) -> Path:
+        raise ConfigError("text comes with Python, or is a file of yours: there is nothing to fetch")
 
     def form(self, options: Mapping[str, Any]) -> dataset.Form:
-        vocabulary = options["vocabulary"] or len(set(topics()))
-        return dataset.Form((options["context"],), vocabulary, vocabulary, tokens=True)
+        kinds = len(set(read(options["file"])[0]))
+        return dataset.Form((options["context"],), kinds, kinds, tokens=True)
 
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
-        text, place, pinned = read(options["file"], directories)
+        text, place, pinned = read(options["file"])
         context, wanted = options["context"], options["sha256"] or pinned
         sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
         if wanted not in ("", sha256):
@@ -78,11 +69,6 @@ class Text(sources.FolderSource):
         characters, numbers = np.unique(points, return_inverse=True)
         if len(characters) < 2:
             raise ConfigError(f"{place} has {len(characters)} different characters: there is nothing to predict.")
-        if options["vocabulary"] not in (0, len(characters)):
-            raise ConfigError(
-                f"{place} has {len(characters)} different characters, not {options['vocabulary']}: set vocabulary = "
-                f"{len(characters)} in [data]."
-            )
         cut = TRAIN * len(numbers) // 10
         if len(numbers) - cut <= context:
             raise ConfigError(
@@ -103,15 +89,12 @@ def windows(tokens: torch.Tensor, context: int) -> tuple[torch.Tensor, torch.Ten
     return inputs, targets
 
 
-def read(file: str, directories: Sequence[Path]) -> tuple[str, str, str]:
+def read(file: str) -> tuple[str, str, str]:
     """Text, its place, and the sha256 that it is known to have ("": unknown)."""
     if not file:
         version = platform.python_version()
         return topics(), f"{TOPICS} of Python {version}", TOPICS_SHA256.get(version, "")
-    own = Path(file).expanduser()
-    place = next((place for folder in directories if (place := folder / own).is_file()), None)
-    if place is None:
-        raise DataNotFoundError(f"there is no file {file} in {' or '.join(map(str, directories))}.")
+    place = sources.file_of_yours(file)
     try:
         return place.read_bytes().decode("utf-8"), str(place), ""
     except OSError as error:

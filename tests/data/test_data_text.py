@@ -18,7 +18,7 @@ KINDS = len(set(TEXT))
 def written(tmp_path):
     def write(content=TEXT, name="mine.txt"):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        return {"file": str(tmp_path / name), "vocabulary": len(set(content))}
+        return {"file": str(tmp_path / name)}
 
     return write
 
@@ -39,7 +39,7 @@ def test_windows_follow_each_other_and_are_split_without_overlap(written):
         assert spelled(inputs, TEXT) == [own[k : k + 7] for k in range(0, len(own) - 7, 7)]
         assert spelled(targets, TEXT) == [own[k + 1 : k + 8] for k in range(0, len(own) - 7, 7)]
     assert (data.train_inputs.dtype, data.train_targets.dtype) == (torch.int64, torch.int64)
-    assert data.form == form("text", file="mine.txt", vocabulary=KINDS, context=7)
+    assert data.form == form("text", **written(), context=7)
     assert (data.form.kind, data.form.outputs, data.classes) == ("tokens", KINDS, KINDS)
     sha256 = hashlib.sha256(TEXT.encode()).hexdigest()
     assert data.pinned == {"sha256": sha256}
@@ -76,10 +76,9 @@ def test_a_text_is_pinned_by_version(monkeypatch):
 def test_names_are_looked_for_in_the_data_directory(written, tmp_path, monkeypatch):
     written()
     monkeypatch.setenv("HESSCOND_DATA_DIR", str(tmp_path))
-    assert load("text", file="mine.txt", vocabulary=KINDS, context=5).source.startswith(str(tmp_path / "mine.txt"))
-    (tmp_path / "other").mkdir()
-    with pytest.raises(DataNotFoundError, match=r"there is no file mine.txt in .*other"):
-        load("text", tmp_path / "other", file="mine.txt", vocabulary=KINDS)
+    assert load("text", file="mine.txt", context=5).source.startswith(str(tmp_path / "mine.txt"))
+    with pytest.raises(DataNotFoundError, match=r"there is no file other.txt, nor one of this name below"):
+        load("text", file="other.txt")
 
 
 def test_a_part_is_spread_over_the_text(written):
@@ -94,15 +93,15 @@ def test_a_part_is_spread_over_the_text(written):
     ("content", "options", "sentence"),
     [
         (TEXT, {"context": 20}, "has 200 characters, too few for context = 20: the last tenth, .* needs 21 at least"),
-        ("", {"vocabulary": 3}, "has 0 different characters: there is nothing to predict"),
+        ("", {}, "has 0 different characters: there is nothing to predict"),
         ("aaaaaaaaaaaaaaaaaaaaaaaaaaa", {"context": 1}, "has 1 different characters: there is nothing to predict"),
-        (TEXT, {"vocabulary": 96}, f"has {KINDS} different characters, not 96: set vocabulary = {KINDS}"),
+        (TEXT, {"vocabulary": 96}, "no option 'vocabulary': it is gone: the characters of a text are counted"),
         (TEXT, {"sha256": "abc"}, "is not the text that is meant: its sha256 is .*, not abc"),
-        (b"\xff\xfe\x00", {"vocabulary": 3}, "is no text in UTF-8: invalid start byte at byte 0"),
+        (b"\xff\xfe\x00", {}, "is no text in UTF-8: invalid start byte at byte 0"),
         (TEXT, {"context": 0}, "context must be an integer from 1, not 0"),
-        (TEXT, {"folder": "x"}, "there is no option 'folder': choose from file, vocabulary, context, sha256"),
-        (TEXT, {"file": "/nowhere.txt"}, "there is no file /nowhere.txt in"),
-        (TEXT, {"file": "/"}, "there is no file / in"),
+        (TEXT, {"folder": "x"}, "there is no option 'folder': choose from file, context, sha256"),
+        (TEXT, {"file": "/nowhere.txt"}, "there is no file /nowhere.txt, nor"),
+        (TEXT, {"file": "/"}, "there is no file /, nor"),
         (TEXT, {"test_samples": 9}, "test_samples = 9 exceeds the 2 test samples of text"),
     ],
 )
@@ -112,11 +111,8 @@ def test_what_does_not_fit_is_one_sentence(written, content, options, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_needs_its_vocabulary_and_is_not_for_download():
-    for function in (load, form):
-        with pytest.raises(ConfigError, match=r"file = 'mine.txt' needs vocabulary, .*: python -c"):
-            function("text", file="mine.txt")
-    with pytest.raises(ConfigError, match="text is not for download: it comes with Python; put a text of your own"):
+def test_a_text_is_not_for_download_and_has_no_mean():
+    with pytest.raises(ConfigError, match="text comes with Python, or is a file of yours: there is nothing to fetch"):
         fetch("text")
     with pytest.raises(ConfigError, match="the inputs of text are tokens, which cannot be standardized"):
         standardized(load("text"))
