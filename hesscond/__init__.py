@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         NoDerivativeError as NoDerivativeError,
         NotFiniteError as NotFiniteError,
         RunError as RunError,
+        TooLargeError as TooLargeError,
     )
     from hesscond.hessians import (
         GGNOperator as GGNOperator,

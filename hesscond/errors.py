@@ -133,6 +133,10 @@ class NoDerivativeError(CaptureError):
     """An operation for which torch has no second derivative, or a wrong one."""
 
 
+class TooLargeError(CaptureError):
+    """A layer whose curvature does not fit into the memory."""
+
+
 class MatrixError(HesscondError):
     """A matrix whose condition number is not defined: not two-dimensional, empty, NaN or infinite."""
 

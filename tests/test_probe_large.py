@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -123,6 +124,27 @@ def test_a_layer_by_products_that_is_too_large_to_be_formed_is_bounded():
     assert "level='network'" in found.advice
     bound = hesscond.probe(model, loss_fn, batch, layers=["0"], level="network", products=24)["network"]
     assert float(bound.top.lower) <= float(sizes.max()) <= float(bound.top.upper)
+
+
+def test_a_layer_whose_curvature_does_not_fit_is_bounded_by_products():
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(16, 2, 40, dropout=0.0, batch_first=True, activation="gelu")
+    model = nn.Sequential(encoder, nn.Linear(16, 5), nn.Flatten(0, 1)).double()
+    loss_fn, batch = nn.CrossEntropyLoss(), (torch.randn(6, 8, 16).double(), torch.randint(0, 5, (48,)))
+    options = {"level": "layer", "memory": 1_000_000}
+    found = hesscond.probe(model, loss_fn, batch, **options)
+    for name, layer in (("0.linear1", encoder.linear1), ("0.linear2", encoder.linear2)):
+        H = double_backward(loss_fn(model(batch[0]), batch[1]), [layer.weight, layer.bias])
+        sizes = torch.linalg.eigvalsh(H).abs()
+        own = found[name]
+        assert own.check.passed
+        assert own.kappa.lambda_max == pytest.approx(float(sizes.max()), rel=1e-3)
+        assert 5 < own.kappa.lower <= float(sizes.max() / sizes[sizes > 1e-12 * sizes.max()].min())
+        assert re.search(f"by products alone: the (curvature|factor) of layer '{name}'", str(found))
+    assert found["1"].kappa.resolved
+    # P of BNP is that of the layer's inputs, which products alone do not have
+    with pytest.raises(CaptureError, match="or raise memory"):
+        hesscond.probe(model, loss_fn, batch, layers=["0.linear1"], method="bnp", **options)
 
 
 def test_a_stream_and_some_layers_have_bounds_too():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hesscond.capture import captured
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, TooLargeError
 from hesscond.operators.operator import in_halves
 from hesscond.problem.graph import nodes
 
@@ -30,11 +30,17 @@ class Budget:
 
     def take(self, request: captured.Request, numbers: int) -> None:
         """Count float64 numbers that the result will keep; raise a CaptureError if they do not fit."""
+        self.refuse(request, numbers)
         self.taken += 8 * numbers
-        if self.taken > self.memory:
-            fitting = self.samples * self.memory // self.taken
-            raise CaptureError(
-                f"the curvature of layer {request.name!r} takes {readable(8 * numbers)}, {readable(self.taken)} with "
+
+    def refuse(self, request: captured.Request, numbers: int) -> None:
+        """Raise a CaptureError if numbers do not fit; a TooLargeError if they alone do not."""
+        size = 8 * numbers
+        total = self.taken + size
+        if total > self.memory:
+            fitting = self.samples * self.memory // total
+            raise (TooLargeError if size > self.memory else CaptureError)(
+                f"the curvature of layer {request.name!r} takes {readable(size)}, {readable(total)} with "
                 f"the layers before it, but memory={readable(self.memory)}: probe fewer layers or units at a time"
                 + (f", take at most {fitting} of the {self.samples} samples," if fitting else "")
                 + " or raise memory"

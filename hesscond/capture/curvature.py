@@ -14,13 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hesscond.capture import backward, second_derivatives
 from hesscond.capture.captured import DiagonalS, LayerCapture, Request
 from hesscond.capture.curved import CurvedNode, curved_nodes
-from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives
+from hesscond.capture.double_backward import CurvaturePlan, SecondDerivatives, least_numbers
 from hesscond.capture.forward import ForwardPass
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
 from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
-from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
+from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError, TooLargeError
 from hesscond.problem import graph
 
 OUTPUT_ROUTE = "loss curvature of the output"
@@ -71,7 +71,11 @@ class Differentiator:
             captured |= self.by_factor(group, blocks)
         if captured and second_derivatives.underflows(graph.nodes([self.loss.grad_fn])):
             captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
-        curved = self.sampled(curved)
+        for request in curved:
+            if request.whole and request.parameters is None:
+                with self.noting(request):
+                    self.budget.refuse(request, least_numbers(request, self.samples))
+        curved = self.sampled([request for request in curved if request.name not in self.failed])
         if curved:
             vanishing = second_derivatives.saturates(graph.nodes([self.loss.grad_fn]))
             # layers that are complete when a stop is requested are kept
@@ -89,10 +93,12 @@ class Differentiator:
 
     @contextmanager
     def noting(self, request: Request) -> Iterator[None]:
-        """Context in which a layer without finite second derivatives is added to the `failed` layers."""
+        """Context in which a layer without finite second derivatives, or a whole too large, is a `failed` one."""
         try:
             yield
-        except (NotFiniteError, NoDerivativeError) as error:
+        except (NotFiniteError, NoDerivativeError, TooLargeError) as error:
+            if isinstance(error, TooLargeError) and not request.whole:
+                raise
             self.failed[request.name] = error
 
     def planned(self, requests: Sequence[Request]) -> tuple[SecondDerivatives, dict[str, CurvaturePlan]]:
@@ -238,7 +244,13 @@ class Differentiator:
         # a loss without curvature has one term of zeros
         passes = max(1, sum(node.passes(blocks) for node in self.curved))
         signs = joined_signs([node.signs(blocks) for node in self.curved], [n.passes(blocks) for n in self.curved])
-        sinks = [self.sink(request, blocks, passes, signs) for request in requests]
+        sinks = []
+        for request in requests:
+            with self.noting(request):
+                sinks.append(self.sink(request, blocks, passes, signs))
+        requests = [request for request in requests if request.name not in self.failed]
+        if not requests:
+            return {}
         deltas = [delta for request in requests for delta in request.deltas]
         size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
         done = 0

@@ -61,6 +61,20 @@ class CurvaturePlan:
     directions: int
 
 
+def numbers(request: Request, blocks: int, positions: int) -> tuple[int, int]:
+    """Float64 numbers that the factors of S take, and those of the Hessian in the parameters."""
+    geometry, units = Geometry.of(request.layer), len(request.units)
+    n, order = geometry.n_params, geometry.n_params * (geometry.units if request.whole else 1)
+    in_parameters = blocks * positions * geometry.groups * n + (1 if request.whole else units) * order**2
+    return 3 * blocks * positions**2 * (units**2 if request.whole else units), in_parameters
+
+
+def least_numbers(request: Request, samples: int) -> int:
+    """Numbers that the curvature of a whole layer takes at least, whatever blocks do not influence each other."""
+    blocks = max(request.positions_apart(), samples if request.splits(samples) else 1)
+    return min(numbers(request, blocks, request.inputs(blocks).positions))
+
+
 class SecondDerivatives:
     """Second derivatives of a loss in the variables that the requests perturb."""
 
@@ -247,12 +261,9 @@ class SecondDerivatives:
 
     def has_room(self, request: Request, blocks: int, positions: int) -> bool:
         """Whether the factors of S fit into the memory, or the Hessian in the parameters does not fit either."""
-        geometry, units = Geometry.of(request.layer), len(request.units)
         if positions == 1 and not request.whole:
             return True
-        n, order = geometry.n_params, geometry.n_params * (geometry.units if request.whole else 1)
-        in_S = 3 * blocks * positions**2 * (units**2 if request.whole else units)
-        in_parameters = blocks * positions * geometry.groups * n + (1 if request.whole else units) * order**2
+        in_S, in_parameters = numbers(request, blocks, positions)
         return self.budget.fits(in_S) or not self.budget.fits(in_parameters)
 
     def at_once(self, request: Request, blocks: int, count: int, positions: int) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
-from hesscond.errors import CaptureError
+from hesscond.errors import CaptureError, TooLargeError
 from hesscond.hessians import factored
 from hesscond.hessians.coordinates import base
 from hesscond.operators import Estimate
@@ -89,9 +89,9 @@ class LayerHessian(base.KeptHessian):
         return self.dense().matrix()
 
     def dense(self) -> factored.FactoredHessian:
-        """F itself (R J, m n̂); a CaptureError if it does not fit into the memory."""
+        """F itself (R J, m n̂); a TooLargeError if it does not fit into the memory."""
         if 8 * self.count * self.order > self.memory:
-            raise CaptureError(
+            raise TooLargeError(
                 f"the factor of layer {self.captured.name!r} is {self.count} × {self.order} and takes "
                 f"{8e-9 * self.count * self.order:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
                 f"take at most {max(1, self.memory // (8 * self.order))} rank-one terms, with fewer samples or classes"

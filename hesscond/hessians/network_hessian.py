@@ -307,6 +307,7 @@ class BlockSource:
         """
         H = self.latest
         limits = forms.SolverLimits(memory=max(self.memory - H.held, self.memory // 2), bounding=self._bounding)
-        if limits.bounding is None and not limits.forms(operator.order):
+        fits = limits.memory is None or 8 * bounded.LEAST_VECTORS * operator.order <= limits.memory
+        if limits.bounding is None and fits and not limits.forms(operator.order):
             limits = replace(limits, bounding=unformed)
         return NetworkHessian(operator, limits, known, error, lambda: H.saturated)

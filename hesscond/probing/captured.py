@@ -12,7 +12,7 @@ from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
-from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
+from hesscond.errors import CaptureError, ConfigError, NoDerivativeError, TooLargeError
 from hesscond.hessians import Coordinates, Preconditioner, build
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
@@ -269,7 +269,7 @@ class LayerCapturing:
         names = [name for name in self.layers if name not in self.failed and self._sample.get(name) != ()]
         if not names:
             why = self.measurement.differenced | self.measurement.skipped
-            raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers))
+            raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers if name in why))
         captures = self._capture(names, batch, weights, self.in_parameters)
         for name, error in captures.failed.items():
             self.failed.add(name)
@@ -309,6 +309,10 @@ class LayerCapturing:
         """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
         assert self.reference is not None
         self.directions |= self._new_directions(chosen)
+        for name in chosen.keys() - self.directions.keys():
+            self.failed.add(name)
+            del captures[name]
+        chosen = {name: own for name, own in chosen.items() if name in captures}
         self.reference.add(batch, [self.directions[name] for name in chosen])
         self.reference.refuse_another(captures.loss)
         failed = {}
@@ -349,8 +353,9 @@ class LayerCapturing:
             layers = {name: self.layers[name]}
             whole = UnitLayout(self.question.model, layers, None)
             layout = whole if unit is None else UnitLayout(self.question.model, layers, unit)
-            block = self.block(own, unit)
-            found[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
+            with self.measurement.skipping(name, TooLargeError):
+                block = self.block(own, unit)
+                found[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
         return found
 
     def _verdict(

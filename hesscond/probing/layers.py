@@ -106,10 +106,15 @@ def measured(m: Measurement) -> dict[str, results.LayerResult]:
         # they read the data one after the other
         m.keep_data()
     found = captured_apart(m, captured) if captured else {}
+    turned = {name: replace(m.blocks[name], layer=None) for name in m.multiplied}
+    plain |= turned
+    m.blocks |= turned
     for name, chart in charts.items():
         with m.skipping(name, CaptureError):
             found[name] = products.in_chart(m, name, chart)
     found |= products.by_products(m, plain) if plain else {}
+    for name in turned.keys() & found.keys():
+        found[name].remark = f"by products alone: {m.multiplied[name]}"
     return found | products.by_differences(m)
 
 
@@ -120,7 +125,9 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, res
     except NoDerivativeError as error:
         if isinstance(m.question.data, Iterator):
             raise
-        left = {name: layer for name, layer in layers.items() if name not in m.differenced | m.skipped}
+        left = {
+            name: layer for name, layer in layers.items() if name not in {*m.differenced, *m.skipped, *m.multiplied}
+        }
         if len(left) <= 1:
             for name in left:
                 with m.skipping(name, CaptureError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -328,7 +329,8 @@ class ByProducts:
             ).entries(self.question.model),
         )
         if self.question.level == "unit" and self.block.name not in self.question.choice.groups and not self.units:
-            found.undivided = self.block.undivided
+            reason = re.split(r"; |: use level", self.block.undivided)[0]
+            found.remark = reason and f"{reason}: measured as a whole"
         return found
 
     def _places(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from torch import nn
 
 from hesscond.capture import ProgressRecord
 from hesscond.capture.backward import readable
-from hesscond.errors import ConfigError, HesscondError, NoDerivativeError
+from hesscond.errors import ConfigError, HesscondError, NoDerivativeError, TooLargeError
 from hesscond.hessians import BlockHessian, Coordinates, HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Choice
@@ -134,6 +134,7 @@ class Measurement:
     systems: dict[str, System] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
     differenced: dict[str, str] = field(default_factory=dict)  # blocks without second derivatives, and why
+    multiplied: dict[str, str] = field(default_factory=dict)  # layers too large for all but products, and why
     reference: ReferenceProducts | None = None  # derivatives of the model itself, once the data were read
     precision: Precision | None = None  # precision of the forward pass, once it was observed
 
@@ -150,6 +151,10 @@ class Measurement:
         except kinds as error:
             if isinstance(error, NoDerivativeError) and self.question.takes_differences:
                 self.differenced[name] = str(error)
+                return
+            again = self.question.level == "layer" and not isinstance(self.question.data, Iterator)
+            if isinstance(error, TooLargeError) and again and self.systems.get(name) is None:
+                self.multiplied[name] = str(error)
                 return
             if self.question.named(name):
                 raise

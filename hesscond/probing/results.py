@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -72,8 +71,8 @@ class LayerResult(Shown):
         Class of the module.
     rounding
         Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it.
-    undivided
-        Reason why a layer is measured as a whole at level ``"unit"``; empty if it is not.
+    remark
+        Sentence on how the layer was measured, if it was otherwise than asked for.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class LayerResult(Shown):
         self.check: Check | None = None
         self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
         self.rounding: dict[int | None, bool] = {}
-        self.undivided = ""
+        self.remark = ""
         self.block, self._rtol, self._conditions, self._entries = block, rtol, conditions, entries
         self._eigenvalues: dict[int | None, torch.Tensor] = {}
         #: context in which κ, in the words given, is computed
@@ -114,8 +113,7 @@ class LayerResult(Shown):
 
     def remarks(self) -> list[str]:
         """Remarks printed below the table, other than on κ."""
-        reason = re.split(r"; |: use level", self.undivided)[0]
-        return [f"{reason}: measured as a whole"] if reason else []
+        return [self.remark] if self.remark else []
 
     @property
     def blocks(self) -> Sequence[int | None]:
