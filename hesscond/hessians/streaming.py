@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import LayerCapture, LayerInputs, channel_statistics
+from hesscond.capture import Geometry, LayerCapture, LayerInputs, channel_statistics
 from hesscond.causes import NOTHING
-from hesscond.errors import CaptureError
+from hesscond.errors import TooLargeError
 from hesscond.hessians import build
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
@@ -155,14 +155,19 @@ def add_units(
 def add_layer(
     blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
 ) -> None:
-    """Add a layer in one batch to its block; a CaptureError if the triangular factor does not fit into the memory."""
+    """Add a layer in one batch to its block."""
     geometry = captured.inputs.geometry
+    refuse_large(captured.name, geometry, memory)
+    block = blocks.setdefault((captured.name, None), StreamedBlock(geometry.units * geometry.n_params, geometry.units))
+    block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
+
+
+def refuse_large(name: str, geometry: Geometry, memory: int) -> None:
+    """Raise a TooLargeError if the triangular factor of a layer over a data set does not fit into the memory."""
     order = geometry.units * geometry.n_params
     if 16 * order**2 > memory:
-        raise CaptureError(
-            f"layer {captured.name!r} has {order} parameters, whose triangular factor over a data set takes "
+        raise TooLargeError(
+            f"layer {name!r} has {order} parameters, whose triangular factor over a data set takes "
             f"{16e-9 * order**2:.3g} GB, more than memory={memory / 1e9:.3g} GB (which is enough for "
             f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
         )
-    block = blocks.setdefault((captured.name, None), StreamedBlock(order, geometry.units))
-    block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))

@@ -13,10 +13,9 @@ from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError, TooLargeError
-from hesscond.hessians import Coordinates, Preconditioner, build
+from hesscond.hessians import Coordinates, Preconditioner, build, streaming
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.parameters import UnitLayout, parameters_of
-from hesscond.hessians.streaming import stream
 from hesscond.methods.inputs import OfInputs
 from hesscond.probing import check
 from hesscond.probing.products import PRODUCTS, units_by_use
@@ -39,6 +38,15 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
         checked_units(name, layer, question.units)
     if question.units is not None and not question.units:
         raise ConfigError("no unit was named: leave units= out for all of them")
+    if question.level == "layer" and not is_batch(question.data):
+        fitting = {}
+        for name, layer in layers.items():
+            with m.skipping(name, TooLargeError):
+                streaming.refuse_large(name, Geometry.of(layer), question.memory)
+                fitting[name] = layer
+        if not fitting:
+            return {}
+        layers = fitting
     reference = reference_for(question, layers) if question.check else None
     run = LayerCapturing(m, layers, reference)
     if is_batch(question.data):
@@ -172,7 +180,9 @@ class LayerCapturing:
 
         blocks: dict[str, dict[int | None, BlockHessian]] = {}
         whole = question.level == "layer"
-        hessians, statistics = stream(weighed(), question.memory, lambda: weights.total, self._collect, whole=whole)
+        hessians, statistics = streaming.stream(
+            weighed(), question.memory, lambda: weights.total, self._collect, whole=whole
+        )
         for (name, unit), block in hessians.items():
             if name not in self.failed:
                 blocks.setdefault(name, {})[unit] = block
