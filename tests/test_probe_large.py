@@ -142,6 +142,13 @@ def test_a_layer_whose_curvature_does_not_fit_is_bounded_by_products():
         assert 5 < own.kappa.lower <= float(sizes.max() / sizes[sizes > 1e-12 * sizes.max()].min())
         assert re.search(f"by products alone: the (curvature|factor) of layer '{name}'", str(found))
     assert found["1"].kappa.resolved
+    # over a stream the limit is the order of the triangular factor
+    stream = [(batch[0][:3], batch[1][:24]), (batch[0][3:], batch[1][24:])]
+    summed = hesscond.probe(model, loss_fn, stream, **options)
+    assert summed["0.linear2"].kappa.lambda_max == pytest.approx(found["0.linear2"].kappa.lambda_max, rel=1e-3)
+    assert "whose triangular factor over a data set takes" in str(summed)
+    drained = hesscond.probe(model, loss_fn, iter(stream), **options)
+    assert "triangular factor" in drained.skipped["0.linear2"]
     # P of BNP is that of the layer's inputs, which products alone do not have
     with pytest.raises(CaptureError, match="or raise memory"):
         hesscond.probe(model, loss_fn, batch, layers=["0.linear1"], method="bnp", **options)
