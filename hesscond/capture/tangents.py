@@ -12,7 +12,8 @@ beside the covariance of T_x, so that no pass goes back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,79 +73,97 @@ class Tangents:
 
         A convolution's directions may be given in one ``channel`` alone, outside of which they are zero.
         """
-        H = seeds[0].new_zeros(len(seeds[0]), len(seeds[0]))
-        squares = H.new_zeros(len(H))
         edges = [GradientEdge(node, 0) for node in self.curved]
         slopes = torch.autograd.grad(self.loss, edges, retain_graph=True, materialize_grads=True) if edges else ()
-        slope = dict(zip(self.curved, slopes, strict=True))
-        left: dict[Edge, int] = dict.fromkeys(self.cut, 1)
-        for node in self.order:
-            for edge in set(node.next_functions):
-                left[edge] = left.get(edge, 0) + 1
+        uses = Counter([*self.cut, *(edge for node in self.order for edge in set(node.next_functions))])
         live: dict[Edge, torch.Tensor] = dict(zip(self.leaves, map(torch.Tensor.contiguous, seeds), strict=True))
-        spare: list[torch.Tensor] = []
-
-        def empty(*shape: int) -> torch.Tensor:
-            for number, buffer in enumerate(spare):
-                if buffer.numel() == math.prod(shape):
-                    return spare.pop(number).view(shape)
-            return H.new_empty(shape)
-
-        def taken(edge: Edge, whole: bool = True) -> torch.Tensor:
-            """Derivatives at an edge, in all channels if ``whole``, which may be overwritten."""
-            left[edge] -= 1
-            T = live[edge] if left[edge] else live.pop(edge)
-            if whole and T.shape[1:] != shape_of(*edge):
-                wide = T.new_zeros(len(T), *shape_of(*edge))
-                wide[:, :, channel] = T[:, :, 0]
-                return wide
-            return empty(*T.shape).copy_(T) if left[edge] else T
-
+        run = TangentPass(live, uses, dict(zip(self.curved, slopes, strict=True)), channel)
         for node in self.order:
-            own = [edge for edge in dict.fromkeys(node.next_functions) if edge in live]
-            if not own:
-                continue
-            name, narrow = node.name(), live[own[0]].shape[1:] != shape_of(*own[0])
-            chosen = slice(channel, channel + 1) if narrow else slice(None)
-            if name in BATCH_NORM and node in slope:
-                live[node, 0] = T = taken(own[0], False)
-                H_node, sizes = normalize(node, slope[node], T, chosen)
-                H += H_node
-                squares += sizes
-            elif name == "ReluBackward0":
-                live[node, 0] = T = taken(own[0], False)
-                kept = node._saved_result > 0
-                kept = (kept[:, chosen] if narrow else kept).to(T.dtype)
-                for t in T:
-                    t.mul_(kept)
-            elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in own} == {shape_of(node)}:
-                # a tensor may be added to itself
-                times = [float(node.next_functions.count(edge)) for edge in own]
-                live[node, 0] = T = taken(own[0], len(own) > 1).mul_(times[0])
-                for edge, count in zip(own[1:], times[1:], strict=True):
-                    T.add_(other := taken(edge), alpha=count)
-                    spare.append(other)
-            elif name == "ConvolutionBackward0" and own == [node.next_functions[0]]:
-                grouped = node._saved_groups > 1
-                T = taken(own[0], grouped)
-                live[node, 0] = convolved(node, T, slice(None) if grouped else chosen, empty)
-                spare.append(T)
-            else:
-                given = {edge: taken(edge) for edge in own}
-                *found, product = differentiated(node, given, slope.get(node))
-                live |= {(node, number): image for number, image in enumerate(found) if image is not None}
-                if product is not None:
-                    T = given[own[0]]
-                    H += T.flatten(1) @ product.flatten(1).T
-                    squares += (T * product).abs().flatten(1).sum(1)
+            if own := [edge for edge in dict.fromkeys(node.next_functions) if edge in live]:
+                run.through(node, own)
         for edge in self.cut & live.keys():
-            T, z = taken(edge), GradientEdge(*edge)
+            z = GradientEdge(*edge)
             (g,) = torch.autograd.grad(self.loss, [z], create_graph=True)
-            (product,) = in_parts(backward.Derivatives([g], [z]), [T])
-            if product is not None:
-                H += T.flatten(1) @ product.flatten(1).T
-                squares += (T.flatten(1).norm(dim=1) * product.flatten(1).norm(dim=1)).abs()
-        return (H + H.mT) / 2, squares.sqrt()
+            run.add(T := run.taken(edge), *in_parts(backward.Derivatives([g], [z]), [T]), entrywise=False)
+        return (run.H + run.H.mT) / 2, run.squares.sqrt()
+
+
+class TangentPass:
+    """Derivatives along k directions on their way forward, and the parts of H that the nodes have added.
+
+    ``live`` are those at edges, ``left`` how many nodes will take them, ``slopes`` those of the loss in the results of
+    curved nodes. The nonzero entries of a convolution's directions are in one ``channel``, up to the next convolution.
+    """
+
+    def __init__(
+        self, live: dict[Edge, torch.Tensor], left: Counter[Edge], slopes: Mapping[Any, torch.Tensor], channel: int
+    ) -> None:
+        self.live, self.left, self.slopes, self.channel = live, left, slopes, channel
+        (first, *_) = live.values()
+        self.H = first.new_zeros(len(first), len(first))
+        self.squares = self.H.new_zeros(len(first))
+        self.spare: list[torch.Tensor] = []
+
+    def through(self, node: Any, own: Sequence[Edge]) -> None:
+        """Carry the derivatives at the edges ``own`` through a node."""
+        name, narrow = node.name(), self.live[own[0]].shape[1:] != shape_of(*own[0])
+        chosen = slice(self.channel, self.channel + 1) if narrow else slice(None)
+        if name in BATCH_NORM and node in self.slopes:
+            self.live[node, 0] = T = self.taken(own[0], False)
+            H, sizes = normalize(node, self.slopes[node], T, chosen)
+            self.H += H
+            self.squares += sizes
+        elif name == "ReluBackward0":
+            self.live[node, 0] = T = self.taken(own[0], False)
+            kept = ((node._saved_result[:, chosen] if narrow else node._saved_result) > 0).to(T.dtype)
+            for t in T:
+                t.mul_(kept)
+        elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in own} == {shape_of(node)}:
+            self.live[node, 0] = self.summed(node, own)
+        elif name == "ConvolutionBackward0" and own == [node.next_functions[0]]:
+            grouped = node._saved_groups > 1
+            T = self.taken(own[0], grouped)
+            self.live[node, 0] = convolved(node, T, slice(None) if grouped else chosen, self.empty)
+            self.spare.append(T)
+        else:
+            given = {edge: self.taken(edge) for edge in own}
+            *found, product = differentiated(node, given, self.slopes.get(node))
+            self.live |= {(node, number): image for number, image in enumerate(found) if image is not None}
+            self.add(given[own[0]], product, entrywise=True)
+
+    def summed(self, node: Any, own: Sequence[Edge]) -> torch.Tensor:
+        """Derivatives of a sum, to which a tensor may be added twice."""
+        times = [float(node.next_functions.count(edge)) for edge in own]
+        T = self.taken(own[0], len(own) > 1).mul_(times[0])
+        for edge, count in zip(own[1:], times[1:], strict=True):
+            T.add_(other := self.taken(edge), alpha=count)
+            self.spare.append(other)
+        return T
+
+    def add(self, T: torch.Tensor, product: torch.Tensor | None, *, entrywise: bool) -> None:
+        """Add TᵀCT from the products CT with the curvature C of a node, which is diagonal if ``entrywise``."""
+        if product is None:
+            return
+        T, product = T.flatten(1), product.flatten(1)
+        self.H += T @ product.T
+        self.squares += (T * product).abs().sum(1) if entrywise else T.norm(dim=1) * product.norm(dim=1)
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Memory of derivatives that are no longer needed, or fresh one."""
+        for number, buffer in enumerate(self.spare):
+            if buffer.numel() == math.prod(shape):
+                return self.spare.pop(number).view(shape)
+        return self.H.new_empty(shape)
+
+    def taken(self, edge: Edge, whole: bool = True) -> torch.Tensor:
+        """Derivatives at an edge, in all channels if ``whole``, which may be overwritten."""
+        self.left[edge] -= 1
+        T = self.live[edge] if self.left[edge] else self.live.pop(edge)
+        if whole and T.shape[1:] != shape_of(*edge):
+            wide = T.new_zeros(len(T), *shape_of(*edge))
+            wide[:, :, self.channel] = T[:, :, 0]
+            return wide
+        return self.empty(*T.shape).copy_(T) if self.left[edge] else T
 
 
 def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
