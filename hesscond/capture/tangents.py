@@ -84,7 +84,8 @@ class Tangents:
         for edge in self.cut & live.keys():
             z = GradientEdge(*edge)
             (g,) = torch.autograd.grad(self.loss, [z], create_graph=True)
-            run.add(T := run.taken(edge), *in_parts(backward.Derivatives([g], [z]), [T]), entrywise=False)
+            T = run.taken(edge)
+            run.add(T, *in_parts(backward.Derivatives([g], [z]), [T]), entrywise=False)
         return (run.H + run.H.mT) / 2, run.squares.sqrt()
 
 
