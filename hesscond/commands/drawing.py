@@ -101,7 +101,7 @@ def table(
     layer: Layer = None,
     unit: Unit = None,
 ) -> None:
-    """Print a table of stored runs; LaTeX needs the packages booktabs, amsmath and graphicx.
+    """Print a table of stored runs; LaTeX needs the package booktabs.
 
     Example: hesscond table seeds runs/fc-digits-1 --format latex
     """

@@ -115,28 +115,15 @@ def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool
         at = np.flatnonzero(np.isfinite(medians))
         length = 0.42
         ax.vlines(medians[at], at - length, at + length, color=MEDIAN, lw=1.3, zorder=5, gid="medians")
-        handles.append(
-            Line2D([], [], ls="none", marker="|", ms=6, markeredgewidth=1.3, color=MEDIAN, label="median of resolved")
-        )
+        bar: dict[str, Any] = {"ls": "none", "marker": "|", "ms": 6, "mew": 1.3, "color": MEDIAN}
+        handles.append(Line2D([], [], **bar, label="median of resolved"))
     if unresolved.any():
+        style = {"marker": ">", "mfc": "none"}
         for chosen, color in ((unresolved & ~indefinite, PLAIN), (unresolved & indefinite, INDEFINITE)):
-            style = {"marker": ">", "markerfacecolor": "none", "markeredgewidth": 0.6, "color": color}
-            ax.plot(
-                lower[chosen], heights[chosen], **(common | {"zorder": 4}), **style, ms=size + 0.8, gid="unresolved"
-            )
-        handles.append(
-            Line2D(
-                [],
-                [],
-                ls="none",
-                marker=">",
-                mfc="none",
-                mew=0.7,
-                ms=4.5,
-                color="0.25",
-                label="unresolved (lower bound)",
-            )
-        )
+            drawn: dict[str, Any] = common | style | {"zorder": 4, "mew": 0.6, "color": color, "ms": size + 0.8}
+            ax.plot(lower[chosen], heights[chosen], **drawn, gid="unresolved")
+        shown: dict[str, Any] = {**style, "ls": "none", "mew": 0.7, "ms": 4.5, "color": "0.25"}
+        handles.append(Line2D([], [], **shown, label="unresolved (lower bound)"))
     return handles
 
 

@@ -69,7 +69,7 @@ def bounded(title: str, key: str) -> Column:
 
 
 def write_table(frame: pd.DataFrame, columns: Sequence[Column], caption: str, format: Format) -> str:
-    """A table as Markdown or LaTeX (needs ``booktabs``, ``amsmath`` and ``graphicx``), or the whole frame as CSV."""
+    """A table as Markdown or LaTeX (needs ``booktabs``), or the whole frame as CSV."""
     if format == "csv":
         return str(frame.to_csv(index=False, lineterminator="\n"))
     if format not in ("md", "latex"):
@@ -112,25 +112,13 @@ def markdown_escaped(text: str) -> str:
 
 
 def latex(columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """A booktabs table with its caption, no wider than the text."""
+    """A booktabs table with its caption."""
     import pandas as pd
 
     titles = [latex_escaped(column.title) for column in columns]
     frame = pd.DataFrame([[latex_escaped(cell) for cell in row] for row in rows], columns=titles)
-    tabular = frame.to_latex(index=False, column_format="".join("l" if column.left else "r" for column in columns))
-    lines = [
-        "% \\usepackage{booktabs,amsmath,graphicx}",
-        r"\begin{table}",
-        r"\centering\small",
-        r"\sbox0{%",
-        *tabular.strip().splitlines()[:-1],
-        r"\end{tabular}}%",
-        "% smaller where it is wider than the text",
-        r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
-        *([rf"\caption{{{latex_escaped(caption)}}}"] if caption else []),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    form = "".join("l" if column.left else "r" for column in columns)
+    return str(frame.to_latex(index=False, column_format=form, caption=latex_escaped(caption) or None))
 
 
 #: Formulas of characters that LaTeX does not set in text.

@@ -28,13 +28,6 @@ INPUTS = {
 }
 
 
-class Misfit(ConfigError):
-    """A part of a study, named by its key, that does not fit another."""
-
-    def __init__(self, key: tuple[str | int, ...], words: str) -> None:
-        super().__init__(f"{'.'.join(map(str, key))}: {words}")
-
-
 def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
     """The dense and convolutional layers, by name, in the order of the network; the last is the output layer."""
     return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
@@ -45,17 +38,16 @@ def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in (*taken, "any"):
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
-        raise Misfit(
-            ("model", "name"),
-            f"model {model.name!r} needs {INPUTS[wanted]}, but the inputs of this data set have the shape "
+        raise ConfigError(
+            f"model.name: model {model.name!r} needs {INPUTS[wanted]}, but the inputs of this data set have the shape "
             f"{form.input_shape}: choose another data set, or a model from {fitting}",
         )
     try:
         return skeleton(model.name, json.dumps(model.options), form)
     except OptionError as error:
-        raise Misfit(("model", error.option), str(error)) from None
+        raise ConfigError(f"model.{error.option}: {error}") from None
     except ConfigError as error:
-        raise Misfit(("model",), str(error)) from None
+        raise ConfigError(f"model: {error}") from None
 
 
 @lru_cache(maxsize=64)
@@ -81,7 +73,7 @@ def probed_blocks(study: StudyConfig) -> dict[str, Block]:
         try:
             found |= Choice.of(catalogue.model, name, None, level).blocks(catalogue.model)
         except ConfigError as error:
-            raise Misfit(("probe", "layers", number), str(error)) from None
+            raise ConfigError(f"probe.layers.{number}: {error}") from None
     return found
 
 
@@ -91,9 +83,8 @@ def check_structure(study: StudyConfig) -> None:
     fitting = ("cross_entropy", "binary_cross_entropy", "mse")[: 1 if form.tokens else 3] if form.classes else ("mse",)
     if study.training.loss not in fitting:
         there = "tokens" if form.tokens else "class labels" if form.classes else "values to predict, no classes"
-        raise Misfit(
-            ("training", "loss"), f"the data set {study.data.name!r} has {there}: use {' or '.join(map(repr, fitting))}"
-        )
+        choices = " or ".join(map(repr, fitting))
+        raise ConfigError(f"training.loss: the data set {study.data.name!r} has {there}: use {choices}")
     for name, block in probed_blocks(study).items():
         if "unit" in study.probe.levels:
             check_units(name, block, study.probe.units)
@@ -108,20 +99,18 @@ def check_structure(study: StudyConfig) -> None:
                 what, wrong = "", f"a {kind}"
             else:
                 continue
-            raise Misfit(
-                ("statements", number),
-                f"{own.id} speaks of {what}{' and '.join(found.layers)} layers, but layer {name!r} is {wrong}: "
-                "probe others",
+            layers = " and ".join(found.layers)
+            raise ConfigError(
+                f"statements.{number}: {own.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
+                "probe others"
             )
 
 
 def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
     """Check that a block has the units that are to be measured."""
     if not block.units:
-        raise Misfit(("probe", "layers"), block.undivided.replace("level='layer'", 'levels = ["layer"]'))
+        raise ConfigError(f"probe.layers: {block.undivided}".replace("level='layer'", 'levels = ["layer"]'))
     for number, unit in enumerate(() if isinstance(units, str) else units):
         if unit not in block.units:
-            raise Misfit(
-                ("probe", "units", number),
-                f"unit {unit} is out of range: layer {name!r} has units {block.units[0]} to {block.units[-1]}",
-            )
+            there = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
+            raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {there}")

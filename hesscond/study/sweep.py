@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
@@ -40,51 +40,46 @@ class WorkerProcesses(Executor):
     """Pools of one process each: one pool of several gives up all calls when it loses a process."""
 
     def __init__(self, devices: Sequence[torch.device], scratch: Path) -> None:
-        self._threads = ThreadPoolExecutor(len(devices))
-        self._devices, self._scratch = devices, scratch
-        self._pools: dict[int, ProcessPoolExecutor] = {}
-        self._pids: dict[int, int] = {}
-        self._idle: SimpleQueue[int] = SimpleQueue()
-        for number in range(len(devices)):
-            self._idle.put(number)
+        self._free: SimpleQueue[torch.device] = SimpleQueue()
+        for device in devices:
+            self._free.put(device)
+        self._own, self._scratch = threading.local(), scratch
+        self._pools: list[ProcessPoolExecutor] = []
+        self._threads = ThreadPoolExecutor(len(devices), initializer=self._take_device)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call ``fn`` in the next process that is free."""
         return self._threads.submit(self._call, fn, *args, **kwargs)
 
+    def _take_device(self) -> None:
+        self._own.device, self._own.pool = self._free.get(), None
+
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        number = self._idle.get()
+        own = self._own
+        if own.pool is None:
+            # a fork would take along torch's threads
+            start = (os.getpid(), own.device, self._scratch)
+            own.pool = ProcessPoolExecutor(1, get_context("spawn"), start_worker, start)
+            self._pools.append(own.pool)
         try:
-            if number not in self._pools:
-                # a fork would take along torch's threads
-                start = (os.getpid(), self._devices[number], self._scratch)
-                pool = ProcessPoolExecutor(1, get_context("spawn"), start_worker, start)
-                self._pools[number] = pool
-                self._pids[number] = pool.submit(os.getpid).result()
-            return self._pools[number].submit(fn, *args, **kwargs).result()
+            return own.pool.submit(fn, *args, **kwargs).result()
         except BrokenProcessPool:
-            self._pids.pop(number, None)
-            self._pools.pop(number).shutdown()
+            own.pool = None
             raise
-        finally:
-            self._idle.put(number)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop the processes; unless ``wait``, those at work get SIGTERM, and SIGKILL if they do not end."""
         self._threads.shutdown(wait, cancel_futures=cancel_futures or not wait)
         if not wait:
-            self._send(signal.SIGTERM)
-            killer = threading.Timer(GRACE, self._send, [signal.SIGKILL])
-            killer.start()
+            until, children = time.monotonic() + GRACE, active_children()
+            for child in children:
+                child.terminate()
+            for child in children:
+                child.join(max(0.0, until - time.monotonic()))
+                child.kill()
             self._threads.shutdown()
-            killer.cancel()
-        for pool in self._pools.values():
+        for pool in self._pools:
             pool.shutdown()
-
-    def _send(self, number: int) -> None:
-        for pid in list(self._pids.values()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
 
 
 def start_worker(parent: int, device: torch.device, scratch: Path) -> None:
