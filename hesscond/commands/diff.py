@@ -15,7 +15,7 @@ from hesscond.commands.probe import LEVELS, Request, Watched, run_probe, writer
 from hesscond.commands.target import Target, load_target, of_user
 from hesscond.errors import ConfigError, one_line
 from hesscond.methods import parse
-from hesscond.probing.diff import COMPARED, diff
+from hesscond.probing import diff as differences
 from hesscond.problem.devices import resolve_device
 from hesscond.sheets import in_coordinates
 
@@ -85,7 +85,7 @@ def compare_two(
 
     runs = None if model is not None else [Path(name) for name in (a, b) if Path(name).is_dir()]
     (one, about_a), (other, about_b) = frame_of(a), frame_of(b)
-    found = diff(one, other)
+    found = differences.diff(one, other)
     write(found.to_frame())
     if not (as_json or as_csv):
         for letter, name, about in (("A", a, about_a), ("B", b, about_b)):
@@ -155,7 +155,7 @@ def last_probe(folder: Path, runs: list[Path] | None) -> tuple[pd.DataFrame, str
     if rows.empty:
         raise ConfigError(f"{folder} has no probe of the {'training set' if data == 'train' else 'mini-batch'}")
     last = rows[rows["iteration"] == rows["iteration"].max()].drop_duplicates(["layer", "unit"], keep="last")
-    own = {in_coordinates(name, "own"): name for name in COMPARED}
+    own = {in_coordinates(name, "own"): name for name in differences.COMPARED}
     if last["kappa_own"].notna().any():
         kept = [name for name in own if name in last]
         last = last.drop(columns=[own[name] for name in kept]).rename(columns={name: own[name] for name in kept})

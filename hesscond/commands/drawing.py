@@ -12,8 +12,7 @@ import typer
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.report import registry
-from hesscond.report.page import COLUMN, METADATA, Page, resized, save_figure, venue_page
+from hesscond.report import page as pages, registry
 from hesscond.report.tables import FORMATS
 
 #: Figure that is not drawn from runs but from the trials of a statement.
@@ -26,7 +25,7 @@ Quantity = Annotated[str | None, typer.Option(help=f"Of blocks: {' | '.join(regi
 
 def figure(
     kind: Annotated[str, typer.Argument(help=" | ".join([*registry.FIGURES, RATE]))],
-    output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(METADATA)} file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(pages.METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
         typer.Argument(
@@ -51,9 +50,9 @@ def figure(
         raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*registry.FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
-    page = COLUMN if preset is None else venue_page(preset, width)  # type: ignore[arg-type]
+    page = pages.COLUMN if preset is None else pages.venue_page(preset, width)  # type: ignore[arg-type]
     page = sized(page, font_size, size)
-    options.check_file("--output", output, METADATA)
+    options.check_file("--output", output, pages.METADATA)
     names = runs or []
     known = () if kind == RATE else registry.FIGURES[kind].options
     asked = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
@@ -63,16 +62,16 @@ def figure(
         if not names:
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
         drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
-    save_figure(drawn, output)
+    pages.save_figure(drawn, output)
     printing.stdout.print(str(output), soft_wrap=True)
 
 
-def sized(page: Page, font_size: float | None, size: str | None) -> Page:
+def sized(page: pages.Page, font_size: float | None, size: str | None) -> pages.Page:
     """Page with another size of the type, in points, and another width and height, in inches, as "5x3"."""
     if font_size is not None:
         if not 1 <= font_size <= 100:
             raise ConfigError(f"--font-size takes points from 1 to 100, not {font_size:g}")
-        page = replace(page, style=resized(page.style, font_size))
+        page = replace(page, style=pages.resized(page.style, font_size))
     if size is not None:
         found = re.fullmatch(r"(\d+\.?\d*)(?:x(\d+\.?\d*))?", size, re.ASCII)
         inches = [float(part) for part in found.groups() if part] if found else []
@@ -82,7 +81,7 @@ def sized(page: Page, font_size: float | None, size: str | None) -> Page:
     return page
 
 
-def drawn_rate(names: list[str], page: Page) -> Any:
+def drawn_rate(names: list[str], page: pages.Page) -> Any:
     """Figure of the rates of a statement; by default of the first statement that has one."""
     from hesscond.report.margins import rate_figure, rate_trials
 

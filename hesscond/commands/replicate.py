@@ -12,10 +12,9 @@ from hesscond.commands import options, performing, printing
 from hesscond.data import locate
 from hesscond.errors import ConfigError
 from hesscond.report.replication import write_replication
-from hesscond.runs import StoredRun, open_run
-from hesscond.study import RunPlan
+from hesscond.runs import store
+from hesscond.study import RunPlan, replication
 from hesscond.study.grid import Overrides
-from hesscond.study.replication import Replication, plan_replication, replicable, replication
 from hesscond.study.sweep import prepare
 
 
@@ -50,13 +49,13 @@ def replicate(
         return
     if name is None:
         raise ConfigError("name a figure or table (hesscond replicate --list)")
-    found = replication(name, scale)
+    found = replication.replication(name, scale)
     probing = None if found.cost.probe else 0
     overrides = Overrides(iterations, epochs, None, None, probing)
     small = found.panels[0].study.scale == "small"
     where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
     place = performing.Place.of(jobs, device, threads)
-    plans = plan_replication(found, seeds, where, place.devices[0], overrides)
+    plans = replication.plan_replication(found, seeds, where, place.devices[0], overrides)
     data = performing.data_of(plans, data_dir)
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
@@ -66,12 +65,12 @@ def replicate(
     performing.complain_of(outcomes)
 
 
-def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
+def show(found: replication.Replication, plans: list[RunPlan], where: Path) -> None:
     """Print the table of paper and result, and write it and the figure next to the runs."""
-    runs: dict[str, list[StoredRun]] = defaultdict(list)
+    runs: dict[str, list[store.StoredRun]] = defaultdict(list)
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():
-            runs[plan.study.panel].append(open_run(plan.folder))
+            runs[plan.study.panel].append(store.open_run(plan.folder))
     table, written, drawn = write_replication(found, runs, where)
     printing.print_table(table)
     printing.stdout.print(f"runs:   {where}", soft_wrap=True)
@@ -83,7 +82,7 @@ def show(found: Replication, plans: list[RunPlan], where: Path) -> None:
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
     """List the figures and tables with what they need."""
     rows = []
-    for file in replicable():
+    for file in replication.replicable():
         studies = [file.content_of(panel)[0] for panel in file.panels or [""]]
         data = sorted({study["data"]["name"] for study in studies})
         missing = [name for name in data if locate(name, data_dir) is None]

@@ -15,7 +15,7 @@ import typer
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, RunError
 from hesscond.lazy import optional
-from hesscond.runs import TABLES, StoredRun, open_run, printable, run_folders
+from hesscond.runs import store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,9 +34,9 @@ def runs(
     Example: hesscond runs runs
     """
     rows, damages = [], []
-    for place in run_folders(folder):
+    for place in store.run_folders(folder):
         try:
-            rows.append(standing(open_run(place)))
+            rows.append(standing(store.open_run(place)))
         except RunError as error:
             damages.append(str(error))
     if rows or not damages:
@@ -51,7 +51,7 @@ def runs(
         raise typer.Exit(printing.BAD_USE)
 
 
-def standing(run: StoredRun) -> dict[str, Any]:
+def standing(run: store.StoredRun) -> dict[str, Any]:
     """JSON object of a run: numbers as numbers, None where there is none."""
     loss, seconds = run.last_loss, run.seconds
     return {
@@ -88,7 +88,7 @@ def clock_time(seconds: float) -> str:
 
 def export(
     runs: options.Runs,
-    table: Annotated[str, typer.Option(help=" | ".join(TABLES))] = "probe",
+    table: Annotated[str, typer.Option(help=" | ".join(store.TABLES))] = "probe",
     format: Annotated[
         str | None, typer.Option(help=f"{' | '.join(FORMATS)}. Default: as the file's name ends, else csv.")
     ] = None,
@@ -108,15 +108,15 @@ def export(
     if ending in FORMATS and ending != format:
         raise ConfigError(f"--format {format} and --output {output} contradict each other")
     options.check_file("--output", output, None)
-    if table not in TABLES:
-        raise ConfigError(f"unknown table {table!r}: choose from {', '.join(TABLES)}")
+    if table not in store.TABLES:
+        raise ConfigError(f"unknown table {table!r}: choose from {', '.join(store.TABLES)}")
     stored = options.collect(runs)
     single = len(runs) == 1 and stored[0].folder == runs[0]
     frame = stored[0].table(table) if single else joint_table(stored, table)
     write_table(frame, format, sys.stdout if output is None else output)
 
 
-def joint_table(runs: Sequence[StoredRun], name: str) -> pd.DataFrame:
+def joint_table(runs: Sequence[store.StoredRun], name: str) -> pd.DataFrame:
     """A table of several runs, with columns run (the folder), study, method, seed and learning_rate in front."""
     import pandas as pd
 
@@ -124,7 +124,7 @@ def joint_table(runs: Sequence[StoredRun], name: str) -> pd.DataFrame:
     for run in runs:
         frame = run.table(name)
         whose = {
-            "run": printable(str(run.folder)),
+            "run": store.printable(str(run.folder)),
             "study": str(run.config["name"]),
             "method": run.method,
             "seed": run.seed,

@@ -13,7 +13,7 @@ from hesscond.commands import check, options, performing, printing
 from hesscond.expectations import Expectation
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
-from hesscond.runs import StoredRun, open_run
+from hesscond.runs import store
 from hesscond.study import check_plan, grid, load_study, resolve_device
 from hesscond.study.listing import aliases
 
@@ -77,7 +77,7 @@ def study(
         performing.tell_default_rates(plans)
     data = data.to(plans[0].device)
     diverged = performing.one_by_one(plans, data, resume)
-    stored = [open_run(plan.folder) for plan in plans]
+    stored = [store.open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:
         printing.complain(sentence)
@@ -87,7 +87,7 @@ def study(
         raise typer.Exit(printing.DIVERGED)
 
 
-def finish(where: Path, runs: list[StoredRun]) -> None:
+def finish(where: Path, runs: list[store.StoredRun]) -> None:
     """Print the summary and draw the figure next to the runs."""
     printing.stdout.print(summary_table(runs))
     if any(run.config.get("statements") for run in runs):

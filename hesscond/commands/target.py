@@ -21,9 +21,8 @@ from torch.utils.data import Dataset
 
 from hesscond.commands import printing
 from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line, out_of_memory
-from hesscond.problem import batches, weighting
+from hesscond.problem import batches, evaluation, weighting
 from hesscond.problem.containers import kind
-from hesscond.problem.evaluation import Batch, checked_batch, counted_in
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
@@ -43,14 +42,14 @@ class Stream:
         self.samples, self.are = 0, ""
         self._source, self._model, self._device = source, model, device
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[evaluation.Batch]:
         self.samples = 0
         for number, batch in enumerate(self._source):
             try:
-                pair = checked_batch(batch)
+                pair = evaluation.checked_batch(batch)
             except ConfigError as error:
                 raise ConfigError(f"batch {number} of the data: {error}") from None
-            samples, self.are = counted_in(self._model, pair[0])
+            samples, self.are = evaluation.counted_in(self._model, pair[0])
             self.samples += samples
             yield batches.moved(batch, self._device)
 
@@ -72,7 +71,9 @@ class Target:
     def samples(self) -> str:
         """Number of samples, of a stream those of its latest pass, in words, and what they are if not rows."""
         data = self.data
-        count, are = (data.samples, data.are) if isinstance(data, Stream) else counted_in(self.model, data[0])
+        count, are = (
+            (data.samples, data.are) if isinstance(data, Stream) else evaluation.counted_in(self.model, data[0])
+        )
         return f"{count} samples" + (f" ({are})" if are else "")
 
     def to(self, device: torch.device) -> Target:
@@ -182,7 +183,7 @@ def as_target(returned: Any, spec: str) -> Target:
     try:
         weighting.check_weighting(None, weight)
         if batches.is_batch(data):
-            return Target(model, loss_fn, checked_batch(data), weight)
+            return Target(model, loss_fn, evaluation.checked_batch(data), weight)
     except ConfigError as error:
         raise ConfigError(f"{spec}: {error}") from None
     if isinstance(data, Iterator):  # can be read only once

@@ -14,8 +14,7 @@ from rich.text import Text
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
 from hesscond.report import page
-from hesscond.theorems import Claim, Statement, Verdict, statement, statements, verify
-from hesscond.theorems.base import verdict_table
+from hesscond.theorems import base
 
 
 def verify_statements(
@@ -46,14 +45,16 @@ def verify_statements(
         raise ConfigError(f"--trials must be at least 1, got {trials}")
     options.check_file("--figure", figure, page.METADATA)
     # one that is named by several of its ids is checked once
-    chosen = list(statements()) if all_of_them else list({s.id: s for s in map(statement, ids or ())}.values())
+    chosen = (
+        list(base.statements()) if all_of_them else list({s.id: s for s in map(base.statement, ids or ())}.values())
+    )
     if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
     verdicts = run_all(chosen, trials, seed)
     if as_json:
         typer.echo(json.dumps([as_dict(verdict) for verdict in verdicts], indent=1))
     else:
-        printing.print_table(verdict_table(verdicts))
+        printing.print_table(base.verdict_table(verdicts))
         for verdict in verdicts:
             for line in verdict.remarks():
                 printing.stdout.print(line, soft_wrap=True)
@@ -65,13 +66,13 @@ def verify_statements(
         raise typer.Exit(printing.UNMET)
 
 
-def run_all(chosen: list[Statement], trials: int | None, seed: int) -> list[Verdict]:
+def run_all(chosen: list[base.Statement], trials: int | None, seed: int) -> list[base.Verdict]:
     """Verify statements one after another, with a sign of life."""
     with printing.sign_of_life("starting") as say:
 
-        def run(number: int, one: Statement) -> Verdict:
+        def run(number: int, one: base.Statement) -> base.Verdict:
             label, total = f"{one.id} ({number} of {len(chosen)})", trials or one.trials
-            return verify(one, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
+            return base.verify(one, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
 
         return [run(number, one) for number, one in enumerate(chosen, 1)]
 
@@ -84,7 +85,7 @@ def list_statements(
 
     Example: hesscond statements prec-theorem-2
     """
-    chosen = list(statements()) if name is None else [statement(name)]
+    chosen = list(base.statements()) if name is None else [base.statement(name)]
     if as_json:
         typer.echo(json.dumps([described(s) for s in chosen], indent=1))
         return
@@ -98,7 +99,7 @@ def list_statements(
     printing.listing(rows, as_json=False)
 
 
-def show(one: Statement) -> None:
+def show(one: base.Statement) -> None:
     """Print all about a statement."""
     printing.stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
     printing.print_source(one.source)
@@ -114,25 +115,25 @@ def show(one: Statement) -> None:
     printing.stdout.print()
 
 
-def expectation(one: Statement) -> str:
+def expectation(one: base.Statement) -> str:
     """Whether the published claims of a statement are known to be true: all, in part, or none."""
     true = [claim.true for claim in one.claims if claim.published]
     return "true" if all(true) else "in part" if any(true) else "false"
 
 
-def known(claim: Claim) -> str:
+def known(claim: base.Claim) -> str:
     """Words for whether a claim is true, and whether it was published."""
     return f"{'true' if claim.true else 'false'}{'' if claim.published else ', not claimed'}"
 
 
-def described(one: Statement) -> dict[str, Any]:
+def described(one: base.Statement) -> dict[str, Any]:
     """JSON object of a statement."""
     found = {name: getattr(one, name) for name in ("id", "title", "source", "text")}
     found |= {"aliases": dict(one.aliases), "hypotheses": list(one.hypotheses)}
     return found | {"claims": [claim_dict(claim) for claim in one.claims]}
 
 
-def as_dict(verdict: Verdict) -> dict[str, Any]:
+def as_dict(verdict: base.Verdict) -> dict[str, Any]:
     """JSON object of a verdict; JSON has no NaN and no infinity."""
     names = ("id", "aliases", "status", "expected", "ok", "trials", "seed", "violations", "seconds")
     found = {name: getattr(verdict, name) for name in names} | {"worst": finite(verdict.worst)}
@@ -145,7 +146,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     return found | {"claims": claims, "counterexamples": [asdict(one) for one in verdict.counterexamples]}
 
 
-def claim_dict(claim: Claim) -> dict[str, Any]:
+def claim_dict(claim: base.Claim) -> dict[str, Any]:
     """JSON object of a claim."""
     return {"name": claim.name, "text": claim.text, "known_to_hold": claim.true, "published": claim.published}
 

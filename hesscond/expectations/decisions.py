@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.expectations import parser
-from hesscond.expectations.intervals import COMPARISONS, Interval, Truth, shown
-from hesscond.runs import OVER, TABLES, StoredRun
+from hesscond.expectations import intervals, parser
+from hesscond.runs import store
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.runs import StoredRun
+    from hesscond.runs import store
 
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 #: Columns that identify a row in another table, or in another run.
 KEYS = ("iteration", "data", "layer", "unit")
 
-Values = TypeVar("Values", Interval, Truth)
+Values = TypeVar("Values", intervals.Interval, intervals.Truth)
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class RowValues(Generic[Values]):
     rows: pd.DataFrame | None = None
     unmatched: int = 0
 
-    def replaced(self, values: Interval | Truth) -> RowValues:
+    def replaced(self, values: intervals.Interval | intervals.Truth) -> RowValues:
         """The same rows with other values."""
         return RowValues(values, self.rows, self.unmatched)
 
@@ -43,7 +42,7 @@ class RowValues(Generic[Values]):
 class Log:
     """The tables of a run, read once."""
 
-    def __init__(self, run: StoredRun) -> None:
+    def __init__(self, run: store.StoredRun) -> None:
         self.run = run
         self._tables: dict[str, pd.DataFrame] = {}
 
@@ -54,7 +53,7 @@ class Log:
             self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
         return self._tables[name]
 
-    def column(self, name: str, conditions: Sequence[parser.Condition]) -> RowValues[Interval]:
+    def column(self, name: str, conditions: Sequence[parser.Condition]) -> RowValues[intervals.Interval]:
         """The values of a column in the rows that fulfil the conditions, with their bounds."""
         table = self.table(parser.COLUMNS[name])
         if table.empty:
@@ -72,11 +71,11 @@ class Log:
         return RowValues(bounded(table, name), rows)
 
 
-def bounded(table: pd.DataFrame, name: str) -> Interval:
+def bounded(table: pd.DataFrame, name: str) -> intervals.Interval:
     """Values of a column: its intervals where the log has them, else the numbers as they are."""
-    if f"{name}_lower" in TABLES[parser.COLUMNS[name]]:
-        return Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
-    return Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
+    if f"{name}_lower" in store.TABLES[parser.COLUMNS[name]]:
+        return intervals.Interval.between(table[f"{name}_lower"], table[f"{name}_upper"])
+    return intervals.Interval.point(table[name].astype(float).to_numpy(dtype=float, na_value=np.nan))
 
 
 def fulfilled(table: pd.DataFrame, condition: parser.Condition) -> pd.Series:
@@ -95,8 +94,8 @@ def available(table: pd.DataFrame, condition: parser.Condition) -> str:
     known = table[condition.column].dropna().unique()
     if isinstance(condition.value, str):
         names = sorted(map(str, known))
-        shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        return did_you_mean(condition.value, names, otherwise=f"there are {shown}")
+        few = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+        return did_you_mean(condition.value, names, otherwise=f"there are {few}")
     return f"its values are from {min(known)} to {max(known)}" if len(known) else "it is empty"
 
 
@@ -140,13 +139,15 @@ def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
 
 def broadcast(values: Values, shape: tuple[int, ...]) -> Values:
     """A single value for every row."""
-    if isinstance(values, Interval):
-        return Interval(*(np.broadcast_to(end, shape or np.shape(end)) for end in (values.lower, values.upper)))
+    if isinstance(values, intervals.Interval):
+        return intervals.Interval(
+            *(np.broadcast_to(end, shape or np.shape(end)) for end in (values.lower, values.upper))
+        )
     ends = (values.certain, values.possible, values.margin)
-    return Truth(*(np.broadcast_to(end, shape or np.shape(end)) for end in ends))
+    return intervals.Truth(*(np.broadcast_to(end, shape or np.shape(end)) for end in ends))
 
 
-def at_end(found: RowValues[Interval], which: str) -> RowValues[Interval]:
+def at_end(found: RowValues[intervals.Interval], which: str) -> RowValues[intervals.Interval]:
     """Values of the last (or first) iteration, separately for each layer, unit and kind of data."""
     if found.rows is None or "iteration" not in found.rows:
         return found
@@ -169,7 +170,7 @@ class Evaluation:
     named: dict[str, RowValues] = field(default_factory=dict)
     _conditions: tuple[parser.Condition, ...] = ()
 
-    def truth(self, node: parser.Node) -> RowValues[Truth]:
+    def truth(self, node: parser.Node) -> RowValues[intervals.Truth]:
         """Truth of a comparison, in each row."""
         if node.kind == "filter":
             return self._filtered(node).truth(node.parts[0])
@@ -186,14 +187,14 @@ class Evaluation:
                 joined = p.replaced(p.values & q.values if node.kind == "and" else p.values | q.values)
             return joined
         x, y = matched(self.number(node.parts[0]), self.number(node.parts[1]), node.kind)
-        return x.replaced(COMPARISONS[node.kind](x.values, y.values))
+        return x.replaced(intervals.COMPARISONS[node.kind](x.values, y.values))
 
-    def number(self, node: parser.Node) -> RowValues[Interval]:
+    def number(self, node: parser.Node) -> RowValues[intervals.Interval]:
         """Values of an expression, in each row."""
         if node.kind == "filter":
             return self._filtered(node).number(node.parts[0])
         if node.kind == "number":
-            return RowValues(Interval.point(node.number))
+            return RowValues(intervals.Interval.point(node.number))
         if node.kind == "column":
             return self._remember(node, self.logs[node.method].column(node.name, self._conditions))
         if node.kind not in ARITHMETIC:
@@ -207,7 +208,7 @@ class Evaluation:
         x, y = matched(a, b, node.kind)
         return x.replaced(ARITHMETIC[node.kind](x.values, y.values))
 
-    def _called(self, node: parser.Node) -> RowValues[Interval]:
+    def _called(self, node: parser.Node) -> RowValues[intervals.Interval]:
         name, (part,) = node.kind, node.parts
         if name == "share":
             truths = self._inside().truth(part)
@@ -315,7 +316,7 @@ class Decision:
     values: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
-def decisions(expectations: Sequence[Expectation], runs: Sequence[StoredRun]) -> list[Decision]:
+def decisions(expectations: Sequence[Expectation], runs: Sequence[store.StoredRun]) -> list[Decision]:
     """Decide every expectation for every run; one that names methods is decided for every seed.
 
     Parameters
@@ -373,7 +374,7 @@ def decision(expectation: Expectation, label: str, group: dict[str | None, Log])
             why = log.run.facts.get("message") or "its loss became NaN or infinite"
             return Decision(expectation.text, label, "failed", f"{log.run.label} diverged: {why}")
     for log in group.values():
-        if log.run.status not in OVER:
+        if log.run.status not in store.OVER:
             why = f"{log.run.label} is not finished ({log.run.status})"
             return Decision(expectation.text, label, "unresolved", why)
     parts = [of_part(expectation.text, part, label, group) for part in conjuncts(expectation.node)]
@@ -416,8 +417,10 @@ def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | N
         if where < 0:
             return None
     values = found.values
-    assert isinstance(values, (Interval, Truth))
-    low, high = (values.lower, values.upper) if isinstance(values, Interval) else (values.certain, values.possible)
+    assert isinstance(values, (intervals.Interval, intervals.Truth))
+    low, high = (
+        (values.lower, values.upper) if isinstance(values, intervals.Interval) else (values.certain, values.possible)
+    )
     return float(np.atleast_1d(low)[where]), float(np.atleast_1d(high)[where])
 
 
@@ -433,7 +436,7 @@ def sentence(
 ) -> str:
     """Sentence on what was found, and in which row."""
     rows, met, failed, unresolved, unmatched = counts
-    there = ", ".join(f"{name} = {shown(*value)}" for name, value in values.items())
+    there = ", ".join(f"{name} = {intervals.shown(*value)}" for name, value in values.items())
     if rows == 1:
         counted = {"met": "holds", "failed": "does not hold", "unresolved": "the bounds do not decide"}[status]
     else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hesscond.lazy import optional
+from hesscond.problem import evaluation
 from hesscond.problem.batches import moved
-from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.watching import Watch as LoopWatch, watch
 
 with optional("hesscond.integrations.lightning"):
@@ -37,8 +37,8 @@ class Watch(Callback):
 
     def __init__(
         self,
-        loss_fn: LossFunction,
-        probe_batch: Batch,
+        loss_fn: evaluation.LossFunction,
+        probe_batch: evaluation.Batch,
         *,
         log: Any = None,
         **options: Any,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hesscond.lazy import optional
+from hesscond.problem import evaluation
 from hesscond.problem.batches import moved
-from hesscond.problem.evaluation import Batch, LossFunction
 from hesscond.watching import Watch as LoopWatch, watch
 
 with optional("hesscond.integrations.transformers"):
@@ -47,8 +47,8 @@ class Watch(TrainerCallback):
 
     def __init__(
         self,
-        probe_batch: Batch,
-        loss_fn: LossFunction | None = None,
+        probe_batch: evaluation.Batch,
+        loss_fn: evaluation.LossFunction | None = None,
         *,
         log: Any = None,
         **options: Any,

@@ -16,9 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from hesscond.errors import ConfigError
-from hesscond.report import palette, plotting, registry, series
+from hesscond.report import palette, plotting, registry, selection, series
 from hesscond.report.page import COLUMN, Page
-from hesscond.report.selection import Group, Selection, groups_of, looks_of, probed_groups, select, title_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +41,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     groups = trained_groups(runs)
     measured = any(len(curve) for group in groups for curve in accuracies_of(group))
     width = stretch(groups)
-    looks = looks_of(groups)
+    looks = selection.looks_of(groups)
     with page.styled():
         labels = [*map(with_diverged, groups), *LOSSES, "diverged"]
         figure, axes = plotting.few_panels(page, 1 + measured, 1.6, labels)
@@ -53,7 +52,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
         handles += plotting.dash_handles(LOSSES)
         if any(group.diverged for group in groups):
             handles.append(Line2D([], [], color=plotting.NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
-        plotting.add_heading(figure, page, title_of(groups), handles)
+        plotting.add_heading(figure, page, selection.title_of(groups), handles)
         remark = f"train: mini-batches, means of {width} iterations" if width > 1 else "train: mini-batches"
         counts = {group.label: len(group.runs) - group.diverged for group in groups}
         most = max(counts.values())
@@ -63,9 +62,9 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     return figure
 
 
-def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
+def trained_groups(runs: Sequence[StoredRun]) -> list[selection.Group]:
     """Groups of the runs; a ConfigError if none of them has anything to show."""
-    groups = groups_of(runs)
+    groups = selection.groups_of(runs)
     if not any(run.iterations or len(run.table("evaluation")) for run in runs):
         raise ConfigError(
             "none of the runs has a training loss: draw it when they have trained (a watch logs the loss that "
@@ -74,7 +73,7 @@ def trained_groups(runs: Sequence[StoredRun]) -> list[Group]:
     return groups
 
 
-def with_diverged(group: Group) -> str:
+def with_diverged(group: selection.Group) -> str:
     """Label of a group, with the number of runs that diverged."""
     if not group.diverged:
         return group.label
@@ -82,19 +81,19 @@ def with_diverged(group: Group) -> str:
     return f"{group.label} ({count}diverged)"
 
 
-def accuracies_of(group: Group) -> list[pd.Series]:
+def accuracies_of(group: selection.Group) -> list[pd.Series]:
     """The test accuracy in percent of each run by iteration; empty where a study has none."""
     return [100 * run.table("evaluation").set_index("iteration")["test_accuracy"].dropna() for run in group.runs]
 
 
-def stretch(groups: Sequence[Group]) -> int:
+def stretch(groups: Sequence[selection.Group]) -> int:
     """Number of iterations over which mini-batch losses are averaged."""
     return max(1, max((len(series.loss_of(run)) for group in groups for run in group.runs), default=1) // STRETCHES)
 
 
-def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
+def draw_loss(ax: Axes, groups: Sequence[selection.Group], width: int) -> None:
     """Draw training loss, as means over ``width`` iterations, and test loss on a logarithmic axis."""
-    looks = looks_of(groups)
+    looks = selection.looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     for group in groups:
         train = [series.means_of_stretches(series.loss_of(run), width) for run in group.runs]
@@ -106,9 +105,9 @@ def draw_loss(ax: Axes, groups: Sequence[Group], width: int) -> None:
     plotting.along_iterations(ax)
 
 
-def draw_accuracy(ax: Axes, groups: Sequence[Group]) -> None:
+def draw_accuracy(ax: Axes, groups: Sequence[selection.Group]) -> None:
     """Draw test accuracy in percent."""
-    looks = looks_of(groups)
+    looks = selection.looks_of(groups)
     for group in groups:
         plotting.draw_seeds(ax, group, accuracies_of(group), looks[group.label], "-", f"{group.label}-accuracy")
     ax.set_ylabel("test accuracy (%)")
@@ -167,11 +166,9 @@ def conditioning_figure(
     line. Lines are running medians, over faint single values for one run of a method, in a band from the lowest to the
     highest for several seeds.
     """
-    selection, groups = unit_of_groups(runs, layer=layer, unit=unit)
-    last = [int(loss.index[-1]) for run in selection.runs if len(loss := series.loss_of(run))]
-    window = series.window_of(
-        max([*last, *(int(p["iteration"].iloc[-1]) for p in selection.probes if len(p))], default=0)
-    )
+    chosen, groups = unit_of_groups(runs, layer=layer, unit=unit)
+    last = [int(loss.index[-1]) for run in chosen.runs if len(loss := series.loss_of(run))]
+    window = series.window_of(max([*last, *(int(p["iteration"].iloc[-1]) for p in chosen.probes if len(p))], default=0))
     apart = len(groups) > 2
     shown = [TOGETHER[:1], TOGETHER[1:2], SCALING] if apart else [TOGETHER, SCALING]
     # as wide as a panel
@@ -180,7 +177,7 @@ def conditioning_figure(
         figure, axes = stacked(page, 1 + len(shown))
         draw_training(axes[0], groups, window, panel)
         drawn = [
-            draw_quantities(ax, selection, groups, window, own, panel) for ax, own in zip(axes[1:], shown, strict=True)
+            draw_quantities(ax, chosen, groups, window, own, panel) for ax, own in zip(axes[1:], shown, strict=True)
         ]
         axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
@@ -198,16 +195,16 @@ def conditioning_figure(
             ax.set_xlabel("iteration" if place.is_last_row() else "")
             ax.tick_params(labelbottom=place.is_last_row())
         parts = [remark(groups, window), CLAIM if "expected" in drawn[0] else "", *plotting.out_of_view(axes)]
-        plotting.label_figure(figure, page, selection.title, "; ".join(filter(None, parts)))
+        plotting.label_figure(figure, page, chosen.title, "; ".join(filter(None, parts)))
         figure.align_ylabels(axes)
     return figure
 
 
 def unit_of_groups(
     runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> tuple[Selection, list[Group]]:
+) -> tuple[selection.Selection, list[selection.Group]]:
     """The rows of a unit, and the groups of runs."""
-    return select(runs, layer, unit), groups_of(runs)
+    return selection.select(runs, layer, unit), selection.groups_of(runs)
 
 
 def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
@@ -223,7 +220,7 @@ def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def remark(groups: Sequence[Group], window: int) -> str:
+def remark(groups: Sequence[selection.Group], window: int) -> str:
     """Remark on lines, markers, faint values and bands."""
     median = f", running median of {window} iterations" if window > 1 else ""
     parts = [f"lines: mini-batches{median}; markers: training set"]
@@ -236,14 +233,14 @@ def remark(groups: Sequence[Group], window: int) -> str:
     return "; ".join(parts)
 
 
-def dodge(place: int, groups: Sequence[Group]) -> float:
+def dodge(place: int, groups: Sequence[selection.Group]) -> float:
     """Offset of a method's markers to the right, in points, so that none hides another's."""
     return min(3.0, DODGE / len(groups)) * (place - (len(groups) - 1) / 2)
 
 
-def draw_training(ax: Axes, groups: Sequence[Group], window: int, page: Page) -> None:
+def draw_training(ax: Axes, groups: Sequence[selection.Group], window: int, page: Page) -> None:
     """Draw training loss, and test accuracy on the right."""
-    colors = {label: look.color for label, look in looks_of(groups).items()}
+    colors = {label: look.color for label, look in selection.looks_of(groups).items()}
     ax.set_yscale("log", nonpositive="mask")
     ax.set_ylabel(plotting.loss_name(groups[0].runs))
     handles = [Line2D([], [], color=color, lw=2.4, label=label) for label, color in colors.items()]
@@ -270,15 +267,20 @@ def draw_training(ax: Axes, groups: Sequence[Group], window: int, page: Page) ->
 
 
 def draw_quantities(
-    ax: Axes, selection: Selection, groups: Sequence[Group], window: int, shown: Sequence[str], page: Page
+    ax: Axes,
+    chosen: selection.Selection,
+    groups: Sequence[selection.Group],
+    window: int,
+    shown: Sequence[str],
+    page: Page,
 ) -> set[str]:
     """Draw some of `CURVES` for mini-batches and training set, on a logarithmic axis; return those that have lines."""
-    looks = looks_of(groups)
+    looks = selection.looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     drawn: dict[str, set[str]] = {quantity: set() for quantity in shown}
     for data, (place, group) in product(("batch", "train"), enumerate(groups)):
         shift = dodge(place, groups) if data == "train" else 0.0
-        probes = [selection.probe(run, data) for run in group.runs]
+        probes = [chosen.probe(run, data) for run in group.runs]
         for quantity, parts in drawn.items():
             color, name = looks[group.label].color, f"{group.label}-{quantity}-{data}"
             parts |= draw_quantity(ax, quantity, data, probes, window, color, name, shift)
@@ -329,13 +331,13 @@ def eigenvalue_figure(
     medians, the median over seeds in a band from the lowest to the highest. A rank that never changes is stated below
     the figure, in place of a panel.
     """
-    selection = eigenvalues_logged(runs, layer=layer, unit=unit)
-    groups = probed_groups(selection.runs)
-    groups = [group for group in groups if any(len(selection.rows_of(run)) for run in group.runs)]
-    looks = looks_of(groups)
-    data = "batch" if any((probe["data"] == "batch").any() for probe in selection.probes) else "train"
-    window = series.window_of(max(int(probe["iteration"].max()) for probe in selection.probes if len(probe)))
-    probes = {group.label: [selection.probe(run, data) for run in group.runs] for group in groups}
+    chosen = eigenvalues_logged(runs, layer=layer, unit=unit)
+    groups = selection.probed_groups(chosen.runs)
+    groups = [group for group in groups if any(len(chosen.rows_of(run)) for run in group.runs)]
+    looks = selection.looks_of(groups)
+    data = "batch" if any((probe["data"] == "batch").any() for probe in chosen.probes) else "train"
+    window = series.window_of(max(int(probe["iteration"].max()) for probe in chosen.probes if len(probe)))
+    probes = {group.label: [chosen.probe(run, data) for run in group.runs] for group in groups}
     ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
     with page.styled():
         labels = [*probes, *(look.label for look in ENDS.values())]
@@ -351,7 +353,7 @@ def eigenvalue_figure(
         for ax in axes:
             plotting.along_iterations(ax)
         handles = [plotting.method_handle(label, looks[label]) for label in probes]
-        plotting.add_heading(figure, page, selection.title, [*handles, *(look.handle() for look in ENDS.values())])
+        plotting.add_heading(figure, page, chosen.title, [*handles, *(look.handle() for look in ENDS.values())])
         parts = ["mini-batches" if data == "batch" else "training set"]
         parts += [f"rank {rank:.0f} throughout" for rank in ranks if len(ranks) == 1]
         parts += [f"running median of {window}"] * (window > 1)
@@ -373,12 +375,14 @@ def draw_columns(
             plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
 
 
-def eigenvalues_logged(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> Selection:
+def eigenvalues_logged(
+    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
+) -> selection.Selection:
     """Probe rows to show; a ConfigError if no eigenvalue was logged."""
-    selection = select(runs, layer, unit)
-    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in selection.probes):
+    chosen = selection.select(runs, layer, unit)
+    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in chosen.probes):
         raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
-    return selection
+    return chosen
 
 
 def known_values(probe: pd.DataFrame, column: str) -> pd.Series:

@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from hesscond.report import plotting, registry, series, verdict
+from hesscond.report import plotting, registry, selection, series, verdict
 from hesscond.report.page import Page
 from hesscond.report.palette import MethodLook
-from hesscond.report.selection import looks_of, select
 
 if TYPE_CHECKING:
     from hesscond.runs import StoredRun
@@ -37,9 +36,9 @@ def equal_loss_figure(
     most two methods, κ(H) is dotted where it is a different number. Runs that diverged or collapsed are left out. The
     verdict is printed below.
     """
-    selection = select(runs, layer, unit)
+    chosen = selection.select(runs, layer, unit)
     groups, _ = verdict.compared_groups(runs)
-    looks = looks_of([group for group, _ in groups])
+    looks = selection.looks_of([group for group, _ in groups])
     with page.styled():
         figure = page.figure(2.6 if page.wide else 4.6)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.3)) if page.wide else figure.subplots(2, 1)
@@ -53,7 +52,7 @@ def equal_loss_figure(
         left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
         plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
-        probes = {group.label: verdict.Probes.of(selection, members) for group, members in groups}
+        probes = {group.label: verdict.Probes.of(chosen, members) for group, members in groups}
         losses = np.concatenate([one.loss[one.loss > 0] for one in probes.values()] or [np.zeros(0)])
         width = 1 / verdict.intervals_per_decade(losses.min(), losses.max()) if len(losses) else 1.0
         drawn = [
@@ -72,7 +71,7 @@ def equal_loss_figure(
         if "kappa" in drawn:
             styles = ((OWN, "-"), (PLAIN, ":"))
             handles += [Line2D([], [], color=plotting.NEUTRAL, lw=1.1, ls=ls, label=label) for label, ls in styles]
-        plotting.add_heading(figure, page, selection.title, handles)
+        plotting.add_heading(figure, page, chosen.title, handles)
         said = (
             verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
             if len(groups) <= TOGETHER

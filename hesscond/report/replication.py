@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from hesscond.runs import StoredRun
-    from hesscond.study.files import Claim, Comparison, Published
+    from hesscond.study import files
     from hesscond.study.replication import Panel, Replication
 
 REPLICATED, NOT_REPLICATED, UNDECIDED = "replicated", "not replicated", "undecided"
@@ -187,7 +187,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def judged(comparison: Comparison, of: Mapping[str, Seeds], margin: float) -> str:
+def judged(comparison: files.Comparison, of: Mapping[str, Seeds], margin: float) -> str:
     """The verdict on a comparison: seeds are paired, and the interval of the mean difference decides."""
     one = of[comparison.one]
     if comparison.sign == "in":
@@ -256,7 +256,7 @@ def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]
     return pd.DataFrame(rows, columns=["panel", "what", "paper", "here", "seeds", "verdict"])
 
 
-def number_row(panel: Panel, published: Published, name: str, runs: Sequence[StoredRun]) -> dict[str, Any]:
+def number_row(panel: Panel, published: files.Published, name: str, runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Row of a published number and the result of the runs."""
     seeds = seeds_of(runs, name, published.of, published.at)
     paper = published.values[name]
@@ -276,7 +276,7 @@ def number_row(panel: Panel, published: Published, name: str, runs: Sequence[Sto
     }
 
 
-def claim_row(panel: Panel, claim: Claim, runs: Sequence[StoredRun]) -> dict[str, Any]:
+def claim_row(panel: Panel, claim: files.Claim, runs: Sequence[StoredRun]) -> dict[str, Any]:
     """Row of a claim of the paper and the results that decide it."""
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: seeds_of(runs, name, claim.of, claim.at) for name in names}
@@ -315,9 +315,9 @@ def write_replication(
 ) -> tuple[TextTable, Path, list[Path]]:
     """The table for the terminal, and the paths without endings of the table and the figures written to a folder."""
     frame = replication_frame(found, runs)
-    columns, words = replication_columns(frame), caption(found, frame)
+    columns, said = replication_columns(frame), caption(found, frame)
     stem = folder / found.name.replace("/", "-")
-    stem.with_name(f"{stem.name}.md").write_text(write_table(frame, columns, words, "md"), encoding="utf-8")
+    stem.with_name(f"{stem.name}.md").write_text(write_table(frame, columns, said, "md"), encoding="utf-8")
     frame.to_csv(stem.with_name(f"{stem.name}.csv"), index=False, lineterminator="\n")
     drawn = {stem: replication_figure(found, runs, page=Page(WIDTH))}
     if found.cost.figure == "conditioning":
@@ -326,7 +326,7 @@ def write_replication(
             drawn[folder / name] = curves.conditioning_figure(own, page=Page(WIDTH))
     for path, figure in drawn.items():
         save_both(figure, path)
-    return text_table(frame, columns, words), stem, list(drawn)
+    return text_table(frame, columns, said), stem, list(drawn)
 
 
 def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:

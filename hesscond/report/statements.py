@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
+from hesscond.report import tables
 from hesscond.report.registry import TableKind
-from hesscond.report.tables import Column, number, numbers, words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,19 +72,21 @@ def caption(frame: pd.DataFrame) -> str:
     return "; ".join(parts)
 
 
-def statement_columns(frame: pd.DataFrame) -> list[Column]:
+def statement_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `statement_frame` as they are written."""
     return [
-        words("run", "run"),
-        words("data", "data"),
-        Column("layer", lambda row: f"{row['layer']}/{row['unit']}", left=True),
-        words("statement", "statement"),
-        words("claim", "claim"),
-        Column("known", lambda row: "true" if row["known"] else "false", left=True),
-        Column("held", lambda row: f"{row['held']} / {row['applicable']}"),
-        numbers("unres.", "unresolved", "d"),
-        numbers("worst", "worst", ".3g"),
-        Column("first", lambda row: number(float(row["first_violation"]) if row["violated"] else math.nan, "d")),
+        tables.words("run", "run"),
+        tables.words("data", "data"),
+        tables.Column("layer", lambda row: f"{row['layer']}/{row['unit']}", left=True),
+        tables.words("statement", "statement"),
+        tables.words("claim", "claim"),
+        tables.Column("known", lambda row: "true" if row["known"] else "false", left=True),
+        tables.Column("held", lambda row: f"{row['held']} / {row['applicable']}"),
+        tables.numbers("unres.", "unresolved", "d"),
+        tables.numbers("worst", "worst", ".3g"),
+        tables.Column(
+            "first", lambda row: tables.number(float(row["first_violation"]) if row["violated"] else math.nan, "d")
+        ),
     ]
 
 

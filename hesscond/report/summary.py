@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import registry, series, tables
-from hesscond.report.selection import groups_of, in_order, select
+from hesscond.report import registry, selection, series, tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,16 +95,16 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     """
     import pandas as pd
 
-    selection = select(runs, layer, unit)
+    chosen = selection.select(runs, layer, unit)
     rows = []
-    for run in in_order(selection.runs):
+    for run in selection.in_order(chosen.runs):
         row = training_summary(run)
-        train = selection.probe(run, "train")
-        for data, probe in (("batch", selection.probe(run, "batch")), ("train", train.tail(1))):
+        train = chosen.probe(run, "train")
+        for data, probe in (("batch", chosen.probe(run, "batch")), ("train", train.tail(1))):
             row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
         rows.append(row)
     frame = pd.DataFrame(rows)
-    frame.attrs["title"] = selection.title
+    frame.attrs["title"] = chosen.title
     return frame
 
 
@@ -172,8 +171,8 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
     """Results over the seeds, a row for each method, learning rate and batch size."""
     import pandas as pd
 
-    selection, rows = select(runs, layer, unit), []
-    for group in groups_of(runs):
+    chosen, rows = selection.select(runs, layer, unit), []
+    for group in selection.groups_of(runs):
         done = group.finished
         row: dict[str, Any] = {"method": group.method, "learning_rate": group.learning_rate}
         row |= {"batch_size": group.batch_size, "seeds": len(group.runs)}
@@ -182,7 +181,7 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
         for name, column in QUANTITIES.items():
             values = summaries[column].astype(float)
             row |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
-        medians = [series.quantile(*series.kappa_ends(selection.rows_of(run)), 0.5) for run in done]
+        medians = [series.quantile(*series.kappa_ends(chosen.rows_of(run)), 0.5) for run in done]
         known = np.array([low for low, _ in medians if not math.isnan(low)])
         row["kappa_own_mean"] = float(np.exp(np.log(known).mean())) if len(known) else math.nan
         row |= {f"kappa_own_{end.__name__}": float(end(known)) if len(known) else math.nan for end in (min, max)}

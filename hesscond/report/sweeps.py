@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hesscond.hessians.roles import NETWORK
-from hesscond.report import series
+from hesscond.report import series, tables
 from hesscond.report.summary import summary_frame
-from hesscond.report.tables import Column, TextTable, bounded, numbers, text_table
 from hesscond.runs import OPTIMA
 from hesscond.sheets import ends, in_coordinates
 
@@ -113,7 +112,7 @@ def of_level(cells: pd.DataFrame) -> dict[str, float]:
     return found | {"sharpness": float(sharpness.median()) if len(sharpness) else math.nan}
 
 
-def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextTable:
+def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> tables.TextTable:
     """`best_frame` for the terminal; the frame has the ranges over the seeds."""
     marks = {"lowest": "< ", "highest": "> ", "": ""}
     levels = [level for level in LEVELS if f"{level}_kappa" in best]
@@ -130,32 +129,34 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> TextT
     if timed := "time" in best:
         caption += "; time: of an iteration without probes, vanilla = 1"
     columns = [
-        Column(
+        tables.Column(
             "method", lambda row: row["method"] + " (collapsed)" * (row["collapsed"] == row["seeds"] > 0), left=True
         ),
-        numbers("batch", "batch_size", "d"),
-        *(Column(name, lambda row, name=name: str(row[name])) for name in settings),  # type: ignore[misc]
-        Column(
+        tables.numbers("batch", "batch_size", "d"),
+        *(tables.Column(name, lambda row, name=name: str(row[name])) for name in settings),  # type: ignore[misc]
+        tables.Column(
             "rate",
             lambda row: "none" if math.isnan(row["learning_rate"]) else f"{marks[row['edge']]}{row['learning_rate']:g}",
         ),
-        Column("rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])),
-        numbers("seeds", "seeds", "d"),
-        numbers("loss", "loss", ".3f"),
-        *([numbers("acc.%", "accuracy", ".1f", 100)] if best["accuracy"].notna().any() else []),
+        tables.Column(
+            "rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
+        ),
+        tables.numbers("seeds", "seeds", "d"),
+        tables.numbers("loss", "loss", ".3f"),
+        *([tables.numbers("acc.%", "accuracy", ".1f", 100)] if best["accuracy"].notna().any() else []),
     ]
     for level in levels:
-        columns += [bounded(f"κ {level}", f"{level}_kappa"), bounded("own", f"{level}_kappa_own")]
-    columns += [numbers(f"λη/2 {level}", f"{level}_sharpness", ".2g") for level in levels[-1:]]
-    columns += [numbers("time", "time", ".2f")] if timed else []
-    return text_table(best, [*columns, numbers("s", "seconds", ".1f")], caption, title)
+        columns += [tables.bounded(f"κ {level}", f"{level}_kappa"), tables.bounded("own", f"{level}_kappa_own")]
+    columns += [tables.numbers(f"λη/2 {level}", f"{level}_sharpness", ".2g") for level in levels[-1:]]
+    columns += [tables.numbers("time", "time", ".2f")] if timed else []
+    return tables.text_table(best, [*columns, tables.numbers("s", "seconds", ".1f")], caption, title)
 
 
 def cells_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     """Every κ that was measured: a row for each run, iteration, block and unit, with the columns `CELLS`."""
     import pandas as pd
 
-    tables = []
+    frames = []
     for run in runs:
         probe = run.table("probe")
         network = (probe["layer"] == NETWORK) & probe["unit"].isna()
@@ -174,8 +175,8 @@ def cells_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
             probe[[f"share_{kind}_lower", f"share_{kind}_upper"]] = [
                 possible(row, kind) for row in probe.to_dict("records")
             ] or np.zeros((0, 2))
-        tables.append(probe[CELLS])
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=CELLS)
+        frames.append(probe[CELLS])
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=CELLS)
 
 
 #: The columns of `cells_frame`.

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hesscond.report import registry, series, tables
-from hesscond.report.selection import Selection, probed_groups, select
+from hesscond.report import registry, selection, series, tables
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.report.selection import Group
+    from hesscond.report import selection
     from hesscond.runs import StoredRun
 
 #: Intervals of loss in which probes are compared: per decade, and in all where the losses span less than two decades.
@@ -35,15 +34,15 @@ class Probes:
     upper: Mapping[str, np.ndarray]
 
     @classmethod
-    def of(cls, selection: Selection, runs: Sequence[StoredRun]) -> Probes:
+    def of(cls, chosen: selection.Selection, runs: Sequence[StoredRun]) -> Probes:
         """Probes of some runs on mini-batches, or on the training set where no mini-batch was probed."""
         losses: list[np.ndarray] = []
         ends: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = {quantity: ([], []) for quantity in series.SHOWN}
         for run in runs:
             loss = series.loss_of(run)
             smooth = series.running_median(loss, series.window_of(len(loss))).dropna()
-            probe = selection.probe(run, "batch")
-            probe = selection.probe(run, "train") if probe.empty else probe
+            probe = chosen.probe(run, "batch")
+            probe = chosen.probe(run, "train") if probe.empty else probe
             if smooth.empty or probe.empty:
                 continue
             losses.append(smooth.reindex(probe.index, method="nearest").to_numpy())
@@ -114,10 +113,10 @@ def at_same_weights(probes: Probes, quantity: str) -> tuple[float, float, float]
     return float(first), float(middle), float(last)
 
 
-def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[Group, list[StoredRun]]], list[str]]:
+def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[selection.Group, list[StoredRun]]], list[str]]:
     """Groups of runs with those of them that can be compared, the baseline first, and a sentence for each left out."""
     kept, sentences = [], []
-    for group in probed_groups(runs):
+    for group in selection.probed_groups(runs):
         faults = list(map(fault_of, group.runs))
         for fault in dict.fromkeys(filter(None, faults)):
             seeds = f" ({faults.count(fault)} of {len(faults)} runs)" if len(faults) > 1 else ""
@@ -157,12 +156,12 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     """
     import pandas as pd
 
-    selection = select(runs, layer, unit)
+    chosen = selection.select(runs, layer, unit)
     groups, sentences = compared_groups(runs)
     rows: list[dict[str, Any]] = []
     base: Probes | None = None
     for group, members in groups:
-        probes = Probes.of(selection, members)
+        probes = Probes.of(chosen, members)
         row: dict[str, Any] = {"method": group.label, "baseline": groups[0][0].label}
         found = at_equal_loss(probes if base is None else base, probes)
         for name, ends in [(name, found.pop(name)) for name in ("ratio", *SPREAD)]:

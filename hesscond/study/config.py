@@ -13,7 +13,7 @@ from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.spectra.bounded import LEAST_PRODUCTS
 from hesscond.study import sections
-from hesscond.theorems import LayerStatement, statement
+from hesscond.theorems import base as theorems
 
 
 class LearningRates(sections.Section):
@@ -126,10 +126,10 @@ class StatementConfig(sections.Section):
     def known(cls, value: str) -> str:
         """Return the statement's own id; refuse one that does not exist or is not about a layer."""
         try:
-            found = statement(value)
+            found = theorems.statement(value)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if not isinstance(found, LayerStatement):
+        if not isinstance(found, theorems.LayerStatement):
             raise ValueError(f"statement {value!r} {found.elsewhere}: use hesscond verify {value}")
         return found.id
 

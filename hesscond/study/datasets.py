@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hesscond.data import AUGMENTATIONS, Dataset, Form, load, standardized
+from hesscond.data import dataset, load, preparation
 from hesscond.errors import ConfigError
 from hesscond.study.sections import DataConfig
 
@@ -19,7 +19,7 @@ STREAM = 2
 
 def load_data(
     config: DataConfig, data_dir: Path | str | None = None, on_decoded: Callable[[int, int], None] | None = None
-) -> Dataset:
+) -> dataset.Dataset:
     """The data set of a study as its runs take it.
 
     Parameters
@@ -48,11 +48,11 @@ def load_data(
         **config.options,
     )
     if config.standardize:
-        data = standardized(data, on_decoded)
+        data = preparation.standardized(data, on_decoded)
     return replace(data, preparation=config.preparation)
 
 
-def check_data(config: DataConfig, data: Dataset) -> None:
+def check_data(config: DataConfig, data: dataset.Dataset) -> None:
     """Refuse data that are not what `load_data` makes of the study."""
     if (data.name, data.preparation) != (config.name, config.preparation):
         there, wanted = (
@@ -65,8 +65,8 @@ def check_data(config: DataConfig, data: Dataset) -> None:
 class Augmentation:
     """Random changes of the images or points of a mini-batch, by names in `hesscond.data.AUGMENTATIONS`."""
 
-    def __init__(self, names: Collection[str], form: Form, seed: int) -> None:
-        self.changes = [change for name, change in AUGMENTATIONS[form.kind].items() if name in names]
+    def __init__(self, names: Collection[str], form: dataset.Form, seed: int) -> None:
+        self.changes = [change for name, change in preparation.AUGMENTATIONS[form.kind].items() if name in names]
         self.shape = form.input_shape
         # apart from the stream of the order of samples, which begins from seed + 1
         (spread,) = np.random.SeedSequence([seed, STREAM]).generate_state(1)

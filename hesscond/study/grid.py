@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from hesscond.errors import ConfigError
 from hesscond.lazy import located
 from hesscond.methods import parse
-from hesscond.runs import check_free, check_no_run
+from hesscond.runs import log
 from hesscond.study import sections
 from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.runner import RunPlan
@@ -113,7 +113,7 @@ def plan_runs(
         raise ConfigError("a method or seed is given twice")
     single = len(methods) * len(seeds) == 1
     if not resume:
-        check_free(out) if single else check_no_run(out)
+        log.check_free(out) if single else log.check_no_run(out)
     variants = [study.variant(name) for name in methods]
     if len({(variant.study.model_dump_json(), variant.method) for variant in variants}) < len(variants):
         raise ConfigError("a method is given twice, under two names")
@@ -124,7 +124,7 @@ def plan_runs(
         for seed in seeds:
             folder = out if single else out / f"{folder_name(variant)}-seed{seed}"
             if not resume:
-                check_free(folder)
+                log.check_free(folder)
             plans.append(RunPlan(own, variant.method, seed, rate, folder, device, variant.label))
     return plans
 

@@ -16,7 +16,7 @@ from torch import nn
 from hesscond.capture import FeatureStatistics, LayerCapture, eligible_layers
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.statistics import by_shape, stacked
-from hesscond.data import Samples, SampleStream
+from hesscond.data import dataset
 from hesscond.errors import ConfigError, MatrixError, RunError
 from hesscond.hessians import CentringScaling, catalogue
 from hesscond.hessians.blocks import Block
@@ -31,7 +31,7 @@ from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.question import Question
 from hesscond.probing.results import LayerResult
-from hesscond.problem.evaluation import Batch, LossFunction
+from hesscond.problem import evaluation
 from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
 from hesscond.study.metrics import activations
@@ -73,7 +73,7 @@ class Prober:
     def __init__(
         self,
         model: nn.Module,
-        loss_fn: LossFunction,
+        loss_fn: evaluation.LossFunction,
         method: Method,
         config: ProbeConfig,
         blocks: Mapping[str, Block],
@@ -148,7 +148,7 @@ class Prober:
             for units, probe in zip(found, probes, strict=True)
         ]
 
-    def train_rows(self, inputs: Samples, targets: torch.Tensor) -> list[ProbeRow]:
+    def train_rows(self, inputs: dataset.Samples, targets: torch.Tensor) -> list[ProbeRow]:
         """Rows for the training set, streamed through the model as it is now."""
         samples = len(inputs)
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
@@ -167,7 +167,7 @@ class Prober:
 
         if self._by_products and len(parts) > 1 and self._couples:
             raise RunError(self._coupled(self._by_products[0], chunk))
-        pairs: Any = SampleStream(inputs, targets, parts)
+        pairs: Any = dataset.SampleStream(inputs, targets, parts)
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
         data = training.ProbeData("train", pairs, self.layers.maker(pairs), checks)
@@ -179,7 +179,11 @@ class Prober:
     # blocks that are not captured
 
     def _others(
-        self, name: str, pairs: Batch | Iterable[Batch], samples: int, weights: list[int] | None = None
+        self,
+        name: str,
+        pairs: evaluation.Batch | Iterable[evaluation.Batch],
+        samples: int,
+        weights: list[int] | None = None,
     ) -> Iterator[ProbeRow]:
         """Rows of all blocks that are not captured, and of the network; ``weights``: of the batches of a stream."""
         asked = Question(

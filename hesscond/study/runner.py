@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 import hesscond
-from hesscond.data import Dataset, Samples, selected
+from hesscond.data import dataset
 from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
 from hesscond.lazy import without_folders
@@ -27,13 +27,12 @@ from hesscond.methods import Method, parse
 from hesscond.models import build
 from hesscond.operators.threads import torch_threads
 from hesscond.problem import devices, untouched
-from hesscond.runs import OVER, Checkpoints, RunLog, can_be_resumed, check_free, open_run
-from hesscond.study import datasets, metrics, structure
+from hesscond.runs import log as run_log, store
+from hesscond.study import datasets, metrics, probing, structure
 from hesscond.study.config import StudyConfig
 from hesscond.study.metrics import multiplications
-from hesscond.study.probing import Probe, Prober, ProbeRow, placed
 from hesscond.study.sections import ModelConfig
-from hesscond.theorems import LayerStatement, statement
+from hesscond.theorems import base as theorems
 
 #: A loss that has grown by this factor has diverged where a probe fails.
 BLOWN_UP = 10.0
@@ -48,7 +47,7 @@ WORTH_THREADS = 2_500_000
 WAITING = 32
 
 #: A probe whose rows are yet to be made, or its rows.
-Taken = Probe | list[ProbeRow]
+Taken = probing.Probe | list[probing.ProbeRow]
 
 
 class CrossEntropy(nn.CrossEntropyLoss):
@@ -104,7 +103,7 @@ class RunPlan:
         """The method, by its name in the study if it has one, and the seed."""
         return f"{self.label or without_folders(self.method)} seed {self.seed}"
 
-    def config(self, data: Dataset) -> dict[str, Any]:
+    def config(self, data: dataset.Dataset) -> dict[str, Any]:
         """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
@@ -137,7 +136,7 @@ class Progress:
     row: dict[str, Any] | None
 
 
-def build_model(plan: RunPlan, data: Dataset) -> nn.Module:
+def build_model(plan: RunPlan, data: dataset.Dataset) -> nn.Module:
     """The study's network with initial weights from the run's seed, the same for every method."""
     return build(
         plan.study.model.name,
@@ -158,7 +157,7 @@ def make_loss(study: StudyConfig) -> nn.Module:
     return nn.CrossEntropyLoss() if kind == "cross_entropy" and not form.tokens else LOSSES[kind]()
 
 
-def check_plan(plan: RunPlan, data: Dataset) -> None:
+def check_plan(plan: RunPlan, data: dataset.Dataset) -> None:
     """Raise an error for a plan that would fail, before anything is written.
 
     Raises
@@ -204,7 +203,7 @@ def described(model: ModelConfig) -> str:
 
 
 def run(
-    plan: RunPlan, data: Dataset, on_progress: Callable[[Progress], None] | None = None, *, resume: bool = False
+    plan: RunPlan, data: dataset.Dataset, on_progress: Callable[[Progress], None] | None = None, *, resume: bool = False
 ) -> None:
     """Train, probe and log one run.
 
@@ -239,15 +238,15 @@ def run(
     config = plan.config(data)
     if standing(plan, config, resume=resume) == "over":
         return
-    with Checkpoints(plan.folder) as checkpoints, seeded(plan):
+    with run_log.Checkpoints(plan.folder) as checkpoints, seeded(plan):
         # another process may have done it until now, but cannot any more
         now = standing(plan, config, resume=resume)
         if now == "over":
             return
         if now == "new":
-            log = RunLog(plan.folder, config, begun=resume)
+            log = run_log.RunLog(plan.folder, config, begun=resume)
         else:
-            log = RunLog.reopened(plan.folder, config if now == "longer" else None)
+            log = run_log.RunLog.reopened(plan.folder, config if now == "longer" else None)
         with closed_at_end(log):
             training = Training(plan, data, log, on_progress)
             try:
@@ -258,18 +257,18 @@ def run(
 
 def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
     """State of the run of a plan in its folder; without ``resume`` it can only be "new"."""
-    there = can_be_resumed(plan.folder, config) if resume else "no"
+    there = run_log.can_be_resumed(plan.folder, config) if resume else "no"
     if there == "longer":
         # what diverged cannot go on
-        return "over" if open_run(plan.folder).status == "diverged" else "longer"
+        return "over" if store.open_run(plan.folder).status == "diverged" else "longer"
     if there == "same":
-        return "over" if open_run(plan.folder).status in OVER else "begun"
-    check_free(plan.folder, begun=resume)
+        return "over" if store.open_run(plan.folder).status in store.OVER else "begun"
+    run_log.check_free(plan.folder, begun=resume)
     return "new"
 
 
 @contextmanager
-def closed_at_end(log: RunLog) -> Iterator[None]:
+def closed_at_end(log: run_log.RunLog) -> Iterator[None]:
     """Mark in the log how the run in the block ended."""
     try:
         yield
@@ -307,10 +306,10 @@ def diverged(quantity: str, value: float, iteration: int, lr: float) -> Diverged
 
 
 @contextmanager
-def rehearsal(plan: RunPlan, data: Dataset) -> Iterator[Training]:
+def rehearsal(plan: RunPlan, data: dataset.Dataset) -> Iterator[Training]:
     """The state of a run whose log is thrown away, to measure what it takes."""
     with TemporaryDirectory() as folder:
-        training = Training(plan, data, RunLog(Path(folder) / "run", plan.config(data)), None)
+        training = Training(plan, data, run_log.RunLog(Path(folder) / "run", plan.config(data)), None)
         try:
             yield training
         finally:
@@ -323,8 +322,8 @@ class Training:
     def __init__(
         self,
         plan: RunPlan,
-        data: Dataset,
-        log: RunLog,
+        data: dataset.Dataset,
+        log: run_log.RunLog,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self.plan, self.data, self.log, self.on_progress = plan, data, log, on_progress
@@ -346,14 +345,18 @@ class Training:
         self.optimizer = self.method.optimizer(plan.learning_rate, **config.optimizer_options)
         self.schedule = study.schedule.scheduler(self.optimizer, per_epoch=self.per_epoch, iterations=self.iterations)
         blocks = structure.probed_blocks(study)
-        self.prober = Prober(
+        self.prober = probing.Prober(
             self.model,
             self.loss_fn,
             self.method,
             study.probe,
             blocks,
-            {name: placed(self.method, name) for name in blocks},
-            [found for own in study.statements if isinstance(found := statement(own.id), LayerStatement)],
+            {name: probing.placed(self.method, name) for name in blocks},
+            [
+                found
+                for own in study.statements
+                if isinstance(found := theorems.statement(own.id), theorems.LayerStatement)
+            ],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)
         #: The last probe on a mini-batch.
@@ -363,14 +366,14 @@ class Training:
         #: Probes whose rows are yet to be made, with iteration and epoch.
         self.waiting: list[tuple[int, int, Taken]] = []
 
-    def run(self, checkpoints: Checkpoints) -> None:
+    def run(self, checkpoints: run_log.Checkpoints) -> None:
         """Train through all iterations, from the first or from the last checkpoint."""
         threads = self.threads()
         self.log.mark(total=self.iterations, threads=threads)
         with torch_threads(threads):
             first, permutation = self.restore(checkpoints.latest(self.plan.device))
             if first > 0:
-                self.first_loss = float(open_run(self.plan.folder).table("training")["loss"].iloc[0])
+                self.first_loss = float(store.open_run(self.plan.folder).table("training")["loss"].iloc[0])
             saved = time.monotonic()
             for iteration in range(first, self.iterations):
                 epoch, position = divmod(iteration, self.per_epoch)
@@ -397,7 +400,7 @@ class Training:
         return 1 if work < WORTH_THREADS else torch.get_num_threads()
 
     @contextmanager
-    def probing(self, iteration: int) -> Iterator[None]:
+    def explaining(self, iteration: int) -> Iterator[None]:
         """Raise a DivergedError for a probe that failed because training has diverged, else a RunError."""
         try:
             yield
@@ -428,11 +431,11 @@ class Training:
 
     def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[Taken], lr: float) -> None:
         """Log an iteration and report the progress."""
-        if len(self.waiting) >= WAITING or self.log.due or not all(isinstance(one, Probe) for one in probes):
+        if len(self.waiting) >= WAITING or self.log.due or not all(isinstance(one, probing.Probe) for one in probes):
             self.settle()
         self.log.training(iteration, epoch, loss, lr)
         self.waiting += [(iteration, epoch, one) for one in probes]
-        if not all(isinstance(one, Probe) for one in probes):
+        if not all(isinstance(one, probing.Probe) for one in probes):
             self.settle()
         if self.on_progress is not None:
             self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
@@ -445,15 +448,15 @@ class Training:
             # one by one, up to the one that is to blame
             waiting, self.waiting = self.waiting, []
             for one in waiting:
-                with self.probing(one[0]):
+                with self.explaining(one[0]):
                     rows = self.rows_of([one])
                 self.waiting = [one]
                 self.log_probes(rows)
 
-    def rows_of(self, waiting: Sequence[tuple[int, int, Taken]]) -> list[list[ProbeRow]]:
+    def rows_of(self, waiting: Sequence[tuple[int, int, Taken]]) -> list[list[probing.ProbeRow]]:
         """The rows of probes."""
-        made = iter(self.prober.rows([one for *_, one in waiting if isinstance(one, Probe)]))
-        return [next(made) if isinstance(one, Probe) else one for *_, one in waiting]
+        made = iter(self.prober.rows([one for *_, one in waiting if isinstance(one, probing.Probe)]))
+        return [next(made) if isinstance(one, probing.Probe) else one for *_, one in waiting]
 
     def due(self, iteration: int) -> bool:
         """Whether the mini-batch of an iteration is probed."""
@@ -517,12 +520,12 @@ class Training:
         # after the method has seen the batch, before the weights move: the P of this very step
         probes: list[Taken] = []
         if random is not None:
-            with self.probing(iteration):
+            with self.explaining(iteration):
                 # dropout is that of the training pass
                 probe = self.prober.batch(inputs, targets, output, again=random.again, check=self.compares(iteration))
                 probes.append(probe if probe.waits else self.prober.rows([probe])[0])
         if iteration in self.plan.study.probe.at:
-            with self.probing(iteration):
+            with self.explaining(iteration):
                 probes.append(self.prober.train_rows(*self.probed_part()))
         self.optimizer.step()
         if self.schedule is not None:
@@ -541,19 +544,19 @@ class Training:
             raise diverged("test loss", test_loss, iteration, rate(self.optimizer))
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
-            with self.probing(iteration):
+            with self.explaining(iteration):
                 self.waiting.append((iteration, epoch, self.prober.train_rows(*self.probed_part())))
             self.settle()
 
-    def probed_part(self) -> tuple[Samples, torch.Tensor]:
+    def probed_part(self) -> tuple[dataset.Samples, torch.Tensor]:
         """The part of the training set that is probed."""
         samples = self.plan.study.probe.train_samples
         if samples is None:
             return self.inputs, self.targets
         rows = chosen(self.targets, samples)
-        return selected(self.inputs, rows), self.targets[rows]
+        return dataset.selected(self.inputs, rows), self.targets[rows]
 
-    def log_probes(self, found: Sequence[Sequence[ProbeRow]]) -> None:
+    def log_probes(self, found: Sequence[Sequence[probing.ProbeRow]]) -> None:
         """Log the training rows that wait and the rows of their probes in one transaction."""
         rows: dict[str, list[dict[str, Any]]] = {"probe": [], "readings": [], "statements": []}
         for (iteration, epoch, _), probe in zip(self.waiting, found, strict=True):

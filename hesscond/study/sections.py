@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hesscond.data import AUGMENTATIONS, Form, form as data_form, options as data_options
+from hesscond.data import AUGMENTATIONS, Form, loading
 from hesscond.data.sources import SOURCES
 from hesscond.errors import LARGEST, ConfigError
 from hesscond.methods.base import OptimizerName
@@ -111,7 +111,7 @@ class DataConfig(Section):
     @classmethod
     def allowed_keys(cls, content: Mapping[str, Any]) -> Sequence[str]:
         """Keys that all data sets have, and the options of this one."""
-        return [*cls.model_fields, *data_options(str(content.get("name")))]
+        return [*cls.model_fields, *loading.options(str(content.get("name")))]
 
     @model_validator(mode="after")
     def options_fit(self) -> DataConfig:
@@ -139,7 +139,7 @@ class DataConfig(Section):
     @property
     def form(self) -> Form:
         """Form of the samples."""
-        return data_form(self.name, **self.options)
+        return loading.form(self.name, **self.options)
 
     @property
     def preparation(self) -> tuple[str, ...]:

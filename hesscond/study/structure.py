@@ -11,12 +11,12 @@ import torch
 from hesscond.capture import Geometry, eligible_layers
 from hesscond.data import Form
 from hesscond.errors import ConfigError
+from hesscond.hessians import catalogue
 from hesscond.hessians.blocks import Block
-from hesscond.hessians.catalogue import Catalogue, Choice
 from hesscond.models import MODELS, OptionError
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
-from hesscond.theorems import LayerStatement, statement
+from hesscond.theorems import base as theorems
 
 #: Inputs of each kind of network, in words.
 INPUTS = {
@@ -33,7 +33,7 @@ def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
     return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
 
 
-def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
+def catalogue_of(model: ModelConfig, form: Form) -> catalogue.Catalogue:
     """Catalogue of the blocks of the network that can be probed."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in (*taken, "any"):
@@ -51,12 +51,12 @@ def catalogue_of(model: ModelConfig, form: Form) -> Catalogue:
 
 
 @lru_cache(maxsize=64)
-def skeleton(name: str, options: str, form: Form) -> Catalogue:
+def skeleton(name: str, options: str, form: Form) -> catalogue.Catalogue:
     """The blocks of the network built without values."""
     # the meta device gives shapes, and takes neither time nor memory
     with torch.device("meta"):
         model = MODELS[name](input_shape=form.input_shape, outputs=form.outputs, **json.loads(options))
-    return Catalogue(model)
+    return catalogue.Catalogue(model)
 
 
 def probed_layers(study: StudyConfig) -> list[str]:
@@ -66,12 +66,12 @@ def probed_layers(study: StudyConfig) -> list[str]:
 
 def probed_blocks(study: StudyConfig) -> dict[str, Block]:
     """Blocks of the network by the names in `probed_layers`."""
-    catalogue = catalogue_of(study.model, study.data.form)
+    known = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
     found: dict[str, Block] = {}
-    for number, name in enumerate(study.probe.layers or list(eligible_layers(catalogue.model))[-1:]):
+    for number, name in enumerate(study.probe.layers or list(eligible_layers(known.model))[-1:]):
         try:
-            found |= Choice.of(catalogue.model, name, None, level).blocks(catalogue.model)
+            found |= catalogue.Choice.of(known.model, name, None, level).blocks(known.model)
         except ConfigError as error:
             raise ConfigError(f"probe.layers.{number}: {error}") from None
     return found
@@ -89,8 +89,8 @@ def check_structure(study: StudyConfig) -> None:
         if "unit" in study.probe.levels:
             check_units(name, block, study.probe.units)
         for number, own in enumerate(study.statements):
-            found = statement(own.id)
-            if not isinstance(found, LayerStatement):
+            found = theorems.statement(own.id)
+            if not isinstance(found, theorems.LayerStatement):
                 continue
             kind = None if block.layer is None else Geometry.of(block.layer).kind
             if kind is None or "unit" not in study.probe.levels:

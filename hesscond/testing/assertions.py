@@ -15,7 +15,7 @@ from torch import nn
 
 import _hesscond_pytest
 from hesscond.errors import ConfigError, HesscondError
-from hesscond.expectations.intervals import Interval, Truth, less, less_equal, shown
+from hesscond.expectations import intervals
 from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
 from hesscond.probing.diff import diff
@@ -135,10 +135,10 @@ class Assertion:
         counted = (
             f"{held} of {total} {self.what} hold, {against} do not, {self.count(None)} undecided; needed: {needed}"
         )
-        shown = ranked(self.findings)[:ROWS]
-        more = total - len(shown)
+        first = ranked(self.findings)[:ROWS]
+        more = total - len(first)
         lines = [f"expected {self.claim}, and the bounds {said}: {counted}", ""]
-        lines += [f"  {one.place}: {one.measured}" if one.place else f"  {one.measured}" for one in shown]
+        lines += [f"  {one.place}: {one.measured}" if one.place else f"  {one.measured}" for one in first]
         return "\n".join([*lines, f"… and {more} more"] if more else lines)
 
 
@@ -267,7 +267,9 @@ def assert_condition_number(
     for place, kappa in found.items():
         known = interval(kappa)
         truths = [
-            less(known, Interval.point(limit)) if sign == "<" else less(Interval.point(limit), known)
+            intervals.less(known, intervals.Interval.point(limit))
+            if sign == "<"
+            else intervals.less(intervals.Interval.point(limit), known)
             for sign, limit in limits
         ]
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
@@ -344,8 +346,8 @@ def assert_preconditioner_improves(
     for place, kappa in plain.items():
         other = own[place]
         ratio = interval(kappa) / interval(other)
-        gain = shown(float(ratio.lower), float(ratio.upper))
-        truth = less_equal(Interval.point(factor), ratio)
+        gain = intervals.shown(float(ratio.lower), float(ratio.upper))
+        truth = intervals.less_equal(intervals.Interval.point(factor), ratio)
         holds = decided([truth], min(kappa.rank, other.rank))
         said = f"by {gain}, {with_accuracy(kappa)} → {with_accuracy(other)}"
         findings.append(Finding(holds, float(ratio.lower) / factor, where(place), said))
@@ -405,17 +407,22 @@ def assert_no_regression(
     findings = []
     for row in found[found["rank_before"].notna() & found["rank_after"].notna()].to_dict("records"):
         place: Place = (row["layer"], row["unit"] if isinstance(row["unit"], int) else None)
-        ratio = Interval.between(row["ratio_after_lower"], row["ratio_after_upper"])
-        holds = decided([less_equal(ratio, Interval.point(at_most))], min(row["rank_before"], row["rank_after"]))
-        kappas = {name: shown(row[f"kappa_{name}_lower"], row[f"kappa_{name}_upper"]) for name in ("before", "after")}
-        growth = shown(float(ratio.lower), float(ratio.upper))
+        ratio = intervals.Interval.between(row["ratio_after_lower"], row["ratio_after_upper"])
+        holds = decided(
+            [intervals.less_equal(ratio, intervals.Interval.point(at_most))], min(row["rank_before"], row["rank_after"])
+        )
+        kappas = {
+            name: intervals.shown(row[f"kappa_{name}_lower"], row[f"kappa_{name}_upper"])
+            for name in ("before", "after")
+        }
+        growth = intervals.shown(float(ratio.lower), float(ratio.upper))
         said = f"κ {kappas['before']} → {kappas['after']}, by {growth}"
         findings.append(Finding(holds, at_most / float(ratio.upper), where(place), said))
     what = "Hessians" if found["unit"].isna().all() else "units"
     return conclude(Assertion(f"κ after / κ before ≤ {at_most:g}", tuple(findings), share, what), policy)
 
 
-def decided(truths: Sequence[Truth], rank: int) -> bool | None:
+def decided(truths: Sequence[intervals.Truth], rank: int) -> bool | None:
     """Whether all truths are certain; None if that is not decided, as for a Hessian that is zero."""
     if rank == 0:
         return None
@@ -464,9 +471,9 @@ def name_of(method: Measure) -> str:
     return method if isinstance(method, str) else str(method.name)
 
 
-def interval(kappa: ConditionNumber) -> Interval:
+def interval(kappa: ConditionNumber) -> intervals.Interval:
     """The bounds of κ."""
-    return Interval.between(kappa.lower, kappa.upper)
+    return intervals.Interval.between(kappa.lower, kappa.upper)
 
 
 def with_accuracy(kappa: ConditionNumber) -> str:

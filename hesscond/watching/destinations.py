@@ -14,7 +14,7 @@ from typing import Any
 
 from hesscond.errors import ConfigError
 from hesscond.lazy import optional
-from hesscond.runs import RunLog, can_be_resumed, check_free
+from hesscond.runs import log as run_log
 
 Metrics = dict[str, Any]
 
@@ -120,11 +120,11 @@ class ToRunFolder(Destination):
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
-        self._log: RunLog | None = None
+        self._log: run_log.RunLog | None = None
         try:
-            if can_be_resumed(folder, config) == "no":
-                check_free(folder)
-                self._log = RunLog(folder, config)
+            if run_log.can_be_resumed(folder, config) == "no":
+                run_log.check_free(folder)
+                self._log = run_log.RunLog(folder, config)
         except ConfigError as error:
             raise ConfigError(str(error).replace("give another --out", "give another folder as log=")) from None
 
@@ -148,7 +148,7 @@ class ToRunFolder(Destination):
 
     def resume(self) -> None:
         if self._log is None:
-            self._log = RunLog.reopened(self.folder)
+            self._log = run_log.RunLog.reopened(self.folder)
 
     def close(self, status: str, message: str) -> None:
         if self._log is not None:

@@ -11,10 +11,10 @@ from torch import nn
 
 from hesscond.errors import ConfigError, HesscondError, out_of_memory
 from hesscond.hessians.catalogue import Catalogue, Choice
-from hesscond.methods.optimizers import AtWork, Given, UnknownOptimizerError, at_work, moves
+from hesscond.methods import optimizers
+from hesscond.probing import results
 from hesscond.probing.entry import probe
 from hesscond.probing.question import checked_level
-from hesscond.probing.results import LayerResult, NetworkResult, ProbeResult
 from hesscond.problem import devices, evaluation, untouched, wrappers
 from hesscond.problem.batches import is_batch
 from hesscond.spectra import ConditionNumber, lanczos
@@ -56,8 +56,8 @@ class Measuring:
         self.devices = devices.accelerators_of([*model.parameters(), *model.buffers()])
         # a schedule that begins with a warm-up may begin with a rate of 0
         if self.optimizer is not None and any(rates_of(self.optimizer) or [1]):
-            with suppress(UnknownOptimizerError):
-                at_work(wrappers.measurable(model), self.optimizer)
+            with suppress(optimizers.UnknownOptimizerError):
+                optimizers.at_work(wrappers.measurable(model), self.optimizer)
         with untouched.untouched_randomness(self.devices, untouched.generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
         if not batches:
@@ -106,8 +106,8 @@ class Measuring:
         # where M = c I, κ is the same in both coordinates, and one probe has all
         c = None if own is None else own.multiple_of_identity()
         with self.apart():
-            found: ProbeResult | None = None
-            plain: Mapping[str, LayerResult]
+            found: results.ProbeResult | None = None
+            plain: Mapping[str, results.LayerResult]
             whole = True
             if own is not None and c is None:
                 try:
@@ -147,19 +147,21 @@ class Measuring:
         torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
 
-    def _at_work(self, notes: list[str]) -> AtWork | Given | None:
+    def _at_work(self, notes: list[str]) -> optimizers.AtWork | optimizers.Given | None:
         """Coordinates of the optimizer; None, with a note, if it has none or none yet."""
         if self.optimizer is None:
             return None
         try:
-            own = at_work(wrappers.measurable(self.model), self.optimizer)
+            own = optimizers.at_work(wrappers.measurable(self.model), self.optimizer)
             own.refuse_no_step()
         except ConfigError as error:
             notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
             return None
         return own
 
-    def _moved(self, own: AtWork | Given, notes: list[str]) -> tuple[tuple[str, ...] | None, bool]:
+    def _moved(
+        self, own: optimizers.AtWork | optimizers.Given, notes: list[str]
+    ) -> tuple[tuple[str, ...] | None, bool]:
         """Layers in which the optimizer moves something, and whether it moves all that is measured."""
         if self.level == "network":
             return self.names, True
@@ -172,7 +174,9 @@ class Measuring:
             notes += [f"{name} is not measured in the optimizer's coordinates: it {why}" for name, why in left.items()]
         return (names or tuple(self.blocks), False) if still else (self.names, True)
 
-    def _probe(self, own: AtWork | Given | None, names: tuple[str, ...] | None = None) -> ProbeResult:
+    def _probe(
+        self, own: optimizers.AtWork | optimizers.Given | None, names: tuple[str, ...] | None = None
+    ) -> results.ProbeResult:
         return probe(
             self.model,
             self.loss_fn,
@@ -186,7 +190,7 @@ class Measuring:
             group=self.group,
         )
 
-    def _row(self, result: LayerResult, unit: int | None, kappa: ConditionNumber) -> Row:
+    def _row(self, result: results.LayerResult, unit: int | None, kappa: ConditionNumber) -> Row:
         """The columns in plain coordinates."""
         return {
             "layer": result.name,
@@ -199,7 +203,13 @@ class Measuring:
         }
 
 
-def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, own: AtWork | Given, c: float) -> Row:
+def own_columns(
+    result: results.LayerResult,
+    unit: int | None,
+    kappa: ConditionNumber,
+    own: optimizers.AtWork | optimizers.Given,
+    c: float,
+) -> Row:
     """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
     value, error = largest(result, unit, kappa)
     rate = own.rate * c
@@ -211,9 +221,9 @@ def own_columns(result: LayerResult, unit: int | None, kappa: ConditionNumber, o
     }
 
 
-def largest(result: LayerResult, unit: int | None, kappa: ConditionNumber) -> tuple[float, float]:
+def largest(result: results.LayerResult, unit: int | None, kappa: ConditionNumber) -> tuple[float, float]:
     """Largest eigenvalue (0 if none is positive), and a bound of its error."""
-    if isinstance(result, NetworkResult):
+    if isinstance(result, results.NetworkResult):
         top = lanczos(result.operator, 1, "top", tol=1e-6)
         value = float(top.eigenvalues[0])
         return max(0.0, value), value - float(top.lower[0]) + result.uncertainty
@@ -229,7 +239,7 @@ def rates_of(optimizer: Any) -> list[Any]:
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not several:
         raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")
-    if not moves(optimizer):
+    if not optimizers.moves(optimizer):
         raise ConfigError(
             "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
             f"returns M, not {type(optimizer).__name__}"
