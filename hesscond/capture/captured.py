@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture import layers
-from hesscond.capture.kinds import Geometry, Layer, kind_of
+from hesscond.capture import kinds, layers
 from hesscond.causes import NOTHING, REPEATED, UNDERFLOW, Cause
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import Call
@@ -41,7 +40,7 @@ class LayerInputs:
     calls of the layer follow one another.
     """
 
-    layer: Layer
+    layer: kinds.Layer
     calls: tuple[tuple[torch.Tensor, torch.Size], ...]  # input of each call and the shape of its output
     blocks: int  # J
 
@@ -51,9 +50,9 @@ class LayerInputs:
         return vars(self) | {"layer": layers.bare(self.layer), "calls": calls, "geometry": self.geometry}
 
     @cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> kinds.Geometry:
         """Units, groups and parameters of the layer."""
-        return Geometry.of(self.layer)
+        return kinds.Geometry.of(self.layer)
 
     @property
     def device(self) -> torch.device:
@@ -135,7 +134,7 @@ class LayerInputs:
     def _rows(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Rows (L, p, G, n̂) of one call, in newly allocated memory."""
         geometry = self.geometry
-        view = kind_of(self.layer).windows(self.layer, x.to(torch.float64), shape)
+        view = kinds.kind_of(self.layer).windows(self.layer, x.to(torch.float64), shape)
         # the positions come first, then the groups, then the weights
         dims = max(geometry.dims, 1)
         positions, weights = view.shape[1 : 1 + dims], view.shape[2 + dims :]
@@ -394,7 +393,7 @@ class Request:
     """
 
     name: str
-    layer: Layer
+    layer: kinds.Layer
     calls: list[Call]
     units: tuple[int, ...]
     whole: bool
@@ -416,7 +415,7 @@ class Request:
 
     def positions_apart(self) -> int:
         """Number of blocks of one position of each call; 0: the calls differ in their number of positions."""
-        counts = {delta.shape.numel() // Geometry.of(self.layer).units for delta in self.deltas}
+        counts = {delta.shape.numel() // kinds.Geometry.of(self.layer).units for delta in self.deltas}
         return counts.pop() if len(counts) == 1 and all(call.inputs.ndim > 1 for call in self.calls) else 0
 
     def inputs(self, blocks: int) -> LayerInputs:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hesscond.capture import captured
-from hesscond.capture.curvature import Differentiator, Request
+from hesscond.capture import captured, curvature
 from hesscond.capture.forward import ForwardPass, run_forward
 from hesscond.capture.kinds import Layer
 from hesscond.capture.layers import checked_units, chosen_layers, is_computed, stock_class, tied_layers
@@ -127,12 +126,14 @@ def capture(
     weighting.refuse_nothing(loss_fn, forward)
     # a layer with one unit is captured as that unit, for which the rounding of each sample is known
     requests = [
-        Request(name, chosen[name], calls, own := wanted[name], whole and len(own) > 1, forward.parameters.get(name))
+        curvature.Request(
+            name, chosen[name], calls, own := wanted[name], whole and len(own) > 1, forward.parameters.get(name)
+        )
         for name, calls in forward.calls.items()
     ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
-    differentiator = Differentiator(forward, requests, memory, progress)
+    differentiator = curvature.Differentiator(forward, requests, memory, progress)
     if progress.callback is not None and differentiator.is_tied(model):
         progress.reason = TIED
     found = differentiator.capture()
@@ -171,7 +172,7 @@ def explain(
                 failed[name] = NotFiniteError(f"{captured.NOT_FINITE}: {reason}")
 
 
-def slopes_of(forward: ForwardPass, requests: Sequence[Request]) -> dict[str, Slopes]:
+def slopes_of(forward: ForwardPass, requests: Sequence[curvature.Request]) -> dict[str, Slopes]:
     """Gradients of the loss in the parameters of layers, from δ and Ĥ."""
     deltas = [delta for request in requests for delta in request.deltas]
     if not deltas:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import backward, curved, layers, second_derivatives, weight_products
+from hesscond.capture import backward, curved, layers, second_derivatives, separators, weight_products
 from hesscond.capture.captured import (
     EPS,
     NOT_FINITE,
@@ -25,7 +25,6 @@ from hesscond.capture.captured import (
 )
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.progress import ProgressRecord
-from hesscond.capture.separators import Separators, symmetric
 from hesscond.capture.tangents import Tangents
 from hesscond.errors import NoDerivativeError, NotFiniteError
 from hesscond.operators.threads import one_thread, side_by_side, threads_for
@@ -89,7 +88,7 @@ class SecondDerivatives:
     ) -> None:
         self.loss, self.requests, self.samples, self.budget = loss, requests, samples, budget
         self.proved_apart, self.progress = proved_apart, progress
-        self.separators = Separators(loss, requests, samples, budget)
+        self.separators = separators.Separators(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         self.cancellation_error = self.cancellation_errors(loss)
         #: rounding errors of the second derivatives in each variable, by layer, where they were measured
@@ -469,7 +468,7 @@ class SecondDerivatives:
         sizes = torch.maximum(largest, self.sizes(request, found, blocks, positions))
         spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
         spread = spread.view(count, order)
-        return FormedH(symmetric(matrices), spread, blocks * positions)
+        return FormedH(separators.symmetric(matrices), spread, blocks * positions)
 
     def unit_seeds(self, request: Request, unit: int, rows: slice = slice(None)) -> list[torch.Tensor]:
         """Directions along the parameters of a unit as `Tangents` takes them."""
@@ -523,7 +522,9 @@ class SecondDerivatives:
         matrices, largest = self.by_products(request) or self.one_by_one(request, count, order)
         sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
         spread = sizes.sqrt()[:, None].expand(count, order)
-        return FormedH(symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls)))
+        return FormedH(
+            separators.symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls))
+        )
 
     def one_by_one(self, request: Request, count: int, order: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Hessians (u, n̂, n̂), or that of the layer, by a direction for each parameter, and their largest entries."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from hesscond.capture.kinds import Layer, class_of
+from hesscond.capture import kinds
 from hesscond.capture.layers import is_computed, own_parameters
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import evaluation, graph
@@ -51,7 +51,7 @@ def run_forward(
     model: nn.Module,
     loss_fn: evaluation.LossFunction,
     batch: evaluation.Batch,
-    layers: Mapping[str, Layer],
+    layers: Mapping[str, kinds.Layer],
     *,
     dtype: torch.dtype | None,
     optional: bool,
@@ -92,7 +92,7 @@ def run_forward(
 class Perturbations:
     """Forward hooks that add a zero to every output of some layers and record their calls, as in `ForwardPass`."""
 
-    def __init__(self, layers: Mapping[str, Layer], in_parameters: Set[str], keep_inputs: bool) -> None:
+    def __init__(self, layers: Mapping[str, kinds.Layer], in_parameters: Set[str], keep_inputs: bool) -> None:
         self.layers, self.keep_inputs = layers, keep_inputs
         self.complex = {name for name, layer in layers.items() if any(p.is_complex() for p in layer.parameters())}
         self.in_parameters = in_parameters - self.complex
@@ -179,7 +179,7 @@ class Perturbations:
         }
 
 
-def own_leaves(name: str, layer: Layer) -> list[torch.nn.Parameter]:
+def own_leaves(name: str, layer: kinds.Layer) -> list[torch.nn.Parameter]:
     """Weight and bias of a layer that is differentiated in them."""
     if is_computed(layer):
         raise CaptureError(
@@ -205,7 +205,7 @@ def variables_of(loss: torch.Tensor) -> set[int]:
 @torch.no_grad()
 def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
     """Whether a layer with a custom forward pass has inputs and outputs of the shapes that torch's class has."""
-    own: Any = class_of(layer)
+    own: Any = kinds.class_of(layer)
     if not isinstance(h, torch.Tensor) or not isinstance(output, torch.Tensor):
         return False
     try:

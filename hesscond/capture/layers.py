@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture.kinds import Geometry, Layer, class_of, has_bias, is_layer, kind_of
+from hesscond.capture import kinds
 from hesscond.errors import ConfigError
 from hesscond.problem.wrappers import unwrapped
 
@@ -19,33 +19,33 @@ def device_of(layer: nn.Module) -> torch.device:
     return next(itertools.chain(layer.parameters(), layer.buffers()), torch.empty(0, device="cpu")).device
 
 
-def bare(layer: Layer) -> Layer:
+def bare(layer: kinds.Layer) -> kinds.Layer:
     """Module of the layer's class with its arguments and its device, and no parameters except an empty bias."""
-    own, kind = class_of(layer), kind_of(layer)
+    own, kind = kinds.class_of(layer), kinds.kind_of(layer)
     assert own is not None
     found: Any = own.__new__(own)
     nn.Module.__init__(found)
     arguments = {*getattr(own, "__constants__", ()), *kind.arguments}
     vars(found).update({name: value for name, value in vars(layer).items() if name in arguments})
     found.register_buffer("place", torch.empty(0, device=device_of(layer)))
-    found.register_parameter("bias", nn.Parameter(found.place) if has_bias(layer) else None)
+    found.register_parameter("bias", nn.Parameter(found.place) if kinds.has_bias(layer) else None)
     return found
 
 
-def eligible_layers(model: nn.Module) -> dict[str, Layer]:
+def eligible_layers(model: nn.Module) -> dict[str, kinds.Layer]:
     """Layers that can be captured, by qualified name: the modules of a known kind."""
     layers: dict[str, Any] = dict(unwrapped(model).named_modules())
-    return {name or "model": module for name, module in layers.items() if is_layer(module)}
+    return {name or "model": module for name, module in layers.items() if kinds.is_layer(module)}
 
 
-def stock_class(layer: Layer) -> type[nn.Module] | None:
+def stock_class(layer: kinds.Layer) -> type[nn.Module] | None:
     """Class with a kind whose forward pass a layer runs unchanged; None: the layer overrides it."""
-    own, methods = class_of(layer), kind_of(layer).forward_methods
+    own, methods = kinds.class_of(layer), kinds.kind_of(layer).forward_methods
     stock = all(getattr(type(layer), a, None) is getattr(own, a, None) for a in methods)
     return own if stock and not set(methods) & set(vars(layer)) else None
 
 
-def is_plain(layer: Layer) -> bool:
+def is_plain(layer: kinds.Layer) -> bool:
     """Whether a layer is known to compute W h + b with W and b its parameters."""
     return stock_class(layer) is not None and not is_computed(layer)
 
@@ -56,7 +56,7 @@ def is_computed(layer: nn.Module) -> bool:
     return "weight" not in registered or not isinstance(registered["weight"], nn.Parameter) or "bias" not in registered
 
 
-def own_parameters(layer: Layer) -> list[nn.Parameter]:
+def own_parameters(layer: kinds.Layer) -> list[nn.Parameter]:
     """Weight and bias of a layer as far as they are parameters, not computed from others."""
     return [p for key in ("weight", "bias") if (p := layer._parameters.get(key)) is not None]
 
@@ -66,7 +66,7 @@ def dense_layers(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in eligible_layers(model).items() if isinstance(layer, nn.Linear)}
 
 
-def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, Layer]:
+def chosen_layers(model: nn.Module, names: Iterable[str] | None) -> dict[str, kinds.Layer]:
     """Layers called ``names`` (None: all), by name; a ConfigError if there is none, or none of a name."""
     layers = eligible_layers(model)
     if not layers:
@@ -89,9 +89,9 @@ def tied_layers(model: nn.Module) -> set[str]:
     return {name for names in owners.values() if len(names) > 1 for name in names}
 
 
-def checked_units(name: str, layer: Layer, units: Sequence[int] | None) -> tuple[int, ...]:
+def checked_units(name: str, layer: kinds.Layer, units: Sequence[int] | None) -> tuple[int, ...]:
     """Return ``units`` of the layer (None: all), or raise a ConfigError for a unit out of range."""
-    count = Geometry.of(layer).units
+    count = kinds.Geometry.of(layer).units
     chosen = tuple(range(count)) if units is None else tuple(units)
     for unit in chosen:
         if not 0 <= unit < count:
@@ -99,12 +99,12 @@ def checked_units(name: str, layer: Layer, units: Sequence[int] | None) -> tuple
     return chosen
 
 
-def by_position(layer: Layer, values: torch.Tensor, *, leading: int = 0) -> torch.Tensor:
+def by_position(layer: kinds.Layer, values: torch.Tensor, *, leading: int = 0) -> torch.Tensor:
     """Pre-activations (…, L, p, m) from the layer's output layout, with ``leading`` dimensions in front.
 
     L is the leading dimension of the output (1 for an unbatched one), p the number of its positions.
     """
-    dims = Geometry.of(layer).dims
+    dims = kinds.Geometry.of(layer).dims
     if not dims:
         length = values.shape[leading] if values.ndim > leading + 1 else 1
         return values.reshape(*values.shape[:leading], length, -1, values.shape[-1])
@@ -113,31 +113,31 @@ def by_position(layer: Layer, values: torch.Tensor, *, leading: int = 0) -> torc
     return values.flatten(leading + 2).transpose(-1, -2)
 
 
-def from_position(layer: Layer, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def from_position(layer: kinds.Layer, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """Values (k, L, p, m) in the layer's output layout (k, *shape): inverse of `by_position`."""
-    if Geometry.of(layer).dims:
+    if kinds.Geometry.of(layer).dims:
         values = values.transpose(-1, -2)
     return values.reshape(len(values), *shape)
 
 
-def unit_weights(layer: Layer, weights: torch.Tensor) -> torch.Tensor:
+def unit_weights(layer: kinds.Layer, weights: torch.Tensor) -> torch.Tensor:
     """Weights or their derivatives (k, *weight.shape) with one row for each unit: (k, m, n)."""
-    return kind_of(layer).unit_weights(layer, weights)
+    return kinds.kind_of(layer).unit_weights(layer, weights)
 
 
-def from_unit_weights(layer: Layer, rows: torch.Tensor) -> torch.Tensor:
+def from_unit_weights(layer: kinds.Layer, rows: torch.Tensor) -> torch.Tensor:
     """Weights (k, *weight.shape) from rows (k, m, n): inverse of `unit_weights`."""
-    return kind_of(layer).from_unit_weights(layer, rows)
+    return kinds.kind_of(layer).from_unit_weights(layer, rows)
 
 
-def parameter_tensors(layer: Layer, rows: torch.Tensor) -> list[torch.Tensor]:
+def parameter_tensors(layer: kinds.Layer, rows: torch.Tensor) -> list[torch.Tensor]:
     """Weight (k, *weight.shape), and bias (k, m) if there is one, from the parameters [b_i; w_i] of units (k, m, n̂)."""
-    if not has_bias(layer):
+    if not kinds.has_bias(layer):
         return [from_unit_weights(layer, rows)]
     return [from_unit_weights(layer, rows[:, :, 1:]), rows[:, :, 0]]
 
 
-def parameter_rows(layer: Layer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def parameter_rows(layer: kinds.Layer, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Parameters [b_i; w_i] of units (k, m, n̂) from the weight and bias: inverse of `parameter_tensors`."""
     rows = unit_weights(layer, tensors[0])
     return torch.cat([tensors[1][:, :, None], rows], 2) if len(tensors) > 1 else rows

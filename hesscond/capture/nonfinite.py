@@ -13,8 +13,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
-from hesscond.problem import evaluation
-from hesscond.problem.graph import dependent, nodes
+from hesscond.problem import evaluation, graph
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.weighting import Part
 
@@ -66,7 +65,7 @@ class NonFinite:
             except RuntimeError as error:
                 found[name] = str(error).splitlines()[0].rstrip(".")
                 continue
-            within = dependent([loss.grad_fn], {get_gradient_edge(leaf).node for leaf in leaves})
+            within = graph.dependent([loss.grad_fn], {get_gradient_edge(leaf).node for leaf in leaves})
             reason = next((text for node, text in known if node in within), "")
             if not reason and (guilty := culprit(loss, leaves)) is not None:
                 reason = self._reason(*guilty, snapshot, leaves)
@@ -165,8 +164,10 @@ def are_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
 def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, str] | None:
     """First node, from the leaves to a loss, that makes finite derivatives non-finite, and "first" or "second"."""
     ends = {get_gradient_edge(leaf).node for leaf in leaves}
-    within = dependent([loss.grad_fn], ends)
-    ordered = sorted((n for n in nodes([loss.grad_fn]) if n in within - ends), key=lambda node: node._sequence_nr())
+    within = graph.dependent([loss.grad_fn], ends)
+    ordered = sorted(
+        (n for n in graph.nodes([loss.grad_fn]) if n in within - ends), key=lambda node: node._sequence_nr()
+    )
     edges = [GradientEdge(node, k) for node in ordered for k in range(len(node._input_metadata))]
     slopes = iter(torch.autograd.grad(loss, edges, retain_graph=True, allow_unused=True))
     for node in ordered:

@@ -20,9 +20,8 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.functional import pad
 
-from hesscond.capture import backward
+from hesscond.capture import backward, kinds
 from hesscond.capture.captured import Request
-from hesscond.capture.kinds import Geometry, is_turned
 from hesscond.problem import graph
 
 #: Unit of the round-off by which two computations of a product may differ.
@@ -62,7 +61,7 @@ class WeightProducts:
     @classmethod
     def of(cls, loss: torch.Tensor, request: Request, samples: int) -> WeightProducts | None:
         """Products of the weight of a layer, if they give the Hessians of its units at a lower cost."""
-        if request.whole or request.parameters is None or is_turned(request.layer):
+        if request.whole or request.parameters is None or kinds.is_turned(request.layer):
             return None
         found = cls(loss, *request.parameters, samples)
         return found if found.share(len(request.units)) < 1 else None
@@ -195,7 +194,7 @@ def confirmed(
     """Whether a product with the Hessian (k, m, n̂) of the layer agrees with the largest H up to rounding."""
     unit = int(H.flatten(1).norm(dim=1).argmax())
     v, own = backward.scattered_signs(H[unit, 0]), request.units[unit]
-    seeds = H.new_zeros(1, Geometry.of(request.layer).units, len(v))
+    seeds = H.new_zeros(1, kinds.Geometry.of(request.layer).units, len(v))
     seeds[0, own] = v
     found, expected = product(seeds)[0, own], H[unit] @ v
     near = (found - expected).norm() <= ROUNDING * len(v) * largest[unit]

@@ -13,7 +13,7 @@ from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.operators.threads import side_by_side, threads_for
-from hesscond.spectra import ConditionNumber, condition
+from hesscond.spectra import condition
 from hesscond.spectra.forms import FactorStack
 from hesscond.spectra.solvers.base import conditions
 
@@ -107,7 +107,7 @@ def layer_hessian(captured: LayerCapture, memory: int) -> base.BlockHessian:
 
 def unit_conditions(
     captured: LayerCapture, P: base.Preconditioner | None, *, rtol: float, memory: int
-) -> list[ConditionNumber]:
+) -> list[condition.ConditionNumber]:
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
@@ -123,7 +123,7 @@ def unit_conditions(
             return conditions(FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds), rtol=rtol)
         if len(captured.units) > 1 and (P is None or not P.cancels):
             return indefinite_conditions(captured, curvature, rows, P, rtol=rtol, memory=memory)
-    found: list[ConditionNumber] = []
+    found: list[condition.ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
         batch = [
@@ -147,11 +147,11 @@ def indefinite_conditions(
     *,
     rtol: float,
     memory: int,
-) -> list[ConditionNumber]:
+) -> list[condition.ConditionNumber]:
     """κ of every captured unit with the factor ``rows`` (m, n) of all, in coordinates, and a signed diagonal S."""
     noises = None if S.norm is None else S.norm * rows.square().sum()
 
-    def alone(i: int) -> ConditionNumber:
+    def alone(i: int) -> condition.ConditionNumber:
         hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
         return hessian.condition_number(rtol=rtol)
 
@@ -159,7 +159,7 @@ def indefinite_conditions(
     return conditions(FactorStack(rows, S.root, signs, noises=noises, singly=alone), rtol=rtol)
 
 
-def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[ConditionNumber]:
+def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[condition.ConditionNumber]:
     """κ of positive semidefinite Hessians with factors of one shape; singly where the stack does not resolve it."""
     stack = FactorStack(
         torch.stack([hessian.factor() for hessian in hessians]),

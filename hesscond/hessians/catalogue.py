@@ -13,7 +13,7 @@ from math import prod
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized, type_before_parametrizations
 
-from hesscond.capture.kinds import Geometry, is_layer, is_turned, kind_of
+from hesscond.capture import kinds
 from hesscond.capture.layers import eligible_layers, is_computed
 from hesscond.capture.uses import Uses
 from hesscond.errors import ConfigError
@@ -144,20 +144,20 @@ class Catalogue:
 
     def _of_module(self, name: str, module: nn.Module, inside: Sequence[str]) -> Block:
         """Block of a module's parameters: units are the rows of the first, and of others with as many rows."""
-        if is_layer(module) and not is_computed(module):
+        if kinds.is_layer(module) and not is_computed(module):
             prefix = "" if module is self.model else f"{name}."
             own = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
-            pieces = self._pieces(sorted(own), None if is_turned(module) else Geometry.of(module).units)
-            return Block(name, pieces, range(Geometry.of(module).units), layer=module)
+            pieces = self._pieces(sorted(own), None if kinds.is_turned(module) else kinds.Geometry.of(module).units)
+            return Block(name, pieces, range(kinds.Geometry.of(module).units), layer=module)
         undivided, count = "", None
         mine = [key for key in inside if self.owner(key) is module]
-        if is_turned(module):
+        if kinds.is_turned(module):
             undivided = (
                 f"the weight of layer {name!r}, a {class_name(module)}, is computed, and its units are not its "
                 "rows: use level='layer'"
             )
-        elif is_layer(module):
-            count = Geometry.of(module).units
+        elif kinds.is_layer(module):
+            count = kinds.Geometry.of(module).units
         elif isinstance(module, nn.RNNBase) and len(runs := runs_of(module)) > 1:
             undivided = f"layer {name!r} has units in each of {', '.join(f'{name}[{run}]' for run in runs)}: name these"
         elif not mine:
@@ -187,11 +187,11 @@ class Catalogue:
         if block.table or any(map(Piece.lacks_rows, divided.values())):
             refuse_unclear(block.name, reasons | turned)
             return [block]
-        if is_layer(module):
+        if kinds.is_layer(module):
             return [with_known_outputs(block, weights, reasons, turned)]
         if parts := self._by_outputs(block, owner, weights, uses):
             return parts
-        if not type(owner).__module__.startswith("torch.") or is_turned(owner):
+        if not type(owner).__module__.startswith("torch.") or kinds.is_turned(owner):
             refuse_unclear(block.name, reasons)
         return [block]
 
@@ -274,7 +274,7 @@ class Catalogue:
         if label in parts:
             return parts[label]
         # units of a transposed convolution are no rows of its weight
-        count = 0 if is_turned(whole.layer) else len(whole.units)
+        count = 0 if kinds.is_turned(whole.layer) else len(whole.units)
         if ":" in label and count:
             start, stop = map(int, label.split(":"))
             if start < stop <= count:
@@ -312,8 +312,8 @@ class Catalogue:
         path = next((name for name, module in self.modules.items() if module is owner), "")
         around, _, leaf = path.rpartition(".")
         fan_in = None
-        if is_layer(owner) and kind_of(owner).role == "dense":
-            fan_in = Geometry.of(owner).fan_in
+        if kinds.is_layer(owner) and kinds.kind_of(owner).role == "dense":
+            fan_in = kinds.Geometry.of(owner).fan_in
         elif is_transposed_dense(owner):
             fan_in = len(owner.get_parameter("weight"))
         if leaf in PACKED and fan_in is not None and count == 3 * fan_in:
@@ -374,7 +374,7 @@ class Catalogue:
             ]
             fresh = [key for key in mine if key not in seen and self.parameters[key].requires_grad]
             # the one parameter of a model is named as in it
-            bare = not path and len(mine) == 1 and not is_layer(module)
+            bare = not path and len(mine) == 1 and not kinds.is_layer(module)
             blocks = self._undivided(path or ROOT, module, mine) if fresh and not bare else []
             found |= {block.name: block for block in blocks if is_trained(block, set(fresh))}
             covered = {key for block in blocks if block.name in found for key in block.parameters}
@@ -387,14 +387,14 @@ class Catalogue:
         labels: Iterable[str] = ()
         if isinstance(module, nn.RNNBase):
             labels = runs if len(runs := runs_of(module)) > 1 else ()
-        elif not is_layer(module):
+        elif not kinds.is_layer(module):
             labels = [label for label in self.parts(name) if label in ("q", "k", "v")]
         if labels:
             parts = self.parts(name)
             return [parts[label] for label in labels]
         listed = isinstance(module, (nn.ParameterList, nn.ParameterDict))
         alone = len(mine) == len(self._inside(name, module)) and not listed
-        if alone or (is_layer(module) and not is_computed(module)):
+        if alone or (kinds.is_layer(module) and not is_computed(module)):
             return [self._of_module(name, module, mine)]
         return []
 
@@ -628,8 +628,8 @@ def role(model: nn.Module, name: str) -> roles.Role:
         pass
     elif isinstance(module, nn.MultiheadAttention):
         kind = "query, key, value"
-    elif is_layer(module):
-        kind = kind_of(module).role
+    elif kinds.is_layer(module):
+        kind = kinds.kind_of(module).role
     else:
         kind = "dense" if is_transposed_dense(module) else "other"
     return roles.Role(kind, depth)

@@ -11,8 +11,7 @@ import torch
 from hesscond.capture import EntryBounds, statistics
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import base
-from hesscond.operators import Estimate
-from hesscond.operators.estimates import norm_of
+from hesscond.operators import estimates
 from hesscond.operators.threads import one_thread
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
@@ -50,11 +49,11 @@ class FactoredHessian(base.KeptHessian):
         F = self.factor()
         return F.T @ (F if self.sign is None else F * self.sign[:, None])
 
-    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+    def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         F = self.factor()
         if len(F) >= F.shape[1]:
             return super().frobenius_norm(probes, seed)
-        return Estimate(signed_norm(F @ F.T, self.sign), 0.0, 0, 0)
+        return estimates.Estimate(signed_norm(F @ F.T, self.sign), 0.0, 0, 0)
 
     def diagonal(self) -> torch.Tensor:
         squares = self.factor().square()
@@ -184,7 +183,7 @@ class FactoredHessian(base.KeptHessian):
 def signed_norm(K: torch.Tensor, sign: torch.Tensor | None) -> float:
     """‖Fᵀ diag(s) F‖_F from K = FFᵀ: its square is Σ s_i s_j K_ij²."""
     if sign is None:
-        return norm_of(K)
+        return estimates.norm_of(K)
     scale = float(K.abs().max()) or 1.0
     return scale * float(sign @ (K / scale).square() @ sign) ** 0.5
 

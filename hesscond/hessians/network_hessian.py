@@ -16,10 +16,8 @@ from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
-from hesscond.operators import Congruence, Estimate, SymmetricOperator, diagonal, frobenius_norm, trace
-from hesscond.operators.estimates import exact_diagonal
-from hesscond.spectra import ConditionNumber, bounded, forms
-from hesscond.spectra.condition import unresolved
+from hesscond.operators import Congruence, SymmetricOperator, estimates
+from hesscond.spectra import bounded, condition, forms
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.smallest import least_bytes
 from hesscond.spectra.solvers import matrix_free
@@ -83,16 +81,16 @@ class NetworkHessian(base.BlockHessian):
         return probes if probes is not None else self.order if self.order <= EXACT else PROBES
 
     def diagonal(self) -> torch.Tensor:
-        return super().diagonal() if self._few else exact_diagonal(self.operator)
+        return super().diagonal() if self._few else estimates.exact_diagonal(self.operator)
 
-    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
-        return diagonal(self.operator, self._probes(probes), seed=seed)
+    def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
+        return estimates.diagonal(self.operator, self._probes(probes), seed=seed)
 
-    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
-        return trace(self.operator, self._probes(probes), seed=seed)
+    def trace(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
+        return estimates.trace(self.operator, self._probes(probes), seed=seed)
 
-    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
-        return frobenius_norm(self.operator, self._probes(probes), seed=seed)
+    def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
+        return estimates.frobenius_norm(self.operator, self._probes(probes), seed=seed)
 
     def damped(self, damping: float) -> NetworkHessian:
         return NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
@@ -119,7 +117,7 @@ class NetworkHessian(base.BlockHessian):
             return None
         return bounded.bounded_condition(A, few, error=A.error + self.error, memory=self.limits.memory)
 
-    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+    def condition_number(self, *, rtol: float = 1e-8) -> condition.ConditionNumber:
         if self.bounded is not None:
             return self.bounded.condition
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
@@ -133,7 +131,7 @@ class NetworkHessian(base.BlockHessian):
             )
         kappa = forms.ProductForm(self.operator, lambda: self.known.hints, self.limits).condition(rtol=rtol)
         if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known.directions) and self._saturated():
-            kappa = unresolved(kappa, self._saturated())
+            kappa = condition.unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
         if self.operator.error:
             kappa = replace(kappa, solver=f"{kappa.solver}, by differences of gradients")
@@ -215,15 +213,15 @@ class ZeroPaddedHessian(base.BlockHessian):
     def diagonal(self) -> torch.Tensor:
         return self._padded(self.inner.diagonal()[:, None])[:, 0]
 
-    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
+    def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
         found = self.inner.estimated_diagonal(probes, seed)
         value, error = (self._padded(own[:, None])[:, 0] for own in (found.value, found.error))
         return replace(found, value=value, error=error)
 
-    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
+    def trace(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         return self.inner.trace(probes, seed)
 
-    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+    def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         return self.inner.frobenius_norm(probes, seed)
 
     def damped(self, damping: float) -> base.Padded:
@@ -235,7 +233,7 @@ class ZeroPaddedHessian(base.BlockHessian):
     def scales(self) -> torch.Tensor:
         return self._padded(self.inner.scales()[:, None])[:, 0]
 
-    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
+    def condition_number(self, *, rtol: float = 1e-8) -> condition.ConditionNumber:
         """κ of the nonzero part, with the nullity of the whole Hessian."""
         kappa = self.inner.condition_number(rtol=rtol)
         return replace(kappa, nullity=kappa.nullity + self.order - len(self._index))

@@ -22,8 +22,7 @@ from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
-from hesscond.operators import SymmetricOperator
-from hesscond.operators.operator import MARGIN, ROUNDING
+from hesscond.operators import operator
 from hesscond.problem import graph
 from hesscond.problem.batches import Drawn
 from hesscond.problem.devices import default_memory
@@ -47,7 +46,7 @@ def observed(receive: Callable[[int], None]) -> Iterator[None]:
         OBSERVER.reset(token)
 
 
-class NetworkOperator(SymmetricOperator):
+class NetworkOperator(operator.SymmetricOperator):
     """Operator A = Σ_k m_k A_k / Σ_k m_k over the batches of a data set; a subclass linearizes one A_k.
 
     The m_k make Σ m_k L_k / Σ m_k the loss of the whole data set (see `hesscond.problem.weighting.Weights`). The
@@ -159,7 +158,7 @@ class NetworkOperator(SymmetricOperator):
         found.layout, found.placements = layout, self._placed(layout, self.problem.model)
         own = [place[id(parameter)] for parameter in layout.tensors]
         found._among = own if self._among is None else [self._among[i] for i in own]
-        SymmetricOperator.__init__(found, layout.order, self.dtype, self.device)
+        operator.SymmetricOperator.__init__(found, layout.order, self.dtype, self.device)
         for name in ("point", "gradient"):
             tensors = self.layout.tensors_of(getattr(self, name))
             setattr(found, name, layout.vector_of([tensors[i] for i in own]))
@@ -369,13 +368,15 @@ class NetworkOperator(SymmetricOperator):
         Au = self @ u
         size = Au.norm()
         if size == 0:
-            return ROUNDING * eps
+            return operator.ROUNDING * eps
         v = Au / size
         Av = (self @ v).to(torch.float64)
         again = (self @ (1.7 * v)).to(torch.float64) / 1.7
         asymmetry = torch.dot(u.to(torch.float64), Av) - torch.dot(v.to(torch.float64), Au.to(torch.float64))
         norm = max(float(size), float(Av.norm()))
-        return max(ROUNDING * eps, MARGIN * max(abs(float(asymmetry)), float((again - Av).norm())) / norm)
+        return max(
+            operator.ROUNDING * eps, operator.MARGIN * max(abs(float(asymmetry)), float((again - Av).norm())) / norm
+        )
 
 
 def checked(products: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hesscond.capture import kinds
 from hesscond.capture.captured import Request
-from hesscond.capture.kinds import Geometry, Layer, has_bias, is_turned
 from hesscond.capture.layers import (
     checked_units,
     chosen_layers,
@@ -88,14 +88,14 @@ class Layout:
         return pd.DataFrame(rows, columns=["parameter", "index", "unit", "name"]).astype({"unit": "Int64"})
 
 
-def named_entry(layer: Layer, place: list[int]) -> tuple[int, str]:
+def named_entry(layer: kinds.Layer, place: list[int]) -> tuple[int, str]:
     """Unit and name of an entry of the weight or bias of a layer, by its index."""
-    geometry = Geometry.of(layer)
+    geometry = kinds.Geometry.of(layer)
     if len(place) == 1:
         return place[0], "bias"
     unit, channel, *offset = place
     units, channels = geometry.units // geometry.groups, geometry.channels // geometry.groups
-    if is_turned(layer):
+    if kinds.is_turned(layer):
         unit, channel = channel + unit // channels * units, unit
     else:
         channel += unit // units * channels
@@ -110,12 +110,12 @@ class UnitLayout(Layout):
     def __init__(
         self,
         model: nn.Module,
-        layers: Mapping[str, Layer],
+        layers: Mapping[str, kinds.Layer],
         unit: int | None,
         named: Sequence[tuple[str, nn.Parameter]] | None = None,
     ) -> None:
         self.layers = dict(layers)
-        self.geometries = {name: Geometry.of(layer) for name, layer in layers.items()}
+        self.geometries = {name: kinds.Geometry.of(layer) for name, layer in layers.items()}
         self.units = {
             name: checked_units(name, layer, None if unit is None else [unit]) for name, layer in layers.items()
         }
@@ -216,11 +216,11 @@ def layout_of(
     return Layout(named)
 
 
-def parameters_of(model: nn.Module, name: str, layer: Layer) -> list[tuple[str, nn.Parameter]]:
+def parameters_of(model: nn.Module, name: str, layer: kinds.Layer) -> list[tuple[str, nn.Parameter]]:
     """Weight and bias of a layer with their names."""
     found = []
     for attribute in ("weight", "bias"):
-        if attribute == "bias" and not has_bias(layer):
+        if attribute == "bias" and not kinds.has_bias(layer):
             continue
         value = layer._parameters.get(attribute)
         if value is None:
@@ -245,14 +245,14 @@ class Placement:
     """Rows of a vector that belong to a layer."""
 
     name: str
-    layer: Layer
+    layer: kinds.Layer
     index: torch.Tensor  # (m, w) row of each parameter of a unit, [b_i, w_i] or w_i alone
     first: int  # 0, or 1 where the layer has a bias that is not among the parameters
 
     @property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> kinds.Geometry:
         """Geometry of the layer."""
-        return Geometry.of(self.layer)
+        return kinds.Geometry.of(self.layer)
 
     @property
     def squares(self) -> int:
@@ -284,7 +284,7 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
             bias = None
         if bias is not None:
             index = torch.cat([bias[:, None], index], 1)
-        found.append(Placement(name, layer, index, int(has_bias(layer) and bias is None)))
+        found.append(Placement(name, layer, index, int(kinds.has_bias(layer) and bias is None)))
     return found
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, Layer, eligible_layers, inputs_of
+from hesscond.capture import eligible_layers, inputs_of, kinds
 from hesscond.capture.forward import COMPLEX
-from hesscond.capture.kinds import is_layer
 from hesscond.capture.layers import device_of
 from hesscond.errors import ConfigError
 from hesscond.hessians import Chart, Coordinates, Preconditioner, Scaling
@@ -29,11 +28,11 @@ from hesscond.methods.optimizers import at_work, moves
 from hesscond.methods.regularization import Regularization
 from hesscond.methods.wrapping import place_of
 from hesscond.probing.rebuilt import BY_HAND, rebuilt, take_first_step
+from hesscond.probing.results import ProbeResult
 from hesscond.sheets import listed
 
 if TYPE_CHECKING:
     from hesscond.probing.question import Measured, Question, System
-from hesscond.probing.results import ProbeResult
 
 #: Types that `hesscond.probe` takes as a method.
 ProbeMethod = (
@@ -213,7 +212,7 @@ def block_coordinates(question: Question, name: str, block: Block) -> System:
         return coordinates_at(question.method, name)
     if any(question.model.get_parameter(parameter).is_complex() for parameter in block.parameters):
         raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
-    computed = name not in question.choice.groups and is_layer(Catalogue(question.model).module(name))
+    computed = name not in question.choice.groups and kinds.is_layer(Catalogue(question.model).module(name))
     if isinstance(question.method, Method) and not computed:
         own: System = question.method.of_parameters(name, block.parameters)
     else:
@@ -251,19 +250,19 @@ def layer_coordinates(method: Measured, operator: NetworkOperator) -> Mapping[st
     found: dict[str, Preconditioner | None] = {}
     for name, layer in chosen.items():
         system = coordinates_at(method, name)
-        P = system.resolved(statistics.get(name), Geometry.of(layer)) if isinstance(system, OfInputs) else system
+        P = system.resolved(statistics.get(name), kinds.Geometry.of(layer)) if isinstance(system, OfInputs) else system
         if P is not None and not isinstance(P, Preconditioner):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
         found[name] = P
     return found
 
 
-def of_trained(name: str, P: Preconditioner | None, layer: Layer) -> Preconditioner | None:
+def of_trained(name: str, P: Preconditioner | None, layer: kinds.Layer) -> Preconditioner | None:
     """P without the rows of the frozen parameters of a layer."""
     trained = {key: p.requires_grad for key, p in layer.named_parameters(recurse=False)}
     if all(trained.values()):
         return P
-    geometry = Geometry.of(layer)
+    geometry = kinds.Geometry.of(layer)
     kept = torch.full(
         (geometry.n_params,), float(trained.get("weight", True)), dtype=torch.float64, device=device_of(layer)
     )

@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hesscond.capture import Geometry, Layer, LayerInputs
+from hesscond.capture import LayerInputs, capturing, kinds
 from hesscond.capture.captured import LayerCapture
-from hesscond.capture.capturing import Captures, capture
 from hesscond.capture.layers import checked_units, stock_class
 from hesscond.capture.progress import STOPPED
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError, TooLargeError
-from hesscond.hessians import Coordinates, Preconditioner, build, streaming
-from hesscond.hessians.coordinates.base import BlockHessian
-from hesscond.hessians.parameters import UnitLayout, parameters_of
+from hesscond.hessians import build, parameters, streaming
+from hesscond.hessians.coordinates import base
 from hesscond.methods.inputs import OfInputs
 from hesscond.probing import check
 from hesscond.probing.products import PRODUCTS, units_by_use
@@ -31,7 +29,7 @@ from hesscond.problem.weighting import Weights
 DIFFERENT_SUM = "the sum over the batches does not agree with the model's own"
 
 
-def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, LayerResult]:
+def captured_results(m: Measurement, layers: Mapping[str, kinds.Layer]) -> dict[str, LayerResult]:
     """Results of layers with a weight matrix of their own, or of their units."""
     question = m.question
     for name, layer in layers.items():
@@ -42,7 +40,7 @@ def captured_results(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, L
         fitting = {}
         for name, layer in layers.items():
             with m.skipping(name, TooLargeError):
-                streaming.refuse_large(name, Geometry.of(layer), question.memory)
+                streaming.refuse_large(name, kinds.Geometry.of(layer), question.memory)
                 fitting[name] = layer
         if not fitting:
             return {}
@@ -72,11 +70,11 @@ def reached(question: Question) -> check.ReferenceProducts:
     return reference
 
 
-def reference_for(question: Question, layers: Mapping[str, Layer]) -> check.ReferenceProducts:
+def reference_for(question: Question, layers: Mapping[str, kinds.Layer]) -> check.ReferenceProducts:
     """Reference products in the layers' parameters, which also record what else the loss depends on."""
     model = question.model
     named = {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
-    named |= dict(pair for name, layer in layers.items() for pair in parameters_of(model, name, layer))
+    named |= dict(pair for name, layer in layers.items() for pair in parameters.parameters_of(model, name, layer))
     return check.ReferenceProducts(model, question.loss_fn, named, question.dtype)
 
 
@@ -84,7 +82,7 @@ def reference_for(question: Question, layers: Mapping[str, Layer]) -> check.Refe
 class LayerSums:
     """Captures of one batch, or Hessians summed over a stream, with statistics and the divisor of the weights."""
 
-    blocks: Mapping[str, Mapping[int | None, BlockHessian]]
+    blocks: Mapping[str, Mapping[int | None, base.BlockHessian]]
     statistics: Mapping[str, Any]
     routes: Mapping[str, str]
     total: float = 1.0
@@ -96,7 +94,7 @@ class LayerCapturing:
     """Captured layers, each compared with the derivatives of the model itself on every batch."""
 
     measurement: Measurement
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, kinds.Layer]
     reference: check.ReferenceProducts | None
     directions: dict[str, check.CheckDirection] = field(default_factory=dict)
     verdicts: dict[str, check.Check] = field(default_factory=dict)
@@ -125,11 +123,11 @@ class LayerCapturing:
 
     def result(self, name: str, sums: LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
-        question, geometry, block = self.question, Geometry.of(self.layers[name]), self.measurement.blocks[name]
+        question, geometry, block = self.question, kinds.Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
         system = self.measurement.systems[name]
         own = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, OfInputs) else system
-        assert own is None or isinstance(own, Coordinates)
+        assert own is None or isinstance(own, base.Coordinates)
         captured = sums.captures.get(name)
         made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
         source = question.source(lambda _, unit: made(unit))
@@ -138,7 +136,7 @@ class LayerCapturing:
         if (
             captured is not None
             and question.level == "unit"
-            and (own is None or (isinstance(own, Preconditioner) and own.same_for_units))
+            and (own is None or (isinstance(own, base.Preconditioner) and own.same_for_units))
         ):
             together = partial(build.unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
         result = LayerResult(
@@ -151,7 +149,9 @@ class LayerCapturing:
             route=sums.routes[name],
             rtol=question.rtol,
             conditions=together,
-            entries=lambda unit: UnitLayout(question.model, {name: self.layers[name]}, unit).entries(question.model),
+            entries=lambda unit: parameters.UnitLayout(question.model, {name: self.layers[name]}, unit).entries(
+                question.model
+            ),
         )
         self._compare(result, sums)
         return result
@@ -172,13 +172,13 @@ class LayerCapturing:
         routes: dict[str, str] = {}
         weights = Weights(question.model, question.loss_fn, question.dtype, question.reduction, question.weight)
 
-        def weighed() -> Iterator[tuple[Captures, float]]:
+        def weighed() -> Iterator[tuple[capturing.Captures, float]]:
             for batch in batches:
                 captures, weight = self._screened(batch, weights)
                 routes.update({name: own.route for name, own in captures.items()})
                 yield captures, weight
 
-        blocks: dict[str, dict[int | None, BlockHessian]] = {}
+        blocks: dict[str, dict[int | None, base.BlockHessian]] = {}
         whole = question.level == "layer"
         hessians, statistics = streaming.stream(
             weighed(), question.memory, lambda: weights.total, self._collect, whole=whole
@@ -189,7 +189,7 @@ class LayerCapturing:
         # refuses a stream that is empty, or in which nothing counts
         return LayerSums(blocks, statistics, {name: routes[name] for name in blocks}, weights.total)
 
-    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[Captures, float]:
+    def _screened(self, batch: Batch, weights: Weights | None) -> tuple[capturing.Captures, float]:
         """Capture a batch and return its weight too; layers seen for the first time are compared with the model."""
         captures = self._captures(batch, weights)
         weight = 1.0 if captures.mass is None else captures.mass
@@ -211,7 +211,7 @@ class LayerCapturing:
             self.directions[name].add_slopes(captures.slopes[name], weight)
         return captures, weight
 
-    def _with_unseen(self, captures: Captures, batch: Batch) -> Captures:
+    def _with_unseen(self, captures: capturing.Captures, batch: Batch) -> capturing.Captures:
         """Captures with the layers that the loss depends on, though not through their outputs, in their parameters."""
         assert self.reference is not None
         unseen = {name for name in captures.skipped if self.reference.reached & set(self._parameters(name))}
@@ -220,7 +220,7 @@ class LayerCapturing:
         self.in_parameters |= unseen
         return self._captures(batch, None)
 
-    def _agreeing(self, batch: Batch, captures: Captures, new: dict[str, LayerCapture]) -> Captures:
+    def _agreeing(self, batch: Batch, captures: capturing.Captures, new: dict[str, LayerCapture]) -> capturing.Captures:
         """Captures in which the ``new`` layers agree with the model: others leave, or are in their parameters."""
         failed = self._failed(batch, captures, new)
         for name in [name for name, verdict in failed.items() if verdict.contradicted]:
@@ -244,10 +244,10 @@ class LayerCapturing:
 
     def _capture(
         self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
-    ) -> Captures:
+    ) -> capturing.Captures:
         """Call `capture` with the options of the question."""
         question = self.question
-        return capture(
+        return capturing.capture(
             question.model,
             question.loss_fn,
             batch,
@@ -264,7 +264,7 @@ class LayerCapturing:
             progress=question.progress,
         )
 
-    def block(self, own: LayerCapture, unit: int | None) -> BlockHessian:
+    def block(self, own: LayerCapture, unit: int | None) -> base.BlockHessian:
         """Hessian object of a unit, or of the layer."""
         memory = self.question.memory
         return build.layer_hessian(own, memory) if unit is None else build.unit_hessian(own, unit, memory)
@@ -274,7 +274,7 @@ class LayerCapturing:
         own = self.measurement.systems[layer]
         return own.collect(layer, inputs) if isinstance(own, OfInputs) else None
 
-    def _captures(self, batch: Batch, weights: Weights | None) -> Captures:
+    def _captures(self, batch: Batch, weights: Weights | None) -> capturing.Captures:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""
         names = [name for name in self.layers if name not in self.failed and self._sample.get(name) != ()]
         if not names:
@@ -290,7 +290,7 @@ class LayerCapturing:
                 )
         return captures
 
-    def _skip_without_units(self, captures: Captures, batch: Batch) -> None:
+    def _skip_without_units(self, captures: capturing.Captures, batch: Batch) -> None:
         """Leave out layers whose weight is also used elsewhere in a way that its rows are not outputs."""
         odd = captures.in_parameters & captures.keys() - self.directions.keys() - self.without_units.keys()
         odd = {name for name in odd - captures.differentiated if stock_class(self.layers[name]) is not None}
@@ -303,9 +303,9 @@ class LayerCapturing:
             captures.skipped[name] = self.without_units[name]
 
     def _parameters(self, name: str) -> list[str]:
-        return [parameter for parameter, _ in parameters_of(self.question.model, name, self.layers[name])]
+        return [parameter for parameter, _ in parameters.parameters_of(self.question.model, name, self.layers[name])]
 
-    def _note_skipped(self, captures: Captures) -> None:
+    def _note_skipped(self, captures: capturing.Captures) -> None:
         """Note the layers that a batch does not reach; an error if one was named, and the batch is all the data."""
         if captures.stopped and not is_batch(self.question.data):
             raise CaptureError("stopped before all batches were read: a stream is measured as a whole")
@@ -315,7 +315,9 @@ class LayerCapturing:
                 raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
         self.measurement.skipped.update(captures.skipped)
 
-    def _failed(self, batch: Batch, captures: Captures, chosen: Mapping[str, LayerCapture]) -> dict[str, check.Check]:
+    def _failed(
+        self, batch: Batch, captures: capturing.Captures, chosen: Mapping[str, LayerCapture]
+    ) -> dict[str, check.Check]:
         """Checks of the ``chosen`` captures of one batch that do not agree with the model, by layer name."""
         assert self.reference is not None
         self.directions |= self._new_directions(chosen)
@@ -342,7 +344,7 @@ class LayerCapturing:
             check.refuse_failed(name, verdict, "")
         self.layers = {other: layer for other, layer in self.layers.items() if other != name}
 
-    def _refuse_expensive(self, name: str, captures: Captures, verdict: check.Check) -> None:
+    def _refuse_expensive(self, name: str, captures: capturing.Captures, verdict: check.Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
         why, own = self._reason(verdict), captures[name]
         if name in captures.in_parameters:
@@ -361,15 +363,15 @@ class LayerCapturing:
         for name, own in captures.items():
             unit = None if self.question.level == "layer" else check.most_curved(own)
             layers = {name: self.layers[name]}
-            whole = UnitLayout(self.question.model, layers, None)
-            layout = whole if unit is None else UnitLayout(self.question.model, layers, unit)
+            whole = parameters.UnitLayout(self.question.model, layers, None)
+            layout = whole if unit is None else parameters.UnitLayout(self.question.model, layers, unit)
             with self.measurement.skipping(name, TooLargeError):
                 block = self.block(own, unit)
                 found[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
         return found
 
     def _verdict(
-        self, direction: check.CheckDirection, block: BlockHessian, total: float, known: check.Check | None = None
+        self, direction: check.CheckDirection, block: base.BlockHessian, total: float, known: check.Check | None = None
     ) -> check.Check:
         """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
         assert self.reference is not None

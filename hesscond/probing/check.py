@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import DiagonalS, FactoredS, LayerCapture, curved, second_derivatives
+from hesscond.capture import captured, curved, second_derivatives
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.forward import variables_of
@@ -572,12 +572,12 @@ def as_block(H: HessianOperator) -> NetworkHessian:
     return NetworkHessian(H, SolverLimits(memory=H.problem.memory))
 
 
-def most_curved(own: LayerCapture) -> int:
+def most_curved(own: captured.LayerCapture) -> int:
     """Unit with the largest curvature, whose product is most informative."""
     curvature = own.curvature
-    if isinstance(curvature, DiagonalS):
+    if isinstance(curvature, captured.DiagonalS):
         sizes = curvature.root.square().sum(0)
-    elif isinstance(curvature, FactoredS):
+    elif isinstance(curvature, captured.FactoredS):
         sizes = curvature.B.square().sum((0, 1, 3))
     else:
         sizes = curvature.matrices.square().sum((1, 2))

@@ -10,9 +10,10 @@ from itertools import accumulate
 from hesscond.capture import eligible_layers
 from hesscond.capture.backward import readable
 from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
-from hesscond.hessians import Chart, HessianOperator, HessianScaling, Preconditioner
+from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates, coordinates_of
 from hesscond.hessians.differenced import DifferencedOperator
 from hesscond.hessians.network_hessian import NetworkHessian
@@ -53,9 +54,9 @@ class NetworkProbe:
         self.choice = question.choice
         self.measurement, self.source = Measurement(question), question.source(kind=kind)
 
-    def in_chart(self, chart: Chart | HessianScaling) -> results.ProbeResult:
+    def in_chart(self, chart: base.Chart | base.HessianScaling) -> results.ProbeResult:
         """Return the result in a chart of all parameters."""
-        if isinstance(chart, HessianScaling):
+        if isinstance(chart, base.HessianScaling):
             H = self.source.operator()
             plain, rows = self.source.products(H), H.parts
             block = plain.in_coordinates(chart.at(plain))
@@ -129,7 +130,7 @@ class NetworkProbe:
             return source.operator(parameters=names, watch=watch)
         return source.operator(parameters=layout.names, watch=watch).restricted(layout)
 
-    def _coordinates(self, H: HessianOperator) -> Mapping[str, Preconditioner | None]:
+    def _coordinates(self, H: HessianOperator) -> Mapping[str, base.Preconditioner | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
         found = applied.layer_coordinates(self.method, H)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
@@ -196,12 +197,12 @@ def in_coordinates(error: float, operator: SymmetricOperator) -> float:
     return error * operator.stretch if error > 0 and isinstance(operator, Congruence) else error
 
 
-def network_chart(question: Question) -> Chart | HessianScaling | None:
+def network_chart(question: Question) -> base.Chart | base.HessianScaling | None:
     """Coordinates of all parameters of the network together, if the method is no P of its layers; else None."""
     if isinstance(question.method, ByParameter):
         return None
     found = [applied.coordinates_at(question.method, name) for name in eligible_layers(question.model)]
-    charts = [own for own in found if isinstance(own, (Chart, HessianScaling))]
+    charts = [own for own in found if isinstance(own, (base.Chart, base.HessianScaling))]
     if not charts:
         return None
     if question.choice.names is not None:

@@ -10,14 +10,14 @@ from functools import cache, partial
 import torch
 from torch import nn
 
-from hesscond.capture import Layer
-from hesscond.capture.kinds import is_turned
+from hesscond.capture import kinds
 from hesscond.capture.layers import checked_units
 from hesscond.capture.nonfinite import reasons
 from hesscond.errors import CaptureError, ConfigError, HesscondError
-from hesscond.hessians import BlockHessian, Chart, HessianOperator, HessianScaling, Preconditioner
+from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.differenced import GRADIENTS, DifferencedOperator
 from hesscond.hessians.formed import CHANGED, EIGENVALUES, FormedHessian, UnitMatrices, unit_matrices
@@ -30,8 +30,7 @@ from hesscond.probing.applied import block_coordinates
 from hesscond.probing.question import Measurement, Question, System
 from hesscond.probing.results import LayerResult
 from hesscond.problem.evaluation import Batch
-from hesscond.spectra import ConditionNumber
-from hesscond.spectra.condition import EPS
+from hesscond.spectra import condition
 
 #: Largest number of products with the model's Hessian for a layer that cannot be captured otherwise.
 PRODUCTS = 20_000
@@ -41,13 +40,13 @@ BOUNDING = 24
 FEW = 3
 
 
-def in_chart(m: Measurement, name: str, chart: Chart) -> LayerResult:
+def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
     """Measure a layer whose Hessian is known by its products in a chart."""
     question = m.question
     source = question.source()
     units = chart.chosen_units(question.model, name, question.units) if question.level == "unit" else ()
     # all of them now: the model may be another one when they are read
-    blocks: dict[int | None, BlockHessian] = {}
+    blocks: dict[int | None, base.BlockHessian] = {}
     made: dict[int | None, HessianOperator] = {}
     for unit in units or [None]:
         blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
@@ -157,7 +156,7 @@ def units_by_use(
     catalogue = Catalogue(question.model)
     found: dict[str, Block] = {}
     reasons: dict[str, str] = {}
-    blocks = {name: m.blocks[name] for name in names if not is_turned(m.blocks[name].layer)}
+    blocks = {name: m.blocks[name] for name in names if not kinds.is_turned(m.blocks[name].layer)}
     if not blocks:
         return {}, {}
     parameters = dict.fromkeys(key for own in blocks.values() for key in own.parameters)
@@ -287,12 +286,12 @@ class ByProducts:
             # few entries do not show their rounding in their asymmetry
             return MARGIN * float(errors.norm()) if order <= FEW else 0.0
 
-        def measured(plain: BlockHessian, layout: Layout) -> BlockHessian:
+        def measured(plain: base.BlockHessian, layout: Layout) -> base.BlockHessian:
             if isinstance(own, ParameterMaps):
                 return plain.in_coordinates(own.of(layout))
-            return plain.in_coordinates(own.at(plain)) if isinstance(own, HessianScaling) else plain
+            return plain.in_coordinates(own.at(plain)) if isinstance(own, base.HessianScaling) else plain
 
-        def unit_block(unit: int | None) -> BlockHessian:
+        def unit_block(unit: int | None) -> base.BlockHessian:
             if unit is None:
                 error = rounding(H.order, noise)
                 whole = measured(source.products(H, error=error, unformed=BOUNDING), H.layout)
@@ -303,14 +302,14 @@ class ByProducts:
             if formed is None:
                 return measured(source.products(H.restricted(layout), error=error), layout)
             number = self.units.index(unit)
-            spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * EPS)).sqrt())
+            spread = torch.hypot(formed.spread[number], torch.full_like(noise[:1], error / (16 * condition.EPS)).sqrt())
             H_unit, kept = formed.H[number], spare // threads
             plain = FormedHessian(H_unit, spread, formed.terms[number], vanishing=H.saturated, memory=kept)
             return measured(plain, layout)
 
         block = cache(unit_block)
 
-        def together() -> list[ConditionNumber]:
+        def together() -> list[condition.ConditionNumber]:
             return side_by_side(lambda unit: block(unit).condition_number(rtol=self.question.rtol), self.units, threads)
 
         found = LayerResult(
@@ -395,10 +394,10 @@ def differenced_results(m: Measurement, name: str, block: Block) -> list[LayerRe
     return found
 
 
-def layer_result(m: Measurement, name: str, layer: Layer, H: HessianOperator) -> LayerResult:
+def layer_result(m: Measurement, name: str, layer: kinds.Layer, H: HessianOperator) -> LayerResult:
     """Result of a dense or convolutional layer, its parameters in the order of one that is captured."""
     question, system = m.question, m.systems[name]
-    if not isinstance(system, Preconditioner | HessianScaling | None):
+    if not isinstance(system, base.Preconditioner | base.HessianScaling | None):
         raise CaptureError(f"in the coordinates {system.name!r} they are not formed: leave method= out")
     units = checked_units(name, layer, question.units) if question.level == "unit" else ()
     chosen: list[int | None] = [*units] or [None]

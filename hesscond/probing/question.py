@@ -15,9 +15,10 @@ from torch import nn
 from hesscond.capture import ProgressRecord
 from hesscond.capture.backward import readable
 from hesscond.errors import ConfigError, HesscondError, NoDerivativeError, TooLargeError
-from hesscond.hessians import BlockHessian, Coordinates, HessianOperator
+from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Choice
+from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
@@ -29,9 +30,9 @@ from hesscond.problem.precision import Precision
 from hesscond.spectra.bounded import refuse_few
 
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
-Measured = Method | Coordinates | OfInputs | None
+Measured = Method | base.Coordinates | OfInputs | None
 #: Coordinates of a block; those of parameters and of inputs are known once the block, or its inputs, are.
-System = Coordinates | ParameterMaps | OfInputs | None
+System = base.Coordinates | ParameterMaps | OfInputs | None
 LEVELS = ("unit", "layer", "network")
 
 
@@ -109,7 +110,7 @@ class Question:
 
     def source(
         self,
-        captured: Callable[[str, int | None], BlockHessian] | None = None,
+        captured: Callable[[str, int | None], base.BlockHessian] | None = None,
         kind: type[HessianOperator] = HessianOperator,
     ) -> BlockSource:
         """Source of blocks: products with the Hessian of the loss, and Hessians that were captured."""

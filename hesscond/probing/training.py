@@ -14,19 +14,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hesscond.capture import FeatureStatistics, Geometry, Layer
+from hesscond.capture import FeatureStatistics, kinds, recorder
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import capture
-from hesscond.capture.kinds import kind_of
-from hesscond.capture.recorder import Recorded, Recorder
 from hesscond.capture.statistics import by_shape, channel_statistics_of_each
 from hesscond.errors import CaptureError
-from hesscond.hessians import CentringScaling, Chart, Coordinates, HessianOperator, ParameterMap, Preconditioner
+from hesscond.hessians import CentringScaling, HessianOperator, ParameterMap, factored, parameters
 from hesscond.hessians.build import unit_hessian
 from hesscond.hessians.coordinates import base
-from hesscond.hessians.factored import FactoredHessian, conditions_of, traces_of
 from hesscond.hessians.network_hessian import BlockSource
-from hesscond.hessians.parameters import UnitLayout, parameters_of
 from hesscond.hessians.streaming import stream
 from hesscond.methods.base import Method
 from hesscond.methods.bnp import from_statistics
@@ -63,12 +59,12 @@ class Inputs(NamedTuple):
 class Systems(NamedTuple):
     """Coordinates of a method for a layer at a step, those of its readings, and its diagnostics."""
 
-    own: Coordinates | None
-    readings: Mapping[str, Coordinates | None]
+    own: base.Coordinates | None
+    readings: Mapping[str, base.Coordinates | None]
     diagnostics: Mapping[str, Any]
 
     @property
-    def by_name(self) -> dict[str, Coordinates | None]:
+    def by_name(self) -> dict[str, base.Coordinates | None]:
         """All coordinates, by name."""
         return {"own": self.own, **self.readings}
 
@@ -90,7 +86,7 @@ class TakenProbe(NamedTuple):
 
     data: ProbeData
     samples: int
-    captured: Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
+    captured: recorder.Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
     systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
     waits: bool  # κ may be computed after the next steps: it needs neither model nor method
 
@@ -114,7 +110,7 @@ class TrainedLayers:
     model: nn.Module
     loss_fn: evaluation.LossFunction
     method: Method
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, kinds.Layer]
     units: Mapping[str, tuple[int, ...]]
     names: Mapping[str, str]
     dtype: torch.dtype | None  # of the forward pass; None: that of the training
@@ -124,7 +120,7 @@ class TrainedLayers:
     evaluates_again: bool  # whether the model is evaluated again for a measured unit
 
     def __post_init__(self) -> None:
-        self.recorder = Recorder(self.layers)
+        self.recorder = recorder.Recorder(self.layers)
         self._snapshots = {place: self.method.snapshots(place) for place in self.units}
         self._differentiated: set[str] = set()
         # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
@@ -145,8 +141,8 @@ class TrainedLayers:
         self.recorder.seen.clear()
         waits = self._loss_is_known and not check and not self.evaluates_again and is_small(recorded)
         if recorded is not None and not self._loss_is_known:
-            self._loss_is_known = Recorded.captures([recorded], self.loss_fn, self.units) is not None
-        captured: Recorded | Mapping[str, LayerCapture] = {}
+            self._loss_is_known = recorder.Recorded.captures([recorded], self.loss_fn, self.units) is not None
+        captured: recorder.Recorded | Mapping[str, LayerCapture] = {}
         if recorded is not None and self._loss_is_known:
             captured = recorded
         elif self.units:
@@ -227,10 +223,10 @@ class TrainedLayers:
         linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
         # several names may mean one P
         distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
-        hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, FactoredHessian)}
-        traces = dict(zip(hessians, traces_of([*hessians.values()]), strict=True))
+        hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, factored.FactoredHessian)}
+        traces = dict(zip(hessians, factored.traces_of([*hessians.values()]), strict=True))
         changed = [own.in_coordinates(P) for k, own in hessians.items() for P in distinct[k]]
-        together = iter(conditions_of(changed, rtol=rtol))
+        together = iter(factored.conditions_of(changed, rtol=rtol))
         found = []
         for k, one in enumerate(units):
             if k in hessians:
@@ -250,7 +246,7 @@ class TrainedLayers:
             layer, unit = self.layers[place], most_curved(own)
             block = unit_hessian(own, unit, MEMORY)
             with weight_as_parameter(self.model, place, layer) as named:
-                layout, whole = (UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
+                layout, whole = (parameters.UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
                 direction = CheckDirection.of(block, layout, whole, unit, dtype=self.dtype)
                 reference = ReferenceProducts(self.model, self.loss_fn, dict(named), self.dtype)
                 # whether the model's second derivatives are those of its gradient is a question of its code
@@ -262,13 +258,15 @@ class TrainedLayers:
             found[place] = direction
         return found
 
-    def _captures(self, captured: Sequence[Recorded | Mapping[str, LayerCapture]]) -> list[Mapping[str, LayerCapture]]:
+    def _captures(
+        self, captured: Sequence[recorder.Recorded | Mapping[str, LayerCapture]]
+    ) -> list[Mapping[str, LayerCapture]]:
         """Captures of several probes; those of training passes of one form are made together."""
-        found = [{} if isinstance(own, Recorded) else own for own in captured]
-        passes = {k: own for k, own in enumerate(captured) if isinstance(own, Recorded)}
+        found = [{} if isinstance(own, recorder.Recorded) else own for own in captured]
+        passes = {k: own for k, own in enumerate(captured) if isinstance(own, recorder.Recorded)}
         at = list(passes)
         for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
-            made = Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
+            made = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
             assert made is not None
             for k, captures in zip(members, made, strict=True):
                 found[at[k]] = captures
@@ -290,7 +288,7 @@ class TrainedLayers:
 
     def _raw(self, one: Unit) -> CentringScaling:
         """P of the raw statistics of the inputs that a unit sees."""
-        geometry = Geometry.of(self.layers[one.place])
+        geometry = kinds.Geometry.of(self.layers[one.place])
         return from_statistics(of_group(one.inputs.statistics, geometry, one.unit), bias=geometry.bias)
 
     def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
@@ -298,7 +296,7 @@ class TrainedLayers:
         found: dict[str, ConditionNumber] = {}
         charts: dict[int, ConditionNumber] = {}
         for name, system in one.systems.by_name.items():
-            if isinstance(system, Chart):
+            if isinstance(system, base.Chart):
                 if id(system) not in charts:
                     with one.data.again():
                         block = BlockSource(one.data.hessian, MEMORY).block(system, one.place, one.unit)
@@ -308,11 +306,11 @@ class TrainedLayers:
 
     def _linear(
         self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
-    ) -> dict[str, Preconditioner | None]:
+    ) -> dict[str, base.Preconditioner | None]:
         """P of a unit in all coordinates that are not ``known``, checked if the unit has a direction of comparison."""
         direction = one.data.checks.get(one.place)
         source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
-        systems: dict[str, Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
+        systems: dict[str, base.Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
         found = {}
         for name, system in systems.items():
             if name in known:
@@ -325,9 +323,9 @@ class TrainedLayers:
         return found
 
 
-def is_small(captured: Recorded | Mapping[str, LayerCapture] | None) -> bool:
+def is_small(captured: recorder.Recorded | Mapping[str, LayerCapture] | None) -> bool:
     """Whether ``captured`` is a training pass that is small enough to be kept."""
-    return isinstance(captured, Recorded) and captured.size <= KEPT
+    return isinstance(captured, recorder.Recorded) and captured.size <= KEPT
 
 
 def copied(value: Any, room: int) -> Any:
@@ -342,7 +340,7 @@ def copied(value: Any, room: int) -> Any:
         return type(value)([copied(part, room) for part in value])
     if isinstance(value, dict):
         return {key: copied(part, room) for key, part in value.items()}
-    if isinstance(value, (Preconditioner, ParameterMap)):
+    if isinstance(value, (base.Preconditioner, ParameterMap)):
         # a `Chart` evaluates the model
         copy = object.__new__(type(value))
         vars(copy).update(copied(vars(value), room))
@@ -355,7 +353,7 @@ def unread(statistics: FeatureStatistics) -> np.ndarray:
     return np.empty((0, 1 + int((~statistics.dead).sum())))
 
 
-def of_group(statistics: FeatureStatistics, geometry: Geometry, unit: int) -> FeatureStatistics:
+def of_group(statistics: FeatureStatistics, geometry: kinds.Geometry, unit: int) -> FeatureStatistics:
     """Statistics of the inputs that a unit sees: those of its group."""
     if geometry.groups == 1:
         return statistics
@@ -383,14 +381,14 @@ class Shift(nn.Module):
 
 
 @contextmanager
-def weight_as_parameter(model: nn.Module, name: str, layer: Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
+def weight_as_parameter(model: nn.Module, name: str, layer: kinds.Layer) -> Iterator[list[tuple[str, nn.Parameter]]]:
     """Context that yields the weight and bias of a layer by name; for a parametrized weight, a temporary shift."""
     if not parametrize.is_parametrized(layer, "weight"):
-        yield parameters_of(model, name, layer)
+        yield parameters.parameters_of(model, name, layer)
         return
     steps: nn.ModuleList = layer.parametrizations["weight"]  # type: ignore[index, assignment]
     like = next(steps.parameters())
-    shift = Shift(torch.zeros(kind_of(layer).weight_shape(layer), dtype=like.dtype, device=like.device))
+    shift = Shift(torch.zeros(kinds.kind_of(layer).weight_shape(layer), dtype=like.dtype, device=like.device))
     key = str(len(steps))
     steps.add_module(key, shift)
     try:

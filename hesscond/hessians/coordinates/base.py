@@ -13,8 +13,7 @@ from torch import nn
 from hesscond.capture import layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
-from hesscond.operators import Estimate, SymmetricOperator
-from hesscond.operators.estimates import norm_of
+from hesscond.operators import SymmetricOperator, estimates
 from hesscond.spectra import ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
@@ -105,18 +104,18 @@ class BlockHessian(ABC):
         """Product (k, c) with V (k, c), float64."""
         return self.matrix() @ vectors
 
-    def estimated_diagonal(self, probes: int | None, seed: int) -> Estimate[torch.Tensor]:
+    def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
         """Diagonal (k,), from random vectors if only products are known; ``probes`` None: as many as it takes."""
         found = self.diagonal()
-        return Estimate(found, torch.zeros_like(found), 0, 0)
+        return estimates.Estimate(found, torch.zeros_like(found), 0, 0)
 
-    def trace(self, probes: int | None, seed: int) -> Estimate[float]:
+    def trace(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         """Trace, as by `estimated_diagonal`."""
-        return Estimate(float(self.diagonal().sum()), 0.0, 0, 0)
+        return estimates.Estimate(float(self.diagonal().sum()), 0.0, 0, 0)
 
-    def frobenius_norm(self, probes: int | None, seed: int) -> Estimate[float]:
+    def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         """Frobenius norm, as by `estimated_diagonal`."""
-        return Estimate(norm_of(self.matrix()), 0.0, 0, 0)
+        return estimates.Estimate(estimates.norm_of(self.matrix()), 0.0, 0, 0)
 
     @abstractmethod
     def damped(self, damping: float) -> Spectrum:

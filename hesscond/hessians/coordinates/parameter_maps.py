@@ -9,8 +9,7 @@ from functools import cached_property
 
 import torch
 
-from hesscond.capture import layers
-from hesscond.capture.kinds import Geometry, Layer
+from hesscond.capture import kinds, layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.base import Preconditioner
 from hesscond.hessians.coordinates.linear import DensePreconditioner, Scaling
@@ -153,10 +152,10 @@ class Mapped(Preconditioner):
 
 
 def layer_map(
-    layer: Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
+    layer: kinds.Layer, weight: ParameterMap | None, bias: ParameterMap | None = None, *, name: str
 ) -> Preconditioner:
     """P of all units of a layer, from the maps of its parameters; a parameter without one is left out of z."""
-    geometry = Geometry.of(layer)
+    geometry = kinds.Geometry.of(layer)
     shape = geometry.units, geometry.n_params
     maps = [weight, bias][: 1 + geometry.bias]
     there = [P for P in maps if P is not None]

@@ -21,7 +21,7 @@ from hesscond.hessians import parameters
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.streaming import StreamedBlock
-from hesscond.operators import ApproximateInverse, DiagonalInverse, Subspace, SymmetricOperator, subspace
+from hesscond.operators import ApproximateInverse, DiagonalInverse, SymmetricOperator, subspace
 from hesscond.problem.problem import WatchedEvaluation
 from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
 
@@ -260,7 +260,7 @@ class BlockInverse(ApproximateInverse):
         order: int,
         blocks: Sequence[tuple[torch.Tensor, ApproximateInverse]],
         *,
-        null_space: Subspace | None = None,
+        null_space: subspace.Subspace | None = None,
     ) -> None:
         self.order, self.blocks, self.null_space = order, list(blocks), null_space
 
@@ -273,7 +273,7 @@ class BlockInverse(ApproximateInverse):
         return result if self.null_space is None else self.null_space.remove(result)
 
 
-def network_inverse(operator: NetworkOperator, *, null_space: Subspace | None = None) -> BlockInverse:
+def network_inverse(operator: NetworkOperator, *, null_space: subspace.Subspace | None = None) -> BlockInverse:
     """Approximate inverse of a network: Kronecker products of layers, and a diagonal of the other parameters."""
     layers = {placement.name: placement for placement in operator.placements}
 
