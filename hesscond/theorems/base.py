@@ -9,19 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.hessians import BlockHessian
 from hesscond.lazy import Registry, subclass_of
-from hesscond.sheets import Sheet, Shown
+from hesscond.sheets import Sheet, Shown, TextTable
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems.networks import LayerNetwork
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 Status = Literal["holds", "violated", "not-applicable", "unresolved"]
 
@@ -158,10 +155,6 @@ class Tally:
         return not (self.claim.true and self.violated)
 
 
-#: Colour of each status.
-STYLES = {"holds": "green", "violated": "red", "unresolved": "yellow", "not-applicable": "dim"}
-
-
 @dataclass(frozen=True, repr=False)
 class Verdict(Shown):
     """Result of the check of a statement.
@@ -231,40 +224,28 @@ class Verdict(Shown):
         return max(found, default=math.nan)
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """A row for each claim below its statement, in 80 columns."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+#: Explanation of the columns of a table of verdicts.
+CAPTION = (
+    "known false: wrong, published or (*) only plausible. violated: of the decided trials; n/a: a hypothesis fails; "
+    "open: the bounds do not decide; used: largest ratio of value to claimed bound, violated above 1"
+)
 
-    table = Table(
-        caption=Text(
-            "known false: wrong, published or (*) only plausible. violated: of the decided trials; n/a: a hypothesis "
-            "fails; open: the bounds do not decide; used: largest ratio of value to claimed bound, violated above 1"
-        ),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        collapse_padding=True,
-    )
-    table.add_column("claim", overflow="fold")
-    for name in ("known", "status"):
-        table.add_column(name, no_wrap=True)
-    for name in ("violated", "n/a", "open", "used"):
-        table.add_column(name, justify="right", no_wrap=True)
+
+def verdict_table(verdicts: Sequence[Verdict]) -> TextTable:
+    """A row for each claim below its statement, in 80 columns."""
+    table = TextTable(["claim", "known", "status", ">violated", ">n/a", ">open", ">used"], caption=CAPTION)
     for verdict in verdicts:
-        table.add_row(Text(" = ".join([verdict.id, *verdict.aliases]), style="bold"))
+        table.add_row(" = ".join([verdict.id, *verdict.aliases]), *[""] * 6)
         for tally in verdict.tallies:
-            status = verdict.status_of(tally)
             table.add_row(
-                Text(f"  {tally.claim.name}"),
+                f"  {tally.claim.name}",
                 f"{'true' if tally.claim.true else 'false'}{'' if tally.claim.published else ' *'}",
-                Text(status, style=STYLES[status]),
+                verdict.status_of(tally),
                 f"{tally.violated} / {tally.holds + tally.violated}",
                 str(tally.not_applicable),
                 str(tally.unresolved),
                 "–" if tally.worst == -math.inf else f"{tally.worst:.3g}",
+                end_section=tally is verdict.tallies[-1],
             )
     return table
 
