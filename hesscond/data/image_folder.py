@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from hesscond.data import sources
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
-from hesscond.data.sources import FolderSource, Sizes, register
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from hesscond.lazy import optional
 
@@ -24,7 +24,7 @@ DIGITS = 12
 SPLITS = {"train": "train", "val": "test"}
 
 
-class ImageFolder(FolderSource):
+class ImageFolder(sources.FolderSource):
     """Pictures of a folder, which stay on disk and are decoded when they are indexed; the test set is ``val``.
 
     Classes are numbered in the order of their names, those of ``val`` as those of ``train``. Each picture is brought to
@@ -49,7 +49,9 @@ class ImageFolder(FolderSource):
     def form(self, options: Mapping[str, Any]) -> Form:
         return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: Sizes, **how: Any) -> Dataset:
+    def load(
+        self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: sources.Sizes, **how: Any
+    ) -> Dataset:
         with optional("image-folder"):
             import PIL  # noqa: F401  (before an hour of training)
         folder = self.folder(options["folder"], directories)
@@ -111,4 +113,4 @@ def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[lis
     return files, torch.tensor(targets, device="cpu")
 
 
-register(ImageFolder())
+sources.register(ImageFolder())

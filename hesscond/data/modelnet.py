@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data import image_folder
+from hesscond.data import image_folder, sources
 from hesscond.data.dataset import Dataset, Form
 from hesscond.data.files import fingerprint
 from hesscond.data.preparation import rows_of
-from hesscond.data.sources import FolderSource, Sizes, register
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 SPLITS = ("train", "test")
 
 
-class ModelNet(FolderSource):
+class ModelNet(sources.FolderSource):
     """Points on the meshes of a folder, uniform by area, each cloud centred and scaled into the unit sphere.
 
     Wu et al., 3D ShapeNets (CVPR 2015), sampled as by Qi, Su, Mo, Guibas, PointNet (CVPR 2017), section 5.1.
@@ -40,7 +39,9 @@ class ModelNet(FolderSource):
     def form(self, options: Mapping[str, Any]) -> Form:
         return Form((options["points"], 3), options["classes"], options["classes"])
 
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: Sizes, **how: Any) -> Dataset:
+    def load(
+        self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: sources.Sizes, **how: Any
+    ) -> Dataset:
         folder = self.folder(options["folder"], directories)
         classes = image_folder.class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
@@ -142,4 +143,4 @@ def within_unit_sphere(points: np.ndarray) -> np.ndarray:
     return centred / np.linalg.norm(centred, axis=1).max()
 
 
-register(ModelNet())
+sources.register(ModelNet())

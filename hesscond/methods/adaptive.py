@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hesscond import hessians
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, Jacobi, ParameterMap
 from hesscond.methods import base
 from hesscond.methods.by_parameter import ByParameter
 from hesscond.methods.optimizers import reading
 
-JACOBI = Jacobi()
+JACOBI = hessians.Jacobi()
 
 
 class Adaptive(ByParameter):
@@ -100,7 +100,7 @@ class Adaptive(ByParameter):
         """Leave the parameters as they are; from here on M is that of the step just taken."""
         self._about_to_step = False
 
-    def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
+    def map_of(self, parameter: nn.Parameter) -> hessians.ParameterMap | None:
         optimizer = self._optimizer
         groups = [] if optimizer is None else optimizer.param_groups
         group = next((group for group in groups if any(p is parameter for p in group["params"])), None)
@@ -126,7 +126,7 @@ class Adaptive(ByParameter):
         found.step()
         return found
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+    def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """Jacobi's D = diag(H)^−½, for comparison."""
         return {JACOBI.name: JACOBI}
 

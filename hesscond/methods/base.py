@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_or
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, LayerInputs, eligible_layers
+from hesscond import capture
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Preconditioner, Reparametrized
 from hesscond.hessians.coordinates.linear import UnitCoordinates
@@ -210,7 +210,7 @@ class Method:
         What belongs to no layer, or to one in plain coordinates, stays as it is.
         """
         found = dict(gradients)
-        for name, module in eligible_layers(self.model).items():
+        for name, module in capture.eligible_layers(self.model).items():
             own = self.coordinates(name)
             if own is None or isinstance(own, Reparametrized):
                 continue
@@ -237,12 +237,12 @@ class Method:
     of_first_step: ClassVar[bool] = False
 
     @classmethod
-    def data_statistics(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
+    def data_statistics(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> Any:
         """Statistics of a layer's inputs that define its coordinates, with ``merged(other)``; None: plain ones."""
         raise ConfigError(f"method {cls.name!r} has no coordinates that the data define: give the method at work")
 
     @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> Preconditioner | None:
+    def data_preconditioner(cls, statistics: Any, geometry: capture.Geometry, **options: Any) -> Preconditioner | None:
         """P from the `data_statistics` of a layer alone, if the method ``needs_statistics``; else None."""
         return None
 

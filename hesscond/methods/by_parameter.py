@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from hesscond import hessians
 from hesscond.capture import chosen_layers, eligible_layers
 from hesscond.capture.layers import own_parameters
 from hesscond.errors import ConfigError
-from hesscond.hessians import Coordinates, ParameterMap, Preconditioner
 from hesscond.hessians.coordinates import parameter_maps
 from hesscond.methods import base
 from hesscond.methods.inputs import refuse_transposed
@@ -27,7 +27,7 @@ class ByParameter(base.Method):
     preconditions = True
 
     @abstractmethod
-    def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
+    def map_of(self, parameter: nn.Parameter) -> hessians.ParameterMap | None:
         """P of a parameter; None: it takes no step, or has not yet."""
 
     @property
@@ -48,15 +48,15 @@ class ByParameter(base.Method):
             found = low
         return None if found is None else found**2
 
-    def maps(self, parameters: Iterable[nn.Parameter]) -> list[ParameterMap] | None:
+    def maps(self, parameters: Iterable[nn.Parameter]) -> list[hessians.ParameterMap] | None:
         """P of each parameter; None: none of them has moved."""
         own = list(parameters)
         found = [self.map_of(parameter) for parameter in own]
         if all(P is None for P in found):
             return None
-        return [ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
+        return [hessians.ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
+    def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
         module = chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]
@@ -95,7 +95,7 @@ class ByParameter(base.Method):
         if all(self.map_of(parameter) is None for parameter in self.model.parameters()):
             raise base.no_step(self.whole.name)
 
-    def probed(self, layer: str) -> Coordinates | None:
+    def probed(self, layer: str) -> hessians.Coordinates | None:
         """P of the last step, in the parameters that it moves alone."""
         self.refuse_no_step()
         found, module = super().probed(layer), chosen_layers(self.model, [layer])[layer]
@@ -110,7 +110,7 @@ class ByParameter(base.Method):
         """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        found = {name: self.map_of(parameters[name]) or ParameterMap.still(parameters[name]) for name in names}
+        found = {name: self.map_of(parameters[name]) or hessians.ParameterMap.still(parameters[name]) for name in names}
         return parameter_maps.ParameterMaps(found, self.coordinates_name)
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ class Learned(ByParameter):
         """Update the state with a gradient, and return U."""
 
     @abstractmethod
-    def read(self, state: State) -> ParameterMap | None:
+    def read(self, state: State) -> hessians.ParameterMap | None:
         """P as the last step used it; None: there was no step."""
 
     @torch.no_grad()
@@ -163,7 +163,7 @@ class Learned(ByParameter):
             P = self.read(self._states[name])
             parameter.grad.copy_((torch.zeros_like(U) if P is None else P.applied(U)).view_as(parameter))
 
-    def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
+    def map_of(self, parameter: nn.Parameter) -> hessians.ParameterMap | None:
         name = next((name for name, p in self.model.named_parameters() if p is parameter), None)
         return None if name not in self._states else self.read(self._states[name])
 

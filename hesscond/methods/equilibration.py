@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hesscond import hessians
 from hesscond.capture import Layer, chosen_layers
-from hesscond.hessians import Coordinates, Preconditioner, Reparametrized, Scaling
 from hesscond.methods import base
 from hesscond.methods.reparametrization import Reparametrization, WeightParametrization
 
@@ -115,21 +115,21 @@ class Equilibration(Reparametrization):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.chart = Reparametrized(model, self.coordinates_name, partial(differentiated, model))
+        self.chart = hessians.Reparametrized(model, self.coordinates_name, partial(differentiated, model))
 
     def parametrization(self, name: str, layer: Layer) -> Equilibrated:
         return Equilibrated(layer, axis=self.axis, frozen=self.frozen)
 
-    def coordinates(self, layer: str) -> Coordinates | None:
+    def coordinates(self, layer: str) -> hessians.Coordinates | None:
         """W of a layer that is equilibrated, or diag(1, e) with E frozen; None of another."""
         return self.frozen_coordinates(layer) if self.frozen else super().coordinates(layer)
 
-    def probed(self, layer: str) -> Coordinates | None:
+    def probed(self, layer: str) -> hessians.Coordinates | None:
         """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too."""
         own = self.coordinates(layer)
-        return Reparametrized(self.model, own.name) if isinstance(own, Preconditioner) else own
+        return hessians.Reparametrized(self.model, own.name) if isinstance(own, hessians.Preconditioner) else own
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+    def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         if self.parametrization_of(layer) is None:
             return {}
         return {
@@ -138,7 +138,7 @@ class Equilibration(Reparametrization):
             "E frozen": self.frozen_coordinates(layer),
         }
 
-    def frozen_coordinates(self, layer: str) -> Preconditioner | None:
+    def frozen_coordinates(self, layer: str) -> hessians.Preconditioner | None:
         """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated."""
         own = self.parametrization_of(layer)
         if own is None:
@@ -150,4 +150,4 @@ class Equilibration(Reparametrization):
         if own.geometry.bias:
             E = torch.cat([E.new_ones(len(E), 1), E], 1)
         alike = self.axis == "row" and own.geometry.groups == 1
-        return Scaling(E[0] if alike else E, "E frozen")
+        return hessians.Scaling(E[0] if alike else E, "E frozen")

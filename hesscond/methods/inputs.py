@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, Layer, LayerInputs, eligible_layers
+from hesscond import capture
 from hesscond.capture.kinds import is_turned, kind_of
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import Coordinates, Preconditioner
@@ -25,7 +25,7 @@ State = TypeVar("State", bound="LayerState")
 class LayerState(ABC):
     """A layer, and its inputs since the last step in the calls that a backward pass has reached."""
 
-    module: Layer
+    module: capture.Layer
     q_squared: float = 1.0  # 1/q² multiplies P Pᵀ
     inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)  # input and output shape of each call
     # for each call the first gradients in its output, at most wanted of them
@@ -33,7 +33,7 @@ class LayerState(ABC):
     wanted: int = 0
 
     def __post_init__(self) -> None:
-        self.geometry = Geometry.of(self.module)
+        self.geometry = capture.Geometry.of(self.module)
         self._counted: list[torch.Size] = []
 
     @abstractmethod
@@ -119,11 +119,11 @@ class OfInputs:
         places = tuple(wrapping.place_of(model, name) for name in layers)
         return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
 
-    def collect(self, layer: str, inputs: LayerInputs) -> Any:
+    def collect(self, layer: str, inputs: capture.LayerInputs) -> Any:
         """Statistics of a layer's inputs that the method collects."""
         return self.part.data_statistics(layer, inputs, **self.options)
 
-    def resolved(self, statistics: Any, geometry: Geometry) -> Preconditioner | None:
+    def resolved(self, statistics: Any, geometry: capture.Geometry) -> Preconditioner | None:
         """P; None: the layer is not one of the method's."""
         return None if statistics is None else self.part.data_preconditioner(statistics, geometry, **self.options)
 
@@ -151,14 +151,14 @@ class LayerMethod(base.Method, Generic[State]):
         self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.layers.values()]
 
     @abstractmethod
-    def state_of(self, layer: Layer) -> State:
+    def state_of(self, layer: capture.Layer) -> State:
         """State of a layer before the first step."""
 
     @abstractmethod
     def update(self, states: list[State]) -> None:
         """Take over the inputs of the layers of this step."""
 
-    def _refuse(self, layers: Mapping[str, Layer]) -> None:
+    def _refuse(self, layers: Mapping[str, capture.Layer]) -> None:
         owners: dict[int, str] = {}
         for name, layer in layers.items():
             refuse_transposed(self.name, name, layer)
@@ -179,7 +179,7 @@ class LayerMethod(base.Method, Generic[State]):
     def _watch(state: LayerState) -> Any:
         seen, gradients = state.inputs, state.gradients
 
-        def hook(module: Layer, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
+        def hook(module: capture.Layer, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             # a probe calls the module with other tensors in place of its parameters: not this training
             weight = module.weight
             if output.requires_grad and isinstance(weight, nn.Parameter) and weight.requires_grad:
@@ -228,7 +228,7 @@ class LayerMethod(base.Method, Generic[State]):
 
     def find(self, layer: str) -> State | None:
         """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
-        there = eligible_layers(self.model)
+        there = capture.eligible_layers(self.model)
         module = there.get(layer, self.layers[layer].module if layer in self.layers else None)
         if module is None:
             raise ConfigError(f"no layer {layer!r} in the model: it has {', '.join(there)}")
@@ -266,13 +266,13 @@ class InputMethod(LayerMethod[State]):
 
     @classmethod
     def data_statistics(
-        cls, layer: str, inputs: LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
+        cls, layer: str, inputs: capture.LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
     ) -> Any:
         return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
 
     @classmethod
     @abstractmethod
-    def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> Any:
+    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> Any:
         """Statistics of a layer's inputs that define its coordinates; the result has ``merged(other)``."""
 
     @abstractmethod
@@ -281,7 +281,7 @@ class InputMethod(LayerMethod[State]):
 
     @classmethod
     @abstractmethod
-    def of_data(cls, statistics: Any, geometry: Geometry) -> Sequence[Preconditioner]:
+    def of_data(cls, statistics: Any, geometry: capture.Geometry) -> Sequence[Preconditioner]:
         """P of each group of a layer, from the statistics that `collect` returned alone: no damping, no factor q."""
 
     def preconditioner(self, layer: str) -> Preconditioner | None:
@@ -292,22 +292,22 @@ class InputMethod(LayerMethod[State]):
         return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
 
     @classmethod
-    def data_preconditioner(cls, statistics: Any, geometry: Geometry, **options: Any) -> Preconditioner:
+    def data_preconditioner(cls, statistics: Any, geometry: capture.Geometry, **options: Any) -> Preconditioner:
         parts = cls.of_data(statistics, geometry)
         return by_group(parts, geometry.units, geometry.n_params, device=statistics.device)
 
 
-def trains(layer: Layer) -> bool:
+def trains(layer: capture.Layer) -> bool:
     """Whether the weight of a layer, or any parameter that it is computed from, is trained."""
     behind = [p for name, p in layer.named_parameters() if name != "bias"]
     return not behind or any(p.requires_grad for p in behind)
 
 
-def refuse_transposed(method: str, name: str, layer: Layer) -> None:
+def refuse_transposed(method: str, name: str, layer: capture.Layer) -> None:
     """Raise a ConfigError for a transposed convolution, or another layer whose units are not rows of its weight."""
     if is_turned(layer):
         raise ConfigError(
             f"method {method!r} is not defined for transposed convolutions and other layers whose units are not rows "
-            f"of their weight, and layer {name!r} is a {Geometry.of(layer).kind}: name the other layers (option or "
-            "argument layers)"
+            f"of their weight, and layer {name!r} is a {capture.Geometry.of(layer).kind}: name the other layers "
+            "(option or argument layers)"
         )

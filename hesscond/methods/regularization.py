@@ -21,43 +21,42 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hesscond import hessians, operators
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Coordinates, Preconditioner
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import base
-from hesscond.operators import Congruence, Gram, Shifted, Sum, SymmetricOperator
 
 STRENGTH = 1e-4
 
 Space = Literal["p", "z"]
 
 
-class Penalized(Chart):
+class Penalized(hessians.Chart):
     """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L."""
 
-    def __init__(self, P: Preconditioner | None, strength: float, *, in_z: bool, name: str) -> None:
+    def __init__(self, P: hessians.Preconditioner | None, strength: float, *, in_z: bool, name: str) -> None:
         self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
 
-    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
+    def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> operators.SymmetricOperator:
         """Hessian with the penalty for a unit of the layer, or for the whole layer."""
         H = hessian(layers=[layer], unit=unit)
         if self.P is None:
-            return Shifted(H, -2 * self.strength)
+            return operators.Shifted(H, -2 * self.strength)
         layout = H.unit_layout
         n_params = layout.geometries[layer].n_params
         P = UnitCoordinates(self.P, layout.units[layer], n_params, dtype=H.dtype, device=H.device)
-        inner = Congruence(H, P)
+        inner = operators.Congruence(H, P)
         if self.in_z:
-            return Shifted(inner, -2 * self.strength)
-        return Sum([(1.0, inner), (2 * self.strength, Gram(P))])
+            return operators.Shifted(inner, -2 * self.strength)
+        return operators.Sum([(1.0, inner), (2 * self.strength, operators.Gram(P))])
 
-    def network(self, hessian: HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
+    def network(self, hessian: HessianMaker) -> tuple[operators.SymmetricOperator, Mapping[str, slice]]:
         """Hessian with the penalty for all parameters, in plain coordinates, and the slice of each of them."""
         if self.P is not None:
             raise ConfigError(f"{self.name}: P is that of one layer: measure by layer or by unit")
         H = hessian()
-        return Shifted(H, -2 * self.strength), H.parts
+        return operators.Shifted(H, -2 * self.strength), H.parts
 
 
 class Regularization(base.Method):
@@ -105,23 +104,23 @@ class L2(Regularization):
             self._optimizer = optimizer
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
-    def probed(self, layer: str) -> Coordinates | None:
+    def probed(self, layer: str) -> hessians.Coordinates | None:
         own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, Preconditioner):
+        if own is not None and not isinstance(own, hessians.Preconditioner):
             raise ConfigError(
                 f"layer {layer!r} is measured in {own.name}, which {self.name} has no Hessian in: leave it out"
             )
         return self._penalized(own)
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+    def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """The Hessian with the penalty, where the coordinates of the whole method are linear."""
         own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, Preconditioner):
+        if own is not None and not isinstance(own, hessians.Preconditioner):
             return {}
         found = self._penalized(own)
         return {found.name: found}
 
-    def _penalized(self, own: Preconditioner | None) -> Penalized:
+    def _penalized(self, own: hessians.Preconditioner | None) -> Penalized:
         """The Hessian with the penalty in the coordinates z of the whole method."""
         name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
         return Penalized(own, self.strength, in_z=self.space == "z", name=name)
@@ -150,7 +149,7 @@ class GradientRegularization(Regularization):
     name = "gradient-regularization"
     summary = "the squared norm of the gradient, in p or in z, added to the loss"
 
-    def probed(self, layer: str) -> Coordinates | None:
+    def probed(self, layer: str) -> hessians.Coordinates | None:
         """Coordinates of the whole method, if λ = 0."""
         if self.strength > 0:
             raise ConfigError(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from hesscond.capture import Geometry, Layer, chosen_layers
+from hesscond import capture
 from hesscond.capture.kinds import is_turned
 from hesscond.errors import ConfigError
 from hesscond.hessians import Coordinates, Reparametrized
@@ -20,9 +20,9 @@ from hesscond.methods.wrapping import layers_of
 class WeightParametrization(nn.Module):
     """Base of the modules that compute the weight of a layer; a subclass writes ``forward``."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: capture.Layer) -> None:
         super().__init__()
-        self.geometry = Geometry.of(layer)
+        self.geometry = capture.Geometry.of(layer)
         self.transposed = is_turned(layer)
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Reparametrization(base.Method):
             self._own.add(own)
 
     @abstractmethod
-    def parametrization(self, name: str, layer: Layer) -> WeightParametrization:
+    def parametrization(self, name: str, layer: capture.Layer) -> WeightParametrization:
         """W(θ) for a layer."""
 
     def coordinates(self, layer: str) -> Coordinates | None:
@@ -74,12 +74,12 @@ class Reparametrization(base.Method):
 
     def parametrization_of(self, layer: str) -> WeightParametrization | None:
         """W(θ) of a layer by its present name; None: it is none of those chosen."""
-        module = chosen_layers(self.model, [layer])[layer]
+        module = capture.chosen_layers(self.model, [layer])[layer]
         inside = set(module.modules())
         return next((own for own in self._own if own in inside), None)
 
 
-def refuse_computed_or_shared(method: str, model: nn.Module, name: str, layer: Layer) -> None:
+def refuse_computed_or_shared(method: str, model: nn.Module, name: str, layer: capture.Layer) -> None:
     """Raise a ConfigError for a weight that is computed from other parameters or shared with another module."""
     if "weight" not in layer._parameters:
         raise ConfigError(f"{method}: the weight of layer {name!r} is computed from other parameters already")

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import nn
 
+from hesscond import hessians
 from hesscond.errors import GONE, ConfigError
-from hesscond.hessians import Coordinates, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.lazy import without_folders
 from hesscond.methods import base
@@ -80,12 +80,12 @@ class Composed(base.Method):
         found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
         return torch.stack(found).sum() if found else None
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
+    def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
         """Preconditioner of the layer, if its `coordinates` are linear; otherwise None."""
         own = self.coordinates(layer)
-        return own if isinstance(own, Preconditioner) else None
+        return own if isinstance(own, hessians.Preconditioner) else None
 
-    def coordinates(self, layer: str) -> Coordinates | None:
+    def coordinates(self, layer: str) -> hessians.Coordinates | None:
         """Coordinates of the one part that has coordinates other than the plain ones; None: no part has."""
         found = [(part.name, own) for part in self.parts if (own := part.coordinates(layer)) is not None]
         if len(found) > 1:
@@ -95,7 +95,7 @@ class Composed(base.Method):
             )
         return found[0][1] if found else None
 
-    def probed(self, layer: str) -> Coordinates | None:
+    def probed(self, layer: str) -> hessians.Coordinates | None:
         """Coordinates of the part that adds a penalty, which include those of the others; otherwise `coordinates`."""
         found = [part.probed(layer) for part in self.parts]
         return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
@@ -113,7 +113,7 @@ class Composed(base.Method):
         own = [part for part in self.parts if part.preconditions]
         return own[0].preconditioned(gradients) if own else super().preconditioned(gradients)
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+    def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         return {name: own for part in self.parts for name, own in part.readings(layer).items()}
 
     def diagnostics(self, layer: str) -> dict[str, float]:

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hesscond.capture import Geometry, Layer, chosen_layers, is_layer
+from hesscond import capture, hessians
 from hesscond.capture.layers import from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
-from hesscond.hessians import Chart, Coordinates, SphereTangentOperator
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods import base
 from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
@@ -92,7 +91,7 @@ class Noise(nn.Module):
         return torch.addcmul(a, a, self.drawn(a)) if self.training else a
 
 
-class SphereChart(Chart):
+class SphereChart(hessians.Chart):
     """The tangent space of {‖w_i‖² = c_i}, {1ᵀw_i = 0} or both, for the units of some layers of a model.
 
     The Hessian is the Riemannian one, `SphereTangentOperator`, in as many coordinates as there are parameters: the
@@ -102,20 +101,20 @@ class SphereChart(Chart):
     def __init__(
         self,
         model: nn.Module,
-        layers: Iterable[Layer],
+        layers: Iterable[capture.Layer],
         *,
         sphere: bool = True,
         centred: bool = False,
         curved: bool = True,
     ) -> None:
         self.model, self.layers = model, tuple(layers)
-        self._tangent = partial(SphereTangentOperator, sphere=sphere, centred=centred, curved=curved)
+        self._tangent = partial(hessians.SphereTangentOperator, sphere=sphere, centred=centred, curved=curved)
         what = {(True, False): "sphere", (False, True): "centred weights", (True, True): "centred sphere"}
         self.name = f"tangent space, {what[sphere, centred]}{'' if curved else ', without its curvature'}"
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> SymmetricOperator:
         """The Riemannian Hessian of a unit or a layer; the plain one if the layer is not constrained."""
-        module = chosen_layers(self.model, [layer])[layer]
+        module = capture.chosen_layers(self.model, [layer])[layer]
         H = hessian(layers=[layer], unit=unit)
         if module not in self.layers:
             return H
@@ -227,7 +226,7 @@ class Sphere(base.Method):
             self.flat_chart = SphereChart(model, self.constrained, **facts, curved=False)
         self._project()
 
-    def _replace_norms(self, chosen: Mapping[str, Layer]) -> None:
+    def _replace_norms(self, chosen: Mapping[str, capture.Layer]) -> None:
         """Put noise and scaling in the place of each batch normalization, or behind each of the chosen layers."""
         affine, noise = self.affine, self.noise
         scale = SCALES.get(noise, 0.0) if self.noise_scale is None else self.noise_scale
@@ -252,7 +251,7 @@ class Sphere(base.Method):
             put(self.model, norm, behind(number, len(norms), norm.num_features, 1, norm).to(like.device, like.dtype))
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
-                units, axis = Geometry.of(layer).units, -1 - dimensions(layer)
+                units, axis = capture.Geometry.of(layer).units, -1 - dimensions(layer)
                 wrap(self.model, name, after=behind(number, len(chosen), units, axis))
         for layer in biased if affine else ():
             if layer._parameters.get("bias") is not None:
@@ -276,31 +275,31 @@ class Sphere(base.Method):
         for noise in self.noises:
             noise.step += 1
 
-    def coordinates(self, layer: str) -> Coordinates | None:
+    def coordinates(self, layer: str) -> hessians.Coordinates | None:
         """The tangent space of a constrained layer; None for the others."""
         known = layers_of(self.model)
         if layer not in known:
             raise ConfigError(f"no dense or convolutional layer {layer!r} in the model: it has {', '.join(known)}")
         return self.chart if known[layer] in self.constrained else None
 
-    def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
+    def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """Ambient Hessian of a constrained layer, and on spheres its projection without the curvature term."""
         if self.coordinates(layer) is None:
             return {}
         return {"ambient": None} if self.constraint == "centred" else {"ambient": None, "projected": self.flat_chart}
 
 
-def fed(model: nn.Module) -> Iterator[Layer]:
+def fed(model: nn.Module) -> Iterator[capture.Layer]:
     """The layers that are registered right before a batch normalization of as many channels as they have units."""
     leaves = [module for module in model.modules() if next(module.children(), None) is None]
     for layer, norm in pairwise(leaves):
-        if not is_layer(layer) or not isinstance(norm, _BatchNorm):
+        if not capture.is_layer(layer) or not isinstance(norm, _BatchNorm):
             continue
-        if Geometry.of(layer).units == norm.num_features:
+        if capture.Geometry.of(layer).units == norm.num_features:
             yield layer
 
 
-def refuse_initial(name: str, layer: Layer, constraint: Constraint) -> None:
+def refuse_initial(name: str, layer: capture.Layer, constraint: Constraint) -> None:
     """Raise a ConfigError where the initial weights of a layer have no point of the set next to them."""
     if "weight" not in layer._parameters:
         raise ConfigError(f"the weight of layer {name!r} is computed from other parameters: it cannot be constrained")

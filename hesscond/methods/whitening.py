@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import Geometry, Layer, LayerInputs, RowFactor, row_factor
-from hesscond.hessians import CentringScaling, DensePreconditioner, Preconditioner
+from hesscond import capture, hessians
 from hesscond.hessians.coordinates.base import Product
 from hesscond.methods.base import option, register
 from hesscond.methods.inputs import InputMethod, LayerState
@@ -103,7 +102,7 @@ class Whitening(InputMethod[WhiteningState]):
     epsilon: float = option(1e-2, "Damping, relative to the mean variance.", above=0)
     update_every: int = option(20, "Steps after which C̃ is decomposed again; the mean is that of every step.", least=1)
 
-    def state_of(self, layer: Layer) -> WhiteningState:
+    def state_of(self, layer: capture.Layer) -> WhiteningState:
         state = WhiteningState(layer)
         state.decompose(self.epsilon)
         return state
@@ -114,21 +113,21 @@ class Whitening(InputMethod[WhiteningState]):
             if self.steps % self.update_every == 0:
                 state.decompose(self.epsilon)
 
-    def of_groups(self, state: WhiteningState) -> list[Preconditioner]:
+    def of_groups(self, state: WhiteningState) -> list[hessians.Preconditioner]:
         """P with the mean and the decomposition that the last step used."""
         bias, q, name = state.geometry.bias, state.q_squared**0.5, "whitening, running covariance"
         return [
-            composed(CentringScaling(mu, torch.ones_like(mu), bias, q, name), W)
+            composed(hessians.CentringScaling(mu, torch.ones_like(mu), bias, q, name), W)
             for mu, W in zip(state.mu.to(torch.float64), state.root, strict=True)
         ]
 
     @classmethod
-    def collect(cls, layer: str, inputs: LayerInputs, **options: Any) -> RowFactor:
+    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.RowFactor:
         """The triangular factor of the centred rows."""
-        return row_factor(inputs)
+        return capture.row_factor(inputs)
 
     @classmethod
-    def of_data(cls, statistics: RowFactor, geometry: Geometry) -> list[Preconditioner]:
+    def of_data(cls, statistics: capture.RowFactor, geometry: capture.Geometry) -> list[hessians.Preconditioner]:
         r"""P = U C^{-½} from the centred rows, such that (ĤP)ᵀ(ĤP) = N·I.
 
         U = [[1, −μᵀ], [0, I]] centres, C^{-½} = diag(1, D⁻¹ V Σ⁻¹ √N) with D the standard deviations of the features
@@ -136,7 +135,7 @@ class Whitening(InputMethod[WhiteningState]):
         to centre with: then N C = Σ_j h_j h_jᵀ and D are root mean squares. Dead features, and directions with
         Σ_ii ≤ CUTOFF · Σ_11, are left out.
         """
-        parts: list[Preconditioner] = []
+        parts: list[hessians.Preconditioner] = []
         features = statistics.features
         split = (part.view(geometry.groups, -1) for part in (features.mu, features.sigma, features.dead))
         for R, mu, sigma, dead in zip(statistics.R, *split, strict=True):
@@ -149,12 +148,12 @@ class Whitening(InputMethod[WhiteningState]):
             kept = lengths > CUTOFF * lengths.amax() if len(lengths) else lengths > 0
             W = Vt[kept].T * (features.count**0.5 / lengths[kept])
             name = "whitening, raw covariance of the data"
-            parts.append(composed(CentringScaling(mu, scale, geometry.bias, name=name), W))
+            parts.append(composed(hessians.CentringScaling(mu, scale, geometry.bias, name=name), W))
         return parts
 
 
-def composed(first: CentringScaling, W: torch.Tensor) -> Preconditioner:
+def composed(first: hessians.CentringScaling, W: torch.Tensor) -> hessians.Preconditioner:
     """The P of ``first``, then diag(1, W), or W of a layer without bias; it has the name of ``first``."""
-    P = Product(first, DensePreconditioner(torch.block_diag(W.new_ones(1, 1), W) if first.bias else W))
+    P = Product(first, hessians.DensePreconditioner(torch.block_diag(W.new_ones(1, 1), W) if first.bias else W))
     P.name = first.name
     return P

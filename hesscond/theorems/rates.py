@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import hessian, jacrev
 
 from hesscond.spectra import ConditionNumber
-from hesscond.theorems.base import UNRESOLVED, Outcome, decided, not_applicable
+from hesscond.theorems import base
 from hesscond.theorems.networks import Network, flat_loss
 
 Function = Callable[[Tensor], Tensor]
@@ -198,7 +198,7 @@ class Iteration:
         u is as long as d, ``moved``, and has the direction of ``along``: shorter ones are lost in round-off.
         """
         u = self.size(moved) / self.size(along) * along
-        far, near = (self.step(self.fixed + base + u) - self.step(self.fixed + base) for base in (moved, 0 * moved))
+        far, near = (self.step(self.fixed + own + u) - self.step(self.fixed + own) for own in (moved, 0 * moved))
         return self.size(far - near) / self.size(u)
 
     def radius(self, direction: Tensor) -> float:
@@ -282,11 +282,11 @@ def decay_of_step(alpha: float, kappa: ConditionNumber) -> Decay:
     return Decay(min(found), max(found))
 
 
-def bounded(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> Outcome:
+def bounded(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
     """Whether the rate is at most that of a decay ``expected``, up to `TOLERANCE`; by default (κ − 1)/(κ + 1)."""
 
-    def judge(found: Decay, expected: Decay) -> Outcome:
-        return decided(
+    def judge(found: Decay, expected: Decay) -> base.Outcome:
+        return base.decided(
             expected.lower / found.upper if found.upper > 0 else math.inf,
             expected.upper / found.lower if found.lower > 0 else math.inf,
             1 + TOLERANCE,
@@ -295,42 +295,42 @@ def bounded(found: Decay | None, kappa: ConditionNumber, expected: Decay | None 
     return judged(found, kappa, expected, judge)
 
 
-def no_faster(found: Decay | None, kappa: ConditionNumber) -> Outcome:
+def no_faster(found: Decay | None, kappa: ConditionNumber) -> base.Outcome:
     """Whether the rate is (κ − 1)/(κ + 1) at least, up to `TOLERANCE`."""
 
-    def judge(found: Decay, least: Decay) -> Outcome:
-        return decided(found.lower / least.upper, found.upper / least.lower, 1 + TOLERANCE)
+    def judge(found: Decay, least: Decay) -> base.Outcome:
+        return base.decided(found.lower / least.upper, found.upper / least.lower, 1 + TOLERANCE)
 
     return judged(found, kappa, Decay(predicted(kappa.upper), predicted(kappa.lower)), judge)
 
 
-def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> Outcome:
+def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
     """Whether both decays agree to `TOLERANCE`; by default with that of the rate (κ − 1)/(κ + 1)."""
 
-    def judge(found: Decay, expected: Decay) -> Outcome:
+    def judge(found: Decay, expected: Decay) -> base.Outcome:
         off = [a / b - 1 for a in (found.lower, found.upper) for b in (expected.lower, expected.upper)]
         low, high = min(off), max(off)
         farthest = max(abs(low), abs(high)) / TOLERANCE
         nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) / TOLERANCE
         if farthest <= 1:
-            return Outcome("holds", farthest)
+            return base.Outcome("holds", farthest)
         if nearest > APART:
-            return Outcome("violated", nearest)
-        return Outcome("unresolved", nearest, "the rate is not measured sharply enough")
+            return base.Outcome("violated", nearest)
+        return base.Outcome("unresolved", nearest, "the rate is not measured sharply enough")
 
     return judged(found, kappa, expected, judge)
 
 
 def judged(
-    found: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], Outcome]
-) -> Outcome:
+    found: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], base.Outcome]
+) -> base.Outcome:
     """Outcome of ``judge``, if there are both a measured rate and a κ that predicts one."""
     if not kappa.resolved:
-        return UNRESOLVED
+        return base.UNRESOLVED
     if kappa.rank < 2:
-        return not_applicable("there is one nonzero eigenvalue only")
+        return base.not_applicable("there is one nonzero eigenvalue only")
     if found is None:
-        return Outcome("unresolved", reason="round-off is reached before there is a rate")
+        return base.Outcome("unresolved", reason="round-off is reached before there is a rate")
     if expected is not None:
         return judge(found, expected)
     outcome = judge(found, Decay(predicted(kappa.upper), predicted(kappa.lower)))
