@@ -128,6 +128,9 @@ def waits(quick: bool) -> Iterator[Task]:
         name = f"ResNet-18, evaluation mode, {count} images: the last convolution, whole"
         large = residual_network(8 if quick else 32, count)
         yield probed(name, large, layers=["stage4.block2.conv2"], level="layer")
+    size = (2, 8, 16, 4, 75, 2) if quick else (2, 16, 768, 12, 50_257, 12)
+    wide, last = cases.characters(*size), f"0.block{size[-1]}.fc1"
+    yield probed("GPT of GPT-2's size, 2 × 16 tokens: the last fc1, whole", wide, layers=[last], level="layer")
 
 
 def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:

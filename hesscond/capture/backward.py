@@ -39,9 +39,10 @@ class Budget:
         total = self.taken + size
         if total > self.memory:
             fitting = self.samples * self.memory // total
+            others = f", {readable(total)} with the layers before it" if self.taken else ""
             raise (TooLargeError if size > self.memory else CaptureError)(
-                f"the curvature of layer {request.name!r} takes {readable(size)}, {readable(total)} with "
-                f"the layers before it, but memory={readable(self.memory)}: probe fewer layers or units at a time"
+                f"the curvature of layer {request.name!r} takes {readable(size)}{others}, but "
+                f"memory={readable(self.memory)}: probe fewer layers or units at a time"
                 + (f", take at most {fitting} of the {self.samples} samples," if fitting else "")
                 + " or raise memory"
             )

@@ -285,9 +285,8 @@ class LayerCapturing:
             self.failed.add(name)
             self.directions.pop(name, None)
             with self.measurement.skipping(name, CaptureError):
-                raise type(error)(
-                    f"layer {name!r} cannot be probed: {error}" if self.question.named(name) else str(error)
-                )
+                unnamed = isinstance(error, TooLargeError) or not self.question.named(name)
+                raise type(error)(str(error) if unnamed else f"layer {name!r} cannot be probed: {error}")
         return captures
 
     def _skip_without_units(self, captures: capturing.Captures, batch: Batch) -> None:
