@@ -134,10 +134,6 @@ class Pool:
         else:
             print(outcome, flush=True)
 
-    def broke(self, name: str, reason: str) -> None:
-        """Say that a worker broke down."""
-        print(f"{name}: {reason}", flush=True)
-
     def tick(self) -> None:
         """Stop when the time is up."""
         if time.monotonic() > self.until:

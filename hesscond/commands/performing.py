@@ -56,10 +56,6 @@ class SweepView:
             how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
         self.say(f"[{self.total - len(self.left)}/{self.total}] {outcome.name}: {how}")
 
-    def broke(self, name: str, reason: str) -> None:
-        """Report that the worker of a run broke down and that the run is resumed."""
-        self.say(f"{name}: its worker broke down ({reason}), it is resumed")
-
     def tick(self) -> None:
         """Report which runs are in training, if it is time."""
         if time.monotonic() - self.said_at > REPEAT:

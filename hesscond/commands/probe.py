@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -22,7 +21,7 @@ from rich.text import Text
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options, printing
-from hesscond.commands.runs import json_rows
+from hesscond.commands.runs import write_table
 from hesscond.commands.target import Target, load_target, of_user, one_sentence
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
@@ -223,10 +222,6 @@ class Watched:
             signal.signal(signal.SIGINT, before)
 
 
-#: Arguments that `hesscond.probe` takes as they are.
-FORWARDED = ("layers", "level", "units", "method", "dtype", "rtol", "products")
-
-
 @dataclass(frozen=True)
 class Request:
     """Arguments of `hesscond.probe` as the command line gives them."""
@@ -254,8 +249,7 @@ class Request:
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of `hesscond.probe`."""
-        chosen = {name: getattr(self, name) for name in FORWARDED}
-        return chosen if self.memory is None else chosen | {"memory": self.memory}
+        return {name: value for name, value in vars(self).items() if name != "memory" or value is not None}
 
 
 def run_probe(
@@ -343,21 +337,7 @@ def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.Dat
         return lambda frame: None
     options.check_file("--output", output, (".csv", ".json") if not (as_json or as_csv) else None)
     json_wanted = as_json or (not as_csv and output is not None and output.suffix.lower() == ".json")
-
-    def write(frame: pd.DataFrame) -> None:
-        if json_wanted:
-            text = json.dumps(json_rows(frame), indent=1) + "\n"
-        else:
-            text = frame.to_csv(index=False, lineterminator="\n")
-        if output is None:
-            sys.stdout.write(text)
-            return
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from None
-
-    return write
+    return lambda frame: write_table(frame, "json" if json_wanted else "csv", sys.stdout if output is None else output)
 
 
 def parse_units(text: str) -> tuple[int, ...]:

@@ -27,26 +27,13 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
     rows = []
     for run, settings, seconds in runs:
         summary = summary_frame([run]).iloc[0]
-        rows.append(
-            {
-                "run": run.folder.name,
-                "method": run.legend,
-                "batch_size": summary["batch_size"],
-                "learning_rate": summary["learning_rate"],
-                **{name: value if isinstance(value, (int, float)) else str(value) for name, value in settings.items()},
-                "seed": run.seed,
-                "status": run.status,
-                "iterations": summary["iterations"],
-                "collapsed": series.is_collapsed(run),
-                "loss": summary["training_loss_tail_mean"],
-                "accuracy": summary["test_accuracy"],
-                "kappa": summary["batch_kappa"],
-                "kappa_lower": summary["batch_kappa_lower"],
-                "kappa_own": summary["batch_kappa_own"],
-                "kappa_own_lower": summary["batch_kappa_own_lower"],
-                "seconds": seconds,
-            }
-        )
+        row: dict[str, Any] = {"run": run.folder.name, "method": run.legend}
+        row |= {name: summary[name] for name in ("batch_size", "learning_rate")}
+        row |= {name: value if isinstance(value, (int, float)) else str(value) for name, value in settings.items()}
+        row |= {name: summary[name] for name in ("seed", "status", "iterations", "collapsed")}
+        row |= {"loss": summary["training_loss_tail_mean"], "accuracy": summary["test_accuracy"]}
+        kappas = ("kappa", "kappa_lower", "kappa_own", "kappa_own_lower")
+        rows.append(row | {name: summary[f"batch_{name}"] for name in kappas} | {"seconds": seconds})
     return pd.DataFrame(rows)
 
 

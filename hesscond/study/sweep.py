@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -118,8 +117,6 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
 
 #: Seconds between two ticks of the watcher.
 INTERVAL = 0.25
-#: Number of attempts at a run whose worker breaks down.
-ATTEMPTS = 3
 #: Seconds after which a run that another process works on is tried again: workers of a killed sweep end by then.
 AGAIN = 2.0
 
@@ -149,9 +146,6 @@ class Watcher(Protocol):
 
     def ended(self, outcome: Outcome) -> None:
         """Handle the end of a run."""
-
-    def broke(self, name: str, reason: str) -> None:
-        """Handle the breakdown of a run's worker; the run is resumed."""
 
     def tick(self) -> None:
         """Handle the passing of time."""
@@ -203,34 +197,20 @@ def sweep(
 ) -> dict[str, Outcome]:
     """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them."""
     outcomes: dict[str, Outcome] = {}
-    breakdowns: Counter[str] = Counter()
-    flying: dict[Future[Outcome], runner.RunPlan] = {}
-
-    def submit(plan: runner.RunPlan) -> None:
-        flying[executor.submit(work, plan, files[data_key(plan)], threads)] = plan
-
-    def take(plan: runner.RunPlan, future: Future[Outcome]) -> None:
-        name = plan.folder.name
-        try:
-            outcome = future.result()
-        # whatever it is, as a process that was killed
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            breakdowns[name] += 1
-            if breakdowns[name] < ATTEMPTS:
-                watcher.broke(name, reason)
-                submit(plan)
-                return
-            outcome = Outcome(name, "failed", f"its worker broke down {ATTEMPTS} times ({reason})")
-        outcomes[name] = outcome
-        watcher.ended(outcome)
-
+    flying: dict[Future[Outcome], str] = {}
     try:
         for plan in plans:
-            submit(plan)
+            flying[executor.submit(work, plan, files[data_key(plan)], threads)] = plan.folder.name
         while flying:
             for future in wait(flying, INTERVAL, FIRST_COMPLETED).done:
-                take(flying.pop(future), future)
+                name = flying.pop(future)
+                try:
+                    outcomes[name] = future.result()
+                # whatever it is, as a process that was killed
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                    outcomes[name] = Outcome(name, "failed", f"its worker broke down ({reason}): start the sweep again")
+                watcher.ended(outcomes[name])
             watcher.tick()
     except BaseException:
         for future in flying:
