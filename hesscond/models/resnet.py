@@ -103,7 +103,6 @@ class PreActBlock(nn.Module):
         stride: int,
         shortcut: str,
         activation: str,
-        dropout: float,
         *,
         shared: bool,
         branch_gamma: float,
@@ -113,7 +112,6 @@ class PreActBlock(nn.Module):
         self.norm1 = make.normalization(before)
         self.conv1 = make.conv(before, width, 3, stride=stride)
         self.norm2 = make.last_normalization(width, branch_gamma)
-        self.dropout = layers.make_dropout(dropout)
         self.conv2 = make.conv(width, width, 3)
         self.shortcut = make_shortcut(make, shortcut, before, width, stride, normalized=False)
         self.activation = layers.make_activation(activation)
@@ -121,8 +119,7 @@ class PreActBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(N, width, H / stride, W / stride) of (N, before, H, W)."""
         start = self.activation(self.norm1(x))
-        out = self.activation(self.norm2(self.conv1(start)))
-        out = self.conv2(self.dropout(out))
+        out = self.conv2(self.activation(self.norm2(self.conv1(start))))
         return out + self.shortcut(start if self.shared else x)
 
 
@@ -206,7 +203,6 @@ class PreActResNet(nn.Module):
         stem: int = 16,  # channels of conv1
         widths: tuple[int, ...] = (16, 32, 64),  # channels of each stage
         shortcut: str = "pad",  # where shapes change: "pad" or "projection"
-        dropout: float = 0.0,  # probability between the convolutions of a block (Wide Residual Networks, section 2.4)
         activation: str = "relu",
         norm: str = "batch",
         branch_gamma: float = 1.0,  # initial γ of the last normalization of each residual branch; not 0
@@ -228,7 +224,7 @@ class PreActResNet(nn.Module):
                 changes = enters != width or stride != 1
                 shared = changes if shortcut == "projection" else b == 1 and name == "stage1"
                 own = PreActBlock(
-                    make, enters, width, stride, shortcut, activation, dropout, shared=shared, branch_gamma=branch_gamma
+                    make, enters, width, stride, shortcut, activation, shared=shared, branch_gamma=branch_gamma
                 )
                 stage.add_module(f"block{b}", own)
             self.add_module(name, stage)

@@ -160,7 +160,6 @@ class GPT(nn.Module):
         dropout: float = 0.0,  # probability after positions, attention and dense layers
         activation: str = "gelu",
         norm: str = "layer:eps=1e-5",  # "layer", "rms", both with ":eps=…" (10⁻⁶ if not given), or "none"
-        head: str = "untied",  # "untied"; or "tied", if the output layer has the weight of embedding
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -181,8 +180,6 @@ class GPT(nn.Module):
             self.add_module(name, block)
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs, bias=False)
-        if layers.chosen("head", head, ("untied", "tied")) == "tied":
-            self.fc.weight = self.embedding.weight
 
     @staticmethod
     def vectors(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:

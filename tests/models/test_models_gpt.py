@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.models import build
 from tests.models.reduced import batch, reduced
 
 #: What our layers are called in torch's.
@@ -59,12 +58,3 @@ def test_root_mean_squares():
         model.norm.weight.uniform_()
     truth = x / (x.square().mean(-1, keepdim=True) + 0.25).sqrt() * model.norm.weight
     torch.testing.assert_close(model.norm(x), truth)
-
-
-def test_a_tied_head_has_no_weight_of_its_own():
-    untied, tied = (build("gpt", input_shape=(8,), outputs=11, head=head) for head in ("untied", "tied"))
-    numbers = [sum(p.numel() for p in model.parameters()) for model in (untied, tied)]
-    assert numbers[0] - numbers[1] == 11 * 128
-    with torch.no_grad():
-        tied.embedding.weight.zero_()
-    assert not tied(torch.arange(8)[None]).any()
