@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import scipy  # its optimizer is imported when it is called
 import torch
 from scipy.linalg import lapack
 from scipy.sparse import csr_array
@@ -218,7 +219,10 @@ APART, RANGE = 30, 800
 
 Side = Literal["row", "column", "both"]
 
-#: Rounds of optimal row and column scalings.
+#: Exponents of the smooth objective, one after the other.
+POWERS = (8, 64, 512)
+
+#: Rounds of optimal row and column scalings at the end.
 ROUNDS = 10
 
 
@@ -522,12 +526,14 @@ def van_der_sluis_bound(B: np.ndarray) -> float:
 
 
 def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """Diagonals (m,), (n,) of a scaling of rows and columns with small κ⁺, and all steps.
-
-    They are those of optimal scalings of the rows and of the columns in turn, from either side.
-    """
+    """Diagonals (m,), (n,) of a scaling of rows and columns with small κ⁺, the best of three starts, and all steps."""
+    m, n = B.shape
+    ones = np.ones(m), np.ones(n)
+    balanced = 1 / np.linalg.norm(B, axis=1), np.ones(n)
+    turned = np.ones(m), 1 / np.linalg.norm(B, axis=0)
     candidates, steps = [], 0
-    for columns in (np.ones(B.shape[1]), one_side(B.T, rank, rtol).rows):
+    for first in (ones, balanced, turned):
+        rows, columns = smooth_descent(B, rank, *first)
         kappa = np.inf
         for _ in range(ROUNDS):
             found = one_side(B * columns, rank, rtol)
@@ -545,3 +551,23 @@ def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np
 def one_side(A: np.ndarray, rank: int, rtol: float) -> central_path.Optimum:
     """Optimum over the rows of A."""
     return central_path.optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
+
+
+def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """L-BFGS over the logarithms of the scalings, on Schatten norms that approach log κ as their exponent grows."""
+    m = len(B)
+
+    def objective(t: np.ndarray, power: int) -> tuple[float, np.ndarray]:
+        U, s, Vh = np.linalg.svd(np.exp(t[:m])[:, None] * B * np.exp(t[m:]), full_matrices=False)
+        logs = np.log(s[:rank])
+        up, down = power * (logs - logs[0]), power * (logs[-1] - logs)
+        alpha, beta = np.exp(up), np.exp(down)
+        value = logs[0] - logs[-1] + (np.log(alpha.sum()) + np.log(beta.sum())) / power
+        weights = alpha / alpha.sum() - beta / beta.sum()
+        return float(value), np.concatenate([U[:, :rank] ** 2 @ weights, weights @ Vh[:rank] ** 2])
+
+    t = np.log(np.concatenate([rows, columns]))
+    for power in POWERS:
+        found = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B", options={"maxiter": 100})
+        t = found.x
+    return np.exp(t[:m]), np.exp(t[m:])
