@@ -46,7 +46,7 @@ def test_a_fault_of_a_part_in_100_000_is_found_whatever_the_weights():
 def test_a_wrong_double_backward_is_not_taken_and_its_module_named(name, level):
     """Differences of the gradient take its place, if the gradient is that of the loss."""
     model = network(WRONG[name])
-    words = r"of its gradient: .* Own \(module '1'\)"
+    words = r"of its gradient: .* module '1', a Applied \(Own"
     if name != "gradient_reversal":
         assert "differences of the gradient" in {own.route for own in probe(model, level).values()}
         with pytest.raises(CaptureError, match=words):
@@ -58,7 +58,7 @@ def test_a_wrong_double_backward_is_not_taken_and_its_module_named(name, level):
         result = probe(model, level)
         assert list(result) == ["2"]
         assert result["2"].check.central.agrees
-        assert "they may be wrong in Own (module '1')" in result.skipped["0"]
+        assert "module '1', a Applied (Own)" in result.skipped["0"]
     assert level == "network" or len(probe(model, level, check=False)) == 2
 
 
@@ -154,7 +154,7 @@ def test_a_padding_row_that_the_output_uses_is_named():
     table = nn.Embedding(6, 4, padding_idx=0)
     model = Net(lambda net, i: F.linear(net.table(i).cumsum(1), net.table.weight).mT, table=table)
     batch = torch.arange(20).reshape(5, 4) % 6, torch.arange(20).reshape(5, 4) % 5
-    with pytest.raises(CaptureError, match="embedding 'table', which gives the row of padding_idx no gradient"):
+    with pytest.raises(CaptureError, match="whose embedding 'table' gives the row of padding_idx no gradient"):
         hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers=["table"], level="layer")
 
 

@@ -1,4 +1,4 @@
-"""Search for what makes derivatives of a model NaN, infinite or wrong: the operation, its module, and the samples."""
+"""Search for the operation of a model whose derivatives are NaN or infinite, its module, and the samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hesscond.capture.backward import scattered_signs
@@ -45,7 +44,7 @@ def reasons(
 
 
 class NonFinite:
-    """Search, in the loss of one batch, for operations that make its derivatives NaN, infinite or wrong."""
+    """Search, in the loss of one batch, for operations that make its derivatives NaN or infinite."""
 
     def __init__(self, loss_fn: evaluation.LossFunction, batch: evaluation.Batch, model: nn.Module) -> None:
         self.loss_fn = loss_fn
@@ -55,7 +54,8 @@ class NonFinite:
 
     def reasons(self, snapshot: Snapshot, parts: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, str]:
         """Reasons, by name, why second derivatives in leaves of a snapshot are not finite, or not in torch."""
-        loss = self._traced_loss(snapshot)
+        with self._traced(snapshot.model):
+            loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
         found: dict[str, str] = {}
         known: list[tuple[Any, str]] = []
         for name, leaves in parts.items():
@@ -72,16 +72,6 @@ class NonFinite:
                 known.append((guilty[0], reason))
             found[name] = reason or "they are NaN or infinite"
         return found
-
-    def functions(self, snapshot: Snapshot) -> list[str]:
-        """Autograd functions with a backward of their own, each with its module."""
-        own = [n for n in graph.nodes([self._traced_loss(snapshot).grad_fn]) if isinstance(n, BackwardCFunction)]
-        names = [type(node).__name__.removesuffix("Backward") for node in own]
-        return sorted({f"{name} ({self._module(n) or 'the model'})" for n, name in zip(own, names, strict=True)})
-
-    def _traced_loss(self, snapshot: Snapshot) -> torch.Tensor:
-        with self._traced(snapshot.model):
-            return snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
 
     def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
         """Clause for a node whose derivative of this order is not finite."""
@@ -115,17 +105,11 @@ class NonFinite:
             stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
             yield
 
-    def _module(self, node: Any) -> str:
-        """Innermost module that a node was made in, or the loss; empty for the model itself."""
-        number = node._sequence_nr()
-        names = [(stop - start, name) for start, stop, name in self._spans if start <= number < stop]
-        if not names:
-            return "the loss"
-        return f"module {min(names)[1]!r}" if min(names)[1] else ""
-
     def _place(self, node: Any) -> str:
         """Module and line of code that a node was made in."""
-        parts = [module] if (module := self._module(node)) else []
+        number = node._sequence_nr()
+        names = [(stop - start, name) for start, stop, name in self._spans if start <= number < stop]
+        parts = [f"module {min(names)[1]!r}"] if names and min(names)[1] else [] if names else ["the loss"]
         for line in reversed(node.metadata.get("traceback_", [])):
             match = re.match(r'\s*File "(.+)", line (\d+)', line)
             if match and not match[1].startswith(HOMES):

@@ -11,20 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 
 from hesscond.capture import captured, curved, second_derivatives
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.forward import variables_of
-from hesscond.capture.nonfinite import NonFinite
 from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError, NoDerivativeError
 from hesscond.hessians import BlockHessian, HessianOperator, linearization
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout
-from hesscond.probing.differences import Difference, Differences, worst
+from hesscond.probing.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Operations, Perturbed, Precision
@@ -70,7 +68,7 @@ class Check:
     unit: int | None = None  # None: the whole layer or network
     #: comparison of double backward with central differences, on the first batch on which the loss depends
     central: Difference | None = None
-    #: functions whose second derivatives may not be those of their gradient
+    #: module (or the loss) whose second derivatives are not those of its gradient, if one was found
     culprit: str = ""
     #: whether the Hessian is numerically zero: no product is larger than the rounding of the model's product
     zero: bool = False
@@ -193,7 +191,7 @@ class ReferenceProducts:
         self._products: dict[int, torch.Tensor] = {}
         self._central: dict[int, Difference] = {}
         self._compared: dict[int, tuple[Batch, RandomState]] = {}
-        self._functions: set[type] = set()
+        self._functions: set[str] = set()
         self._wrong: Batch | None = None
 
     @property
@@ -249,7 +247,7 @@ class ReferenceProducts:
         """Leaves whose second derivatives are not compared yet; all if the batch has new autograd functions."""
         if not self.differentiates:
             return []
-        kinds = {type(n) for n in nodes([evaluation.loss.grad_fn]) if isinstance(n, BackwardCFunction)}
+        kinds = functions(evaluation.loss)
         if kinds <= self._functions:
             used = [i for i in used if i not in self._central]
         # a straight-through gradient is deliberately not the derivative of the rounding
@@ -394,13 +392,8 @@ class ReferenceProducts:
 
     @cached_property
     def _culprit(self) -> str:
-        """Functions and embeddings with a backward of their own, in words; empty if there are none."""
-        padded = [
-            f"embedding {name!r}, which gives the row of padding_idx no gradient, though the loss may use it"
-            for name, part in self.model.named_modules()
-            if isinstance(part, nn.Embedding) and part.padding_idx is not None
-        ]
-        return ", ".join(NonFinite(self.loss_fn, self._wrong, self.model).functions(self._snapshot) + padded)
+        assert self._wrong is not None
+        return Culprit(self.model, self.loss_fn, self._wrong).sentence()
 
     @property
     def leaf_dtype(self) -> torch.dtype:
@@ -605,7 +598,7 @@ def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
             differs = f"Hv by double backward differs by {own.relative:.1e} of its norm from central differences of it"
         raise NoDerivativeError(
             f"the second derivatives of the model in layer {name!r} are not those of its gradient: {differs}"
-            + (f"; they may be wrong in {check.culprit}" if check.culprit else "")
+            + (f"; they are wrong in {check.culprit}" if check.culprit else "")
             + ": an autograd.Function does this whose backward keeps an intermediate, makes no graph, or is not the "
             "derivative of its forward; let its backward compute that from its saved inputs by operations of torch"
         )

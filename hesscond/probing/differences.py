@@ -10,16 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from hesscond.capture.curved import without_cancellation
 from hesscond.errors import HesscondError
 from hesscond.hessians.differenced import Held
 from hesscond.hessians.linearization import gradients
+from hesscond.problem.containers import mapped, tensors_of
+from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
+from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Perturbed
 
 #: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
@@ -266,6 +272,106 @@ class Differences:
             if any(map(trial.parameters[k].repeats, others, floors)):
                 return replace(own, agrees=False)
         return rough if rough and last else best
+
+
+@dataclass
+class Culprit:
+    """Search for the innermost module, or the loss, whose second derivatives are not those of its gradient."""
+
+    model: nn.Module
+    loss_fn: LossFunction
+    batch: Batch
+    _inputs: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """Name of the culprit in words; empty if it is not found."""
+        try:
+            return self._found()
+        except Exception:  # models that cannot be copied, or run in parts
+            return ""
+
+    def _found(self) -> str:
+        model = deepcopy(self.model).to(torch.float64)
+        inputs, target = (converted(part, torch.float64, copy=True) for part in checked_batch(self.batch))
+        hooks = [
+            module.register_forward_pre_hook(self._noting(name), with_kwargs=True)
+            for name, module in model.named_modules()
+        ]
+        args, kwargs = call_of(model, inputs)
+        output = model(*args, **kwargs)
+        for hook in hooks:
+            hook.remove()
+        if isinstance(output, torch.Tensor) and self._is_wrong(lambda o: self.loss_fn(o, target), [output]):
+            return "the loss" + in_brackets(functions(self.loss_fn(output.detach().requires_grad_(), target)))
+        path, module = "", model
+        while True:
+            inside = [f"{path}.{name}" if path else name for name, _ in module.named_children()]
+            wrong = next((name for name in inside if name in self._inputs and self._module_is_wrong(model, name)), None)
+            if wrong is None:
+                break
+            path, module = wrong, model.get_submodule(wrong)
+        if not path and not self._module_is_wrong(model, ""):
+            return ""
+        args, kwargs = self._inputs[path]
+        what = f"module {path!r}, a {type(module).__name__}" if path else f"the model, a {type(module).__name__}"
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+                what += (
+                    f", whose embedding {name!r} gives the row of padding_idx no gradient, though the loss may use it"
+                )
+        return what + in_brackets(functions(*tensors_of(module(*args, **kwargs))))
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._inputs.setdefault(name, (args, kwargs))
+
+        return note
+
+    def _module_is_wrong(self, model: nn.Module, name: str) -> bool:
+        module, (args, kwargs) = model.get_submodule(name), self._inputs[name]
+        own = dict(module.named_parameters())
+        given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point()]
+        names = list(own)
+
+        def output(*values: torch.Tensor) -> torch.Tensor:
+            place = dict(zip(map(id, given), values[len(names) :], strict=True))
+            new_args, new_kwargs = mapped((args, kwargs), lambda t: place.get(id(t), t))
+            parts = torch.func.functional_call(
+                module, dict(zip(names, values[: len(names)], strict=True)), new_args, new_kwargs
+            )
+            generator = torch.Generator().manual_seed(11)
+            # the square makes all second derivatives of the module count
+            return torch.stack(
+                [((t + t * t) * uniform(t, generator)).sum() for t in tensors_of(parts) if t.is_floating_point()]
+            ).sum()
+
+        return self._is_wrong(output, [*own.values(), *given])
+
+    @staticmethod
+    def _is_wrong(function: Callable[..., torch.Tensor], at: Point) -> bool:
+        """Whether the second derivatives of a function are not those of its gradient."""
+
+        def loss_at(point: Point) -> torch.Tensor:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return function(*point)
+
+        differences = Differences(loss_at, at, torch.finfo(torch.float64).eps)
+        leaves = [p.clone().requires_grad_() for p in differences.point]
+        first = gradients([loss_at(leaves)], leaves, None, create_graph=True)
+        second = gradients(first, leaves, differences.v)
+        return any(one.agrees is False for one in differences.compare([g.detach() for g in first], second))
+
+
+def functions(*outputs: torch.Tensor) -> set[str]:
+    """Names of the `autograd.Function`s behind some outputs."""
+    found = (type(node) for node in nodes([output.grad_fn for output in outputs]))
+    return {kind.__name__.removesuffix("Backward") for kind in found if issubclass(kind, BackwardCFunction)}
+
+
+def in_brackets(names: set[str]) -> str:
+    """Names in parentheses, if there are any."""
+    return f" ({', '.join(sorted(names))})" if names else ""
 
 
 def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
