@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import hesscond
-from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing
+from hesscond.capture import DiagonalS, FactoredS, FormedH, capturing, curvature
 from hesscond.capture.captured import LayerInputs, Request
 from hesscond.capture.double_backward import SecondDerivatives
 from hesscond.errors import CaptureError
-from hesscond.hessians import HessianOperator, Preconditioner
+from hesscond.hessians import HessianOperator, Preconditioner, streaming
 from hesscond.hessians.linearization import GGNLinearization
-from hesscond.probing import captured as layer_probe
 from tests.catalogue import case
 from tests.catalogue.cases import split
 from tests.fuzzing import Sheared
@@ -152,17 +151,17 @@ MUTANTS = {
     "kernel transposed, whole layer": Mutant(with_rows(transposed_kernel), "conv2d", "layer"),
     "no column of ones": Mutant(with_rows(without_ones), "relu-ce"),
     "batches weighted alike": Mutant(
-        replacing(layer_probe, "stream", alike(layer_probe.stream)), "tanh-ce", sizes=(2, 5)
+        replacing(streaming, "stream", alike(streaming.stream)), "tanh-ce", sizes=(2, 5)
     ),
     "batches weighted alike, whole layer": Mutant(
-        replacing(layer_probe, "stream", alike(layer_probe.stream)), "relu-ce", "layer", sizes=(2, 5)
+        replacing(streaming, "stream", alike(streaming.stream)), "relu-ce", "layer", sizes=(2, 5)
     ),
     "own forward taken for the plain map": Mutant(replacing(capturing, "stock_class", type), "equalized"),
     "own forward taken for the plain map, whole layer": Mutant(
         replacing(capturing, "stock_class", type), "equalized", "layer"
     ),
     "tied layers taken for independent": Mutant(replacing(capturing, "tied_layers", lambda model: set()), "tied"),
-    "second call ignored": Mutant(replacing(capturing, "Request", first_call_only), "siamese-tanh"),
+    "second call ignored": Mutant(replacing(curvature, "Request", first_call_only), "siamese-tanh"),
     "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
     "P not applied": Mutant(with_factors(lambda P, rows, units: rows), "relu-ce", P=Sheared()),
