@@ -1,6 +1,7 @@
 """Destinations of the rows of a watch: functions, TensorBoard, Weights & Biases, MLflow, and run folders.
 
-A function is all that a destination of another kind has to be.
+A new one is a subclass of `Destination` with a name, in a module of this package or anywhere else: ``log="NAME"`` or
+``log="NAME:PLACE"`` opens it once its module is imported, as entry points of the group ``hesscond.destinations`` are.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hesscond.errors import ConfigError
-from hesscond.lazy import optional
+from hesscond.lazy import imported, load_installed, optional
 from hesscond.runs import log as run_log
 
 Metrics = dict[str, Any]
@@ -23,7 +24,19 @@ FORBIDDEN = r"[^\w/. :-]"
 
 
 class Destination:
-    """Receiver of the results of a watch; what a kind of receiver has no use for does nothing."""
+    """Receiver of the results of a watch; what a kind of receiver has no use for does nothing.
+
+    ``name``: what ``log`` opens it by (none: by an object of another kind); ``takes_place``: whether a text follows it
+    behind a colon, which the class is then called with.
+    """
+
+    name: ClassVar[str] = ""
+    takes_place: ClassVar[bool] = False
+    named: ClassVar[dict[str, type[Destination]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if cls.name:
+            Destination.named[cls.name] = cls
 
     def write(self, step: int, metrics: Metrics, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write a probe: its numbers by name, and a row for each block."""
@@ -54,6 +67,8 @@ class ToFunction(Destination):
 class ToTensorBoard(Destination):
     """Destination that writes event files into a folder, as scalars in single precision."""
 
+    name, takes_place = "tensorboard", True
+
     def __init__(self, folder: str) -> None:
         with optional("log='tensorboard'"):
             from torch.utils.tensorboard import SummaryWriter
@@ -78,6 +93,8 @@ class ToTensorBoard(Destination):
 class ToWandb(Destination):
     """Destination that adds to the open run of Weights & Biases, keeping its steps as they are, or opens one."""
 
+    name = "wandb"
+
     def __init__(self) -> None:
         with optional("log='wandb'"):
             import wandb
@@ -96,6 +113,8 @@ class ToWandb(Destination):
 
 class ToMLflow(Destination):
     """Destination that adds to MLflow's active run, or starts one; infinite values (unresolved κ) are left out."""
+
+    name = "mlflow"
 
     def __init__(self) -> None:
         with optional("log='mlflow'"):
@@ -174,11 +193,14 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
 
 def opened_by_name(log: str) -> Destination | None:
     """Destination that a text opens by its name; None if it is the path of a folder."""
-    name, _, place = log.partition(":")
-    if name == "tensorboard":
-        return ToTensorBoard(place)
-    if log in ("wandb", "mlflow"):
-        return ToWandb() if log == "wandb" else ToMLflow()
+    name, colon, place = log.partition(":")
+    if name not in Destination.named:
+        imported(__package__)
+        load_installed("hesscond.destinations")
+    found: Any = Destination.named.get(name)
+    if found is not None and (found.takes_place or not colon):
+        one: Destination = found(place) if found.takes_place else found()
+        return one
     # one letter is a drive
     if re.match(r"\w\w+:", log):
         raise ConfigError(

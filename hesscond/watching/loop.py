@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import platform
+import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 logger = logging.getLogger("hesscond")
+
+#: Largest multiple of ``every`` to which a budget lengthens it before blocks are left out.
+LONGEST = 10
 
 #: Columns of a block that are reported under its name.
 SHOWN = (*(name for name in CONDITION if name not in ("nullity", "resolved", "solver")), "kappa_own")
@@ -80,11 +84,12 @@ def watch(
         ``"wandb"``, ``"mlflow"``, the folder of a run as studies write it, or a list of these.
     budget
         The largest share of the time that measuring may take, 0.05 say. A probe waits until enough time has passed
-        since the last one, which is logged.
+        since the last one; where that would be ten times ``every``, layers (or units of the one layer) are left out,
+        chosen by ``seed``. Both are logged.
     strict
         Whether an error inside the watch is raised. Otherwise it is logged once as a warning, and is in the row.
     seed
-        Seed of dropout's draws during measurements.
+        Seed of dropout's draws during measurements, and of the choice of what a budget leaves out.
     group
         Processes that all call the watch, each with its share of the probe batch. None: in a distributed training the
         process of rank 0 alone measures, on its own batch, and in the others `Watch.step` returns None.
@@ -153,7 +158,7 @@ def watch(
         seed=seed,
         group=group,
     )
-    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict)
+    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict, seed)
     if rank == 0:
         found._destinations = destinations(log, lambda: found._config(name))
     return found
@@ -166,6 +171,8 @@ class Watch:
     ----------
     steps
         Number of optimizer steps counted.
+    left_out
+        Names of blocks or units that are no longer measured, to keep the budget.
     seconds
         Time that all probes took, in seconds.
     """
@@ -178,13 +185,15 @@ class Watch:
         every: int | None = None,
         budget: float | None = None,
         strict: bool = False,
+        seed: int = 0,
     ) -> None:
         self._idle = measuring is None
         if measuring is not None:
             self._measuring = measuring
         self._optimizer, self._due, self._every = optimizer, due, every
-        self.budget, self.strict = budget, strict
+        self.budget, self.strict, self._seed = budget, strict, seed
         self.steps, self.seconds = 0, 0.0
+        self.left_out: tuple[str, ...] = ()
         self._rows: list[Row] = []
         self._warned: set[str] = set()
         self._closed = False
@@ -302,7 +311,33 @@ class Watch:
                 f"a probe takes {self._last_cost:.3g} s, as long as {self._last_cost / step:.3g} steps: "
                 f"to keep budget={self.budget:g} it is made about every {needed} steps",
             )
+            if self._every is not None and needed > LONGEST * self._every:
+                self._leave_out(LONGEST * self._every / needed)
         return self._measuring.agreed(answer)
+
+    def _leave_out(self, share: float) -> None:
+        """Measure only a share of the blocks, or of the units of the one block that is left."""
+        own, draw = self._measuring, random.Random(self._seed)
+        if own.level == "network" or (len(own.blocks) == 1 and own.level != "unit"):
+            return
+        one = len(own.blocks) == 1
+        there: Sequence[Any] = own.seen_units if one else own.blocks
+        if len(there) < 2:
+            return
+        kept = [there[k] for k in sorted(draw.sample(range(len(there)), max(1, int(share * len(there)))))]
+        out = [place_name(own.blocks[0], left) if one else left for left in there if left not in kept]
+        if one:
+            own.units = own.seen_units = kept
+        else:
+            own.blocks = kept
+        own.names = tuple(own.blocks)
+        self.left_out += tuple(out)
+        self._last_cost *= share
+        self._warn_once(
+            f"left out {len(self.left_out)}",
+            f"budget={self.budget:g} does not allow for all blocks: from step {self.steps} on left out, chosen "
+            f"by seed {self._seed}: {', '.join(out)}",
+        )
 
     def _guarded(self, act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what ``act`` returns; turn its exception into one warning and a row, unless strict."""
@@ -383,7 +418,12 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """State from which a training can go on, without the arguments, for `torch.save`."""
-        return {"steps": self.steps}
+        return {
+            "steps": self.steps,
+            "left_out": list(self.left_out),
+            "names": None if self._idle or self._measuring.names is None else list(self._measuring.names),
+            "units": None if self._idle or self._measuring.units is None else list(self._measuring.units),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from the state of a watch with the same arguments.
@@ -395,12 +435,15 @@ class Watch:
         """
         self._open("it goes on with nothing")
         try:
-            steps = int(state["steps"])
+            steps, names, units, left_out = int(state["steps"]), state["names"], state["units"], state["left_out"]
         except (KeyError, TypeError, ValueError):
             raise ConfigError("this is not the state of a watch: give what watch.state_dict() returned") from None
         if steps < 0:
             raise ConfigError(f"this is not the state of a watch: it has {steps} steps")
         self.steps = steps
+        if left_out:
+            self.left_out, self._measuring.names, self._measuring.units = tuple(left_out), tuple(names), units
+            self._measuring.blocks = list(names)
         for one in self._destinations:
             one.resume()
 

@@ -65,6 +65,7 @@ class Measuring:
         copies = [evaluation.converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
         self.samples = sum(evaluation.samples_of(self.model, evaluation.checked_batch(batch)[0]) for batch in copies)
+        self.seen_units: list[int] = []
         self._try()
 
     def _try(self) -> None:
@@ -125,6 +126,7 @@ class Measuring:
                 plain = {name: result.plain for name, result in found.items()}
             rows = []
             for name, given in plain.items():
+                self.seen_units = list(given.units)
                 result = found.get(name)
                 others = given.conditions if result is None else result.conditions
                 for unit, kappa, kappa_own in zip(given.blocks, given.conditions, others, strict=True):

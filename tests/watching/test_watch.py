@@ -16,6 +16,7 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods.optimizers import AtWork
 from hesscond.watching import measuring
+from hesscond.watching.destinations import Destination
 from tests.truth import network_truth
 
 BATCH = (torch.randn(20, 5, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3)
@@ -423,3 +424,43 @@ def test_a_logger_that_fails_does_not_stop_the_training(caplog):
     own = hesscond.watch(model_of(), F.cross_entropy, BATCH, every=1, log=broken)
     with caplog.at_level(logging.WARNING, "hesscond"):
         assert "disk full" in own.step()["hesscond/error"]
+
+
+def test_a_budget_that_allows_for_too_little_leaves_layers_out_by_its_seed(taking, caplog):
+    clock, made = taking
+
+    def run(seed):
+        own = made(3.0, every=1, budget=0.1, seed=seed)
+        for _ in range(70):
+            clock["now"] += 1.0
+            own.step()
+        return own
+
+    with caplog.at_level(logging.WARNING, "hesscond"):
+        one, again = run(1), run(1)
+    assert one.left_out == again.left_out
+    assert len(one.left_out) == 1
+    assert one.left_out[0] not in set(one.to_frame().query("step > 1")["layer"])
+    assert f"left out, chosen by seed 1: {one.left_out[0]}" in caplog.text
+
+
+def test_a_destination_from_elsewhere_is_opened_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(Destination, "named", dict(Destination.named))
+
+    class ToLines(Destination):
+        name, takes_place = "lines", True
+
+        def __init__(self, place):
+            self.file = open(place, "w")  # noqa: SIM115
+
+        def write(self, step, metrics, rows):
+            self.file.write(f"{step} {metrics['hesscond/0/kappa']!r}\n")
+
+        def close(self, status, message):
+            self.file.close()
+
+    model, optimizer, own = watched(log=f"lines:{tmp_path / 'kappa.txt'}")
+    with own:
+        rows = [row for row in train(model, optimizer, own, 4) if row]
+    lines = [f"{row['hesscond/step']} {row['hesscond/0/kappa']!r}" for row in rows]
+    assert (tmp_path / "kappa.txt").read_text().splitlines() == lines
