@@ -40,6 +40,8 @@ LONGEST = 10
 SHOWN = (*(name for name in CONDITION if name not in ("nullity", "resolved", "solver")), "kappa_own")
 #: Share of the time that measuring may take if neither ``every`` nor a budget is given.
 DEFAULT_BUDGET = 0.05
+#: Share of the time, and seconds of a probe, above which the cost of ``every`` is logged.
+NOTICED = 0.1, 1.0
 
 
 def watch(
@@ -372,12 +374,20 @@ class Watch:
     def _probed(self) -> dict[str, Any]:
         """Measure, write and return a probe."""
         began = time.perf_counter()
+        step = (began - self._free_since) / (self.steps - self._last_step)
         try:
             rows, notes = self._measuring.rows()
         finally:
             self._free_since = time.perf_counter()
             self._last_step, self._last_cost = self.steps, self._free_since - began
             self.seconds += self._last_cost
+        spent = self._last_cost / (self._last_cost + step * (self._every or math.inf))
+        if self.budget is None and spent > NOTICED[0] and self._last_cost > NOTICED[1]:
+            self._warn_once(
+                "cost",
+                f"a probe takes {self._last_cost:.3g} s, as long as {self._last_cost / step:,.0f} steps: with "
+                f"every={self._every} that is {spent:.0%} of the time; budget=0.05 makes it less, or fewer layers=",
+            )
         for note in notes:
             self._warn_once(note, note)
         metrics = self._metrics(rows)

@@ -260,6 +260,20 @@ def test_a_budget_makes_probes_rarer_and_says_so(taking, caplog):
     assert "about every 5 steps" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(20.0, ["as long as 20 steps: with every=50 that is 29% of the time"]), (5.0, [])]
+)
+def test_what_every_costs_is_said_at_the_first_probe(seconds, said, taking, caplog):
+    clock, made = taking
+    own = made(seconds, every=50, layers="2")
+    with caplog.at_level(logging.WARNING, "hesscond"):
+        for _ in range(100):
+            clock["now"] += 1.0
+            own.step()
+    assert [words for words in said if words in caplog.text] == said
+    assert len(caplog.records) == len(said)
+
+
 # where it goes
 
 
