@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import signal
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import typer
-from rich.console import Console
 
 from hesscond.commands import printing
-from hesscond.commands.runs import clock_time
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError, DivergedError, RunError
+from hesscond.errors import ConfigError, DivergedError
 from hesscond.lazy import optional
 from hesscond.report.tables import number
 from hesscond.runs import open_run, printable
@@ -33,47 +29,26 @@ class Terminated(KeyboardInterrupt):
     """Interrupt by SIGTERM."""
 
 
-#: Seconds between two lines about the runs of a sweep that are in training, and the most of them that are named.
-REPEAT, SHOWN = 30.0, 16
-
-
 class SweepView:
-    """Lines about a sweep: one for each run that ends, and one from time to time about those in training."""
+    """A line for each run of a sweep that ends, and the number of those that are over."""
 
-    def __init__(self, console: Console, folders: Sequence[Path], total: int) -> None:
-        self.console, self.total = console, total
+    def __init__(self, say: printing.Say, folders: Sequence[Path], total: int) -> None:
+        self.say, self.total = say, total
         self.left = {folder.name: folder for folder in folders}
-        self.bad = 0
-        self.began_at = self.said_at = time.monotonic()
 
     def ended(self, outcome: sweeps.Outcome) -> None:
         """Report that a run is over."""
         folder = self.left.pop(outcome.name)
-        self.bad += outcome.status != "finished"
         how = f"{outcome.status}: {outcome.message}" if outcome.message else outcome.status
         if outcome.status == "finished":
             run = open_run(folder)
             how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
-        self.say(f"[{self.total - len(self.left)}/{self.total}] {outcome.name}: {how}")
+        over = self.total - len(self.left)
+        printing.stderr.print(printable(f"[{over}/{self.total}] {outcome.name}: {how}"), soft_wrap=True)
+        self.say(f"{over} of {self.total} runs over", over / self.total)
 
     def tick(self) -> None:
-        """Report which runs are in training, if it is time."""
-        if time.monotonic() - self.said_at > REPEAT:
-            self.said_at = time.monotonic()
-            running = []
-            for folder in self.left.values():
-                # a log that is being made has no tables yet
-                with suppress(RunError):
-                    run = open_run(folder)
-                    if run.status == "running":
-                        running.append(f"{folder.name} {run.iterations}/{'?' if run.total is None else run.total}")
-            over, bad = self.total - len(self.left), f", {self.bad} not finished" if self.bad else ""
-            since = clock_time(time.monotonic() - self.began_at)
-            self.say(f"{over} of {self.total} runs over{bad} · {since}; in training: {', '.join(running[:SHOWN])}")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(printable(text), soft_wrap=True)
+        """Say nothing: how far the runs in training are, ``hesscond runs`` shows."""
 
 
 def shown_by(say: printing.Say, name: str) -> Callable[[Progress], None]:
@@ -194,9 +169,14 @@ def perform(
     outcomes = dict(prepared.done)
     if left:
         try:
-            with sweeps.sigterm_interrupts(Terminated), sweeps.shared_files(data) as (folder, files):
+            label = f"{len(outcomes)} of {len(plans)} runs over"
+            with (
+                sweeps.sigterm_interrupts(Terminated),
+                sweeps.shared_files(data) as (folder, files),
+                printing.sign_of_life(label) as say,
+            ):
                 data.clear()
-                shown = SweepView(printing.stderr, [plan.folder for plan in left], len(plans))
+                shown = SweepView(say, [plan.folder for plan in left], len(plans))
                 outcomes |= sweeps.sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
             printing.stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)

@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, RunError
 from hesscond.lazy import optional
 from hesscond.runs import store
+from hesscond.sheets import duration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +65,7 @@ def standing(run: store.StoredRun) -> dict[str, Any]:
         "total": run.total,
         "last_loss": loss if math.isfinite(loss) else None,
         "started": run.facts.get("started", ""),
-        "seconds": None if math.isnan(seconds) else seconds,
+        "seconds": seconds if math.isfinite(seconds) else None,
     }
 
 
@@ -77,13 +77,8 @@ def shown(row: dict[str, Any], folder: Path) -> dict[str, str]:
         "status": row["status"],
         "iterations": f"{done}" if done == total else f"{done}/{'?' if total is None else total}",
         "last loss": "–" if loss is None else f"{loss:.3g}",
-        "took": "–" if seconds is None else clock_time(seconds),
+        "took": "–" if seconds is None else duration(seconds),
     }
-
-
-def clock_time(seconds: float) -> str:
-    """Hours, minutes and seconds, as 1:01:01."""
-    return str(timedelta(seconds=round(min(max(0.0, seconds), 8.64e13))))
 
 
 def export(

@@ -22,8 +22,9 @@ from hesscond.errors import LARGEST, ConfigError
 from hesscond.methods.base import OptimizerName
 from hesscond.models import MODELS, Architecture, OptionError, checked_option
 
-#: Plural noun for the samples of each kind of data set.
-INPUTS = {"image": "images", "points": "clouds of points", "coordinates": "coordinates", "tokens": "tokens"}
+#: Plural noun for the inputs of each kind of data set, or of network.
+KINDS = ("image", "points", "coordinates", "tokens", "vector")
+INPUTS = dict(zip(KINDS, ("images", "clouds of points", "coordinates", "tokens", "numbers"), strict=True))
 
 #: The largest learning rate: float32 holds no larger number.
 LARGEST_RATE = torch.finfo(torch.float32).max

@@ -14,33 +14,25 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import catalogue
 from hesscond.hessians.blocks import Block
 from hesscond.models import MODELS, OptionError
+from hesscond.study import sections
 from hesscond.study.config import StudyConfig
-from hesscond.study.sections import ModelConfig
 from hesscond.theorems import base as theorems
 
-#: Inputs of each kind of network, in words.
-INPUTS = {
-    "vector": "inputs that are numbers",
-    "image": "images (channels, height, width)",
-    "points": "clouds of points (points, d)",
-    "coordinates": "coordinates (d,)",
-    "tokens": "tokens (context,)",
-}
 
-
-def layers_of(model: ModelConfig, form: Form) -> Mapping[str, Geometry]:
+def layers_of(model: sections.ModelConfig, form: Form) -> Mapping[str, Geometry]:
     """The dense and convolutional layers, by name, in the order of the network; the last is the output layer."""
     return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
 
 
-def catalogue_of(model: ModelConfig, form: Form) -> catalogue.Catalogue:
+def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue:
     """Catalogue of the blocks of the network that can be probed."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in (*taken, "any"):
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
+        there = f"the inputs of this data set have the shape {form.input_shape}"
         raise ConfigError(
-            f"model.name: model {model.name!r} needs {INPUTS[wanted]}, but the inputs of this data set have the shape "
-            f"{form.input_shape}: choose another data set, or a model from {fitting}",
+            f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {there}: choose another data set, or "
+            f"a model from {fitting}"
         )
     try:
         return skeleton(model.name, json.dumps(model.options), form)

@@ -99,7 +99,7 @@ def test_a_study_file_is_read(written):
         ("units = [3]", "units = [-1]", ["entry 1 of probe.units", "greater than or equal to 0", "-1"]),
         ("units = [3]", "units = [3]\nprecision = 'half'", ["probe.precision", "float64", "half"]),
         ('name = "tiny"', "name = [", ["not valid TOML"]),
-        ("hidden = [8]", "name = 'nerf'", ["model.name", "needs coordinates (d,)", "(1, 8, 8)", "cnn5"]),
+        ("hidden = [8]", "name = 'nerf'", ["model.name", "needs coordinates", "(1, 8, 8)", "cnn5"]),
         ("hidden = [8]", "name = 'alexnet'", ["model.name", "'alexnet'", "choose from", "resnet110"]),
         ("hidden = [8]", "name = 'cnn5'\nwidth = [3]", ["'width' in [model]", "mean 'widths'?", "pooled"]),
         (
