@@ -31,8 +31,8 @@ def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue
         fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
         there = f"the inputs of this data set have the shape {form.input_shape}"
         raise ConfigError(
-            f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {there}: choose another data set, or "
-            f"a model from {fitting}"
+            f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {there}: choose another data set, "
+            f"or a model from {fitting}"
         )
     try:
         return skeleton(model.name, json.dumps(model.options), form)
