@@ -102,9 +102,9 @@ def available(table: pd.DataFrame, condition: parser.Condition) -> str:
 def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues]:
     """Both operands in the same rows: those that agree in all columns that both have."""
     if a.rows is None or b.rows is None:
+        # a single value is that of every row
         rows = a.rows if b.rows is None else b.rows
-        count = () if rows is None else (len(rows),)
-        return tuple(RowValues(broadcast(one.values, count), rows, one.unmatched) for one in (a, b))  # type: ignore[return-value]
+        return replace(a, rows=rows), replace(b, rows=rows)
     if a.rows is b.rows:
         return a, b
     if len(b.rows.columns) > len(a.rows.columns):
@@ -135,16 +135,6 @@ def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
 
     # as texts: a missing layer or unit equals another
     return pd.MultiIndex.from_frame(rows[names].astype("string").fillna(""))
-
-
-def broadcast(values: Values, shape: tuple[int, ...]) -> Values:
-    """A single value for every row."""
-    if isinstance(values, intervals.Interval):
-        return intervals.Interval(
-            *(np.broadcast_to(end, shape or np.shape(end)) for end in (values.lower, values.upper))
-        )
-    ends = (values.certain, values.possible, values.margin)
-    return intervals.Truth(*(np.broadcast_to(end, shape or np.shape(end)) for end in ends))
 
 
 def at_end(found: RowValues[intervals.Interval], which: str) -> RowValues[intervals.Interval]:

@@ -148,14 +148,10 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (order[one.holds], one.margin))
 
 
-def refuse_share(share: float) -> None:
-    """Refuse a share that is not above 0 and at most 1."""
+def policy_of(share: float, unresolved: str | None) -> str:
+    """The given policy, else that of the test that is running, else fail; a share must be above 0 and at most 1."""
     if not 0 < share <= 1:
         raise ConfigError(f"share must lie above 0 and be at most 1, not {share}")
-
-
-def policy_of(unresolved: str | None) -> str:
-    """The given policy, else that of the test that is running, else fail."""
     if unresolved is None:
         return "fail" if _hesscond_pytest.running is None else _hesscond_pytest.running.unresolved
     if unresolved not in _hesscond_pytest.POLICIES:
@@ -260,8 +256,7 @@ def assert_condition_number(
     for _, limit in limits:
         if not 0 < limit < math.inf:
             raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
-    refuse_share(share)
-    policy = policy_of(unresolved)
+    policy = policy_of(share, unresolved)
     found = measured(model, loss_fn, batch, layer, unit, level, method, options)
     findings = []
     for place, kappa in found.items():
@@ -338,8 +333,7 @@ def assert_preconditioner_improves(
         raise ConfigError("say which preconditioner: a method's name, a Preconditioner or a matrix P")
     if not 0 < factor < math.inf:
         raise ConfigError(f"factor must be positive and finite, not {factor}")
-    refuse_share(share)
-    policy = policy_of(unresolved)
+    policy = policy_of(share, unresolved)
     plain = measured(model, loss_fn, batch, layer, unit, level, None, options)
     own = measured(model, loss_fn, batch, layer, unit, level, method, options)
     findings = []
@@ -401,8 +395,7 @@ def assert_no_regression(
     __tracebackhide__ = True
     if not 0 < at_most < math.inf:
         raise ConfigError(f"at_most must be positive and finite, not {at_most}")
-    refuse_share(share)
-    policy = policy_of(unresolved)
+    policy = policy_of(share, unresolved)
     found = diff(before, after, names=["before", "after"]).to_frame()
     findings = []
     for row in found[found["rank_before"].notna() & found["rank_after"].notna()].to_dict("records"):
