@@ -40,17 +40,21 @@ ANY_STEP = (
 class StepSizes(base.Statement):
     """The rate of gradient descent, at the best step size and at any other."""
 
-    def any_step(
+    def at_steps(
         self,
         rng: np.random.Generator,
         descent: Callable[[float], rates.Iteration],
         kappa: ConditionNumber,
         range_: Tensor,
     ) -> list[base.Outcome]:
-        """The claims `ANY_STEP` for a random α below 2/λ_max, and one above.
+        """Bound and attained at the best α, and the claims `ANY_STEP` for a random α below 2/λ_max, and one above.
 
         ``range_`` (d, rank): directions of the eigenvectors, that of the smallest nonzero eigenvalue first.
         """
+        best, bottom = descent(best_step(kappa)), range_[:, 0]
+        radius = best.radius(bottom)
+        random = rates.measured(best, range_ @ rates.normal(rng, range_.shape[1]), radius)
+        at_best = [rates.bounded(random, kappa), rates.attained(rates.measured(best, bottom, radius), kappa)]
         short, long = (2 * rng.uniform(*share) / kappa.lambda_max for share in (SHORT, LONG))
         near, far = descent(short), descent(long)
         slowest, top = range_[:, 0 if short < best_step(kappa) else -1], range_[:, -1]
@@ -61,6 +65,7 @@ class StepSizes(base.Statement):
         # the steps that are measured stay where the iteration is linear
         growing = rates.measured(far, top, far.radius(top) / rates.GROWN)
         return [
+            *at_best,
             rates.bounded(anywhere, kappa, rates.decay_of_step(short, kappa)),
             rates.attained(slow, kappa, rates.decay_of_step(short, kappa)),
             rates.no_faster(slow, kappa),
@@ -116,15 +121,7 @@ class PreconditionedRate(StepSizes):
             reach = rates.FAR * float((root @ point).norm())
             return rates.Iteration(lambda p: p - alpha * (P @ (P.T @ rates.gradient(loss, p))), point, root, reach)
 
-        iteration = descent(best_step(kappa))
-        radius = iteration.radius(P @ vectors[:, 0])
-        return [
-            rates.bounded(
-                rates.measured(iteration, P @ (vectors @ rates.normal(rng, vectors.shape[1])), radius), kappa
-            ),
-            rates.attained(rates.measured(iteration, P @ vectors[:, 0], radius), kappa),
-            *self.any_step(rng, descent, kappa, P @ vectors),
-        ]
+        return self.at_steps(rng, descent, kappa, P @ vectors)
 
 
 def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
@@ -221,16 +218,8 @@ class BNPTheorem1(StepSizes):
             plain = torch.eye(len(theta), dtype=theta.dtype, device="cpu")
             return rates.Iteration(lambda own: own - alpha * rates.gradient(loss, own), theta, plain, reach)
 
-        iteration = descent(best_step(kappa))
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
-        radius = iteration.radius(vectors[:, 0])
-        return [
-            null,
-            base.Outcome("holds", 1.0),
-            rates.bounded(rates.measured(iteration, vectors @ rates.normal(rng, vectors.shape[1]), radius), kappa),
-            rates.attained(rates.measured(iteration, vectors[:, 0], radius), kappa),
-            *self.any_step(rng, descent, kappa, vectors),
-        ]
+        return [null, base.Outcome("holds", 1.0), *self.at_steps(rng, descent, kappa, vectors)]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A unit that is never active, in a network of integers that puts out its targets: H = JᵀJ/N exactly."""

@@ -204,15 +204,6 @@ def test_a_user_s_own_optimizer_is_read():
         parse("adam+l2").create(model).attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_layers_that_are_not_there_or_computed_are_refused():
-    model, method = build("adam", "mlp")
-    with pytest.raises(ConfigError, match="no layer 'fc9'"):
-        method.coordinates("fc9")
-    nn.utils.parametrizations.weight_norm(model.fc2)
-    with pytest.raises(ConfigError, match="computed from"):
-        method.coordinates("fc2")
-
-
 def test_a_zero_on_the_diagonal_is_left_as_it_is():
     model = network("mlp")
     x, y = digits()

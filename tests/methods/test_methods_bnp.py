@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError
 from hesscond.methods import BNP
 from hesscond.probing.entry import probe
 from tests.catalogue.parts import Net
@@ -100,8 +99,3 @@ def test_sequences_frozen_layers_and_other_modules():
     rows = x.reshape(-1, 6)
     assert torch.allclose(method.layers["embed"].mu, 0.01 * rows.mean(0), rtol=1e-12)
     assert torch.allclose(model.embed.weight.grad, (raw @ P @ P.T)[:, 1:], rtol=1e-11, atol=1e-14)
-
-
-def test_a_model_without_layers_is_refused():
-    with pytest.raises(ConfigError, match="no dense or convolutional layer"):
-        BNP(nn.LayerNorm(3))
