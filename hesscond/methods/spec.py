@@ -192,13 +192,13 @@ def parse(text: str) -> Spec:
     names = [method.name for method, _ in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"{text!r} has a method twice")
-    both = [method.name for method, _ in parts if method.preconditions]
-    if len(both) > 1:
-        raise ConfigError(f"{' and '.join(both)} both precondition the gradient: choose one of them")
-    computed = [method.name for method, _ in parts if method.reparametrizes]
-    if len(computed) > 1:
-        raise ConfigError(f"{' and '.join(computed)} both compute weights from other parameters: choose one of them")
-    held = [method.name for method, _ in parts if method.constrains]
+    both, computed, held = (
+        [method.name for method, _ in parts if getattr(method, what)]
+        for what in ("preconditions", "reparametrizes", "constrains")
+    )
+    for found, what in ((both, "precondition the gradient"), (computed, "compute weights from other parameters")):
+        if len(found) > 1:
+            raise ConfigError(f"{' and '.join(found)} both {what}: choose one of them")
     if computed and held:
         raise ConfigError(f"{held[0]} constrains the weights, which {computed[0]} computes from others: choose one")
     if computed and both:

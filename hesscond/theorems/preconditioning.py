@@ -36,6 +36,10 @@ class Problem:
         """P z."""
         return self.P @ self.z
 
+    def of_z(self, z: Tensor) -> Tensor:
+        """The loss as a function of z."""
+        return self.loss(self.P @ z)
+
     def in_z(self, p: Tensor) -> Tensor:
         """P x for x = Pᵀ p: M p, M = P Pᵀ."""
         return self.P @ (self.P.T @ p)
@@ -119,7 +123,7 @@ class L2InZ(UpdateFormula):
 
     def objectives(self, problem: Problem) -> list[Function]:
         """L(Pz) + λ‖z‖², for both."""
-        return [lambda z: problem.loss(problem.P @ z) + problem.penalty * z @ z] * 2
+        return [lambda z: problem.of_z(z) + problem.penalty * z @ z] * 2
 
     def updates(self, problem: Problem) -> list[list[Tensor]]:
         """M ∇L, and 2λ p or M ∇(λ‖p√r‖²)."""
@@ -147,12 +151,7 @@ class L2InP(UpdateFormula):
 
     def objectives(self, problem: Problem) -> list[Function]:
         """L(Pz) + λ‖Pz‖², for both."""
-
-        def objective(z: Tensor) -> Tensor:
-            p = problem.P @ z
-            return problem.loss(p) + problem.penalty * p @ p
-
-        return [objective, objective]
+        return [lambda z: problem.of_z(z) + problem.penalty * (problem.P @ z).square().sum()] * 2
 
     def updates(self, problem: Problem) -> list[list[Tensor]]:
         """M (∇L ± 2λ p)."""
@@ -191,16 +190,10 @@ class GradientRegularization(UpdateFormula):
     def objectives(self, problem: Problem) -> list[Function]:
         """L + λ‖∇_z L‖², L + λ‖∇_p L‖²."""
 
-        def in_z(z: Tensor) -> Tensor:
-            return problem.loss(problem.P @ z)
+        def penalized(gradient: Function) -> Function:
+            return lambda z: problem.of_z(z) + problem.penalty * gradient(z).square().sum()
 
-        def penalized_in_z(z: Tensor) -> Tensor:
-            return in_z(z) + problem.penalty * grad(in_z)(z).square().sum()
-
-        def penalized_in_p(z: Tensor) -> Tensor:
-            return in_z(z) + problem.penalty * grad(problem.loss)(problem.P @ z).square().sum()
-
-        return [penalized_in_z, penalized_in_p]
+        return [penalized(grad(problem.of_z)), penalized(lambda z: grad(problem.loss)(problem.P @ z))]
 
     def updates(self, problem: Problem) -> list[list[Tensor]]:
         """M ∇L, and what comes of the penalty."""
