@@ -12,10 +12,9 @@ from hesscond.capture.captured import (
     LayerCapture as LayerCapture,
     LayerInputs as LayerInputs,
 )
-from hesscond.capture.capturing import Captures as Captures, capture as capture
+from hesscond.capture.capturing import capture as capture
 from hesscond.capture.kinds import Geometry as Geometry, Layer as Layer, is_layer as is_layer
 from hesscond.capture.layers import (
-    checked_units as checked_units,
     chosen_layers as chosen_layers,
     dense_layers as dense_layers,
     eligible_layers as eligible_layers,
@@ -25,13 +24,11 @@ from hesscond.capture.progress import (
     ProbeProgress as ProbeProgress,
     ProgressRecord as ProgressRecord,
 )
-from hesscond.capture.recorder import Recorded as Recorded, Recorder as Recorder
+from hesscond.capture.recorder import Recorder as Recorder
 from hesscond.capture.statistics import (
     FeatureStatistics as FeatureStatistics,
     RowFactor as RowFactor,
     channel_statistics as channel_statistics,
-    channel_statistics_of_each as channel_statistics_of_each,
-    entry_statistics as entry_statistics,
     inputs_of as inputs_of,
     row_factor as row_factor,
 )

@@ -339,11 +339,7 @@ class SecondDerivatives:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
         units = torch.tensor(request.units, device="cpu")
         self.budget.take(request, 2 * blocks * len(units))
-        S = torch.zeros(blocks, len(units), dtype=torch.float64, device=request.deltas[0].device)
-        for rows, values in self.directions(request, blocks, len(units), 1):
-            own = torch.arange(len(values), device="cpu")
-            values[own, :, units[rows], 0] = 1
-            S[:, rows] = self.product(request, values)[own, :, units[rows], 0].T
+        S = torch.cat([own[:, 0] for own in self.unit_matrices(request, blocks, 1)], 1)
         if request.name in self.errors and not self.hides:
             seen = request.positions(self.errors[request.name], blocks)[0, :, units, 0]
             bounds = LARGER * seen + ROUNDING * S.abs()
@@ -356,22 +352,23 @@ class SecondDerivatives:
         """Return signed factors of S_i (J, q, q) of every unit, from its eigendecomposition."""
         count = len(request.units)
         self.budget.take(request, 3 * positions * blocks * count * positions)
-
-        def matrices() -> Iterator[torch.Tensor]:
-            # as many units as make up a chunk
-            step = max(1, self.at_once(request, blocks, count * positions, positions) // positions)
-            for start in range(0, count, step):
-                units = torch.tensor(request.units[start : start + step], device="cpu").repeat_interleave(positions)
-                places = torch.arange(len(units), device="cpu") % positions
-                S = torch.zeros(len(units), blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
-                for rows, values in self.directions(request, blocks, len(units), positions):
-                    own = torch.arange(len(values), device="cpu")
-                    values[own, :, units[rows], places[rows]] = 1
-                    S[rows] = self.product(request, values)[own, :, units[rows]]
-                yield from (one.transpose(0, 1) for one in S.split(positions))
-
-        factor = joint_factor(matrices(), (positions, blocks, count), request.deltas[0].device)
+        matrices = self.unit_matrices(request, blocks, positions)
+        factor = joint_factor(matrices, (positions, blocks, count), request.deltas[0].device)
         return self.with_sizes(request, factor, blocks, positions)
+
+    def unit_matrices(self, request: Request, blocks: int, positions: int) -> Iterator[torch.Tensor]:
+        """Yield S_i (J, q, q) of every unit, from as many directions at a time as make up a chunk."""
+        count = len(request.units)
+        step = max(1, self.at_once(request, blocks, count * positions, positions) // positions)
+        for start in range(0, count, step):
+            units = torch.tensor(request.units[start : start + step], device="cpu").repeat_interleave(positions)
+            places = torch.arange(len(units), device="cpu") % positions
+            S = torch.zeros(len(units), blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
+            for rows, values in self.directions(request, blocks, len(units), positions):
+                own = torch.arange(len(values), device="cpu")
+                values[own, :, units[rows], places[rows]] = 1
+                S[rows] = self.product(request, values)[own, :, units[rows]]
+            yield from (one.transpose(0, 1) for one in S.split(positions))
 
     def with_sizes(self, request: Request, factor: FactoredS, blocks: int, positions: int) -> FactoredS:
         """Return a factor with ``norms`` that cover the round-off of the sums in S."""

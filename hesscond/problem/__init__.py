@@ -5,10 +5,5 @@ finds the weight of a batch in the loss of all data, `graph` reads the autograd 
 """
 
 from hesscond.problem.devices import MEMORY as MEMORY
-from hesscond.problem.evaluation import (
-    Batch as Batch,
-    LossFunction as LossFunction,
-    checked_batch as checked_batch,
-    converted as converted,
-)
-from hesscond.problem.problem import Call as Call, Problem as Problem, WatchedEvaluation as WatchedEvaluation
+from hesscond.problem.evaluation import Batch as Batch, LossFunction as LossFunction
+from hesscond.problem.problem import Call as Call
