@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.kinds import Layer
-from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
 from hesscond.problem import evaluation, weighting
 
@@ -73,38 +72,26 @@ class Recorded(NamedTuple):
     target: torch.Tensor
 
     @property
-    def form(self) -> tuple[object, ...]:
-        """Shapes and dtypes of the tensors."""
-        return tuple((part.shape, part.dtype) for part in (self.output, self.target, *self.inputs.values()))
-
-    @property
     def size(self) -> int:
         """Number of entries that the record keeps."""
         return self.output.numel() + sum(h.numel() for h in self.inputs.values())
 
-    @staticmethod
     def captures(
-        passes: Sequence[Recorded], loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
-    ) -> list[dict[str, LayerCapture]] | None:
-        """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type."""
-        each = [output_roots(loss_fn, own.output, own.target) for own in passes]
-        roots = [own for own in each if own is not None]
-        if len(roots) < len(passes):
+        self, loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
+    ) -> dict[str, LayerCapture] | None:
+        """Captures of the layers; None: the curvature of the loss is not known by its type."""
+        roots = output_roots(loss_fn, self.output, self.target)
+        if roots is None:
             return None
-        shape = torch.Size((len(passes) * len(roots[0]), *roots[0].shape[1:]))
-        found: list[dict[str, LayerCapture]] = [{} for _ in passes]
-        for name, layer in passes[0].layers.items():
-            h = stacked([own.inputs[name] for own in passes])
+        found = {}
+        for name, layer in self.layers.items():
+            h, root = self.inputs[name], roots[:, list(units[name])]
             if not evaluation.is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
-            root = torch.cat([own[:, list(units[name])] for own in roots])
             if not evaluation.is_finite(root):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            rows = h.flatten(0, 1)
-            inputs = LayerInputs(layer, ((rows, shape),), len(rows))
-            every = LayerCapture(name, inputs, units[name], DiagonalS(root, None), OUTPUT_ROUTE)
-            for own, captured in zip(found, every.split(len(passes)), strict=True):
-                own[name] = captured
+            inputs = LayerInputs(layer, ((h, self.output.shape),), len(h))
+            found[name] = LayerCapture(name, inputs, units[name], DiagonalS(root, None), OUTPUT_ROUTE)
         return found
 
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from hesscond.capture import FeatureStatistics, kinds, recorder
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import capture
-from hesscond.capture.statistics import by_shape, channel_statistics_of_each
+from hesscond.capture.statistics import channel_statistics_of_each
 from hesscond.errors import CaptureError
 from hesscond.hessians import CentringScaling, HessianOperator, ParameterMap, factored, parameters
 from hesscond.hessians.build import unit_hessian
@@ -141,7 +141,7 @@ class TrainedLayers:
         self.recorder.seen.clear()
         waits = self._loss_is_known and not check and not self.evaluates_again and is_small(recorded)
         if recorded is not None and not self._loss_is_known:
-            self._loss_is_known = recorder.Recorded.captures([recorded], self.loss_fn, self.units) is not None
+            self._loss_is_known = recorded.captures(self.loss_fn, self.units) is not None
         captured: recorder.Recorded | Mapping[str, LayerCapture] = {}
         if recorded is not None and self._loss_is_known:
             captured = recorded
@@ -151,7 +151,7 @@ class TrainedLayers:
         checks: dict[str, CheckDirection] = {}
         if check:
             with again():
-                checks = self.compared(self._captures([captured])[0], batch)
+                checks = self.compared(self._captures(captured), batch)
         systems: dict[str, Any] = {}
         for place, snapshots in self._snapshots.items():
             systems[place] = own = self.systems(place) if snapshots is None else snapshots.take()
@@ -172,7 +172,7 @@ class TrainedLayers:
         """κ of the units of several probes; blocks of one shape are decomposed together, and no digit changes."""
         # how several threads share a sum depends on what is summed up with it
         with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
-            captures = self._captures([probe.captured for probe in probes])
+            captures = [self._captures(probe.captured) for probe in probes]
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
@@ -258,18 +258,12 @@ class TrainedLayers:
             found[place] = direction
         return found
 
-    def _captures(
-        self, captured: Sequence[recorder.Recorded | Mapping[str, LayerCapture]]
-    ) -> list[Mapping[str, LayerCapture]]:
-        """Captures of several probes; those of training passes of one form are made together."""
-        found = [{} if isinstance(own, recorder.Recorded) else own for own in captured]
-        passes = {k: own for k, own in enumerate(captured) if isinstance(own, recorder.Recorded)}
-        at = list(passes)
-        for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
-            made = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
-            assert made is not None
-            for k, captures in zip(members, made, strict=True):
-                found[at[k]] = captures
+    def _captures(self, captured: recorder.Recorded | Mapping[str, LayerCapture]) -> Mapping[str, LayerCapture]:
+        """Captures of a probe."""
+        if not isinstance(captured, recorder.Recorded):
+            return captured
+        found = captured.captures(self.loss_fn, self.units)
+        assert found is not None
         return found
 
     def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
