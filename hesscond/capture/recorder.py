@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,48 +49,31 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
-    def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
-        """Return the record of the pass that gave the ``output``, if that is every layer's output; else None."""
+    def captures(
+        self,
+        output: torch.Tensor,
+        target: torch.Tensor,
+        loss_fn: evaluation.LossFunction,
+        units: Mapping[str, tuple[int, ...]],
+    ) -> dict[str, LayerCapture] | None:
+        """Captures in the pass that gave the ``output`` (N, c), of layers with that output and inputs (N, n).
+
+        None: the output is another layer's, or the curvature of the loss is not known by its type.
+        """
         for h, before, own, version in self.seen.values():
             if own is not output or own._version != version or h._version != before or h.ndim != 2:
                 return None
-        if set(self.seen) != set(self.layers):
-            return None
-        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach(), target)
-
-
-class Recorded(NamedTuple):
-    """Record of a training pass, from which `captures` makes captures at any later time.
-
-    ``layers`` are those whose output is that of the model, with inputs (N, n); the output is (N, c), the target (N,) or
-    (N, c).
-    """
-
-    layers: Mapping[str, Layer]
-    inputs: Mapping[str, torch.Tensor]
-    output: torch.Tensor
-    target: torch.Tensor
-
-    @property
-    def size(self) -> int:
-        """Number of entries that the record keeps."""
-        return self.output.numel() + sum(h.numel() for h in self.inputs.values())
-
-    def captures(
-        self, loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
-    ) -> dict[str, LayerCapture] | None:
-        """Captures of the layers; None: the curvature of the loss is not known by its type."""
-        roots = output_roots(loss_fn, self.output, self.target)
+        roots = output_roots(loss_fn, output, target) if set(self.seen) == set(self.layers) else None
         if roots is None:
             return None
         found = {}
-        for name, layer in self.layers.items():
-            h, root = self.inputs[name], roots[:, list(units[name])]
+        for name, (h, *_) in self.seen.items():
+            root = roots[:, list(units[name])]
             if not evaluation.is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             if not evaluation.is_finite(root):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            inputs = LayerInputs(layer, ((h, self.output.shape),), len(h))
+            inputs = LayerInputs(self.layers[name], ((h, output.shape),), len(h))
             found[name] = LayerCapture(name, inputs, units[name], DiagonalS(root, None), OUTPUT_ROUTE)
         return found
 

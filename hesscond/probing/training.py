@@ -86,7 +86,8 @@ class TakenProbe(NamedTuple):
 
     data: ProbeData
     samples: int
-    captured: recorder.Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
+    captures: Mapping[str, LayerCapture]  # by layer
+    small: bool  # whether they are of the training pass, and few enough numbers to be kept
     systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
     waits: bool  # κ may be computed after the next steps: it needs neither model nor method
 
@@ -125,7 +126,6 @@ class TrainedLayers:
         self._differentiated: set[str] = set()
         # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         self._kept = ProbeData("batch", (), self.maker(()), {})
-        self._loss_is_known = False
 
     def maker(self, data: Any) -> base.HessianMaker:
         """Return a function that makes operators of the loss over some data."""
@@ -137,21 +137,19 @@ class TrainedLayers:
         ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
         """
         targets = batch[1]
-        recorded = self.recorder.recorded(output, targets) if self.records else None
+        captures = self.recorder.captures(output, targets, self.loss_fn, self.units) if self.records else None
         self.recorder.seen.clear()
-        waits = self._loss_is_known and not check and not self.evaluates_again and is_small(recorded)
-        if recorded is not None and not self._loss_is_known:
-            self._loss_is_known = recorded.captures(self.loss_fn, self.units) is not None
-        captured: recorder.Recorded | Mapping[str, LayerCapture] = {}
-        if recorded is not None and self._loss_is_known:
-            captured = recorded
-        elif self.units:
-            with again():
-                captured = self.capture(*batch)
+        small = captures is not None and size_of(captures) <= KEPT
+        waits = small and not check and not self.evaluates_again
+        if captures is None:
+            captures = {}
+            if self.units:
+                with again():
+                    captures = self.capture(*batch)
         checks: dict[str, CheckDirection] = {}
         if check:
             with again():
-                checks = self.compared(self._captures(captured), batch)
+                checks = self.compared(captures, batch)
         systems: dict[str, Any] = {}
         for place, snapshots in self._snapshots.items():
             systems[place] = own = self.systems(place) if snapshots is None else snapshots.take()
@@ -161,7 +159,7 @@ class TrainedLayers:
                 except TypeError:
                     waits = False
         data = self._kept if waits else ProbeData("batch", batch, self.maker(batch), checks, again)
-        return TakenProbe(data, len(targets), captured, systems, waits)
+        return TakenProbe(data, len(targets), captures, small, systems, waits)
 
     def capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
         """Captures of all layers on a batch."""
@@ -171,14 +169,13 @@ class TrainedLayers:
     def measured(self, probes: Sequence[TakenProbe]) -> list[list[UnitConditions]]:
         """κ of the units of several probes; blocks of one shape are decomposed together, and no digit changes."""
         # how several threads share a sum depends on what is summed up with it
-        with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
-            captures = [self._captures(probe.captured) for probe in probes]
-            inputs = [captured.inputs for own in captures for captured in own.values()]
+        with one_thread() if all(probe.small for probe in probes) else nullcontext():
+            inputs = [captured.inputs for probe in probes for captured in probe.captures.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
+        for probe, systems in zip(probes, self._systems_at(probes), strict=True):
             units = []
-            for place, captured in own.items():
+            for place, captured in probe.captures.items():
                 own_statistics = next(statistics)
                 centred = partial(centred_rows, captured.h) if self.keeps_inputs else unread
                 layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
@@ -258,14 +255,6 @@ class TrainedLayers:
             found[place] = direction
         return found
 
-    def _captures(self, captured: recorder.Recorded | Mapping[str, LayerCapture]) -> Mapping[str, LayerCapture]:
-        """Captures of a probe."""
-        if not isinstance(captured, recorder.Recorded):
-            return captured
-        found = captured.captures(self.loss_fn, self.units)
-        assert found is not None
-        return found
-
     def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
         """Systems of each layer at each probe."""
         found = [dict(probe.systems) for probe in probes]
@@ -317,9 +306,9 @@ class TrainedLayers:
         return found
 
 
-def is_small(captured: recorder.Recorded | Mapping[str, LayerCapture] | None) -> bool:
-    """Whether ``captured`` is a training pass that is small enough to be kept."""
-    return isinstance(captured, recorder.Recorded) and captured.size <= KEPT
+def size_of(captures: Mapping[str, LayerCapture]) -> int:
+    """Number of entries of the inputs and outputs of captured layers."""
+    return sum(x.numel() + shape.numel() for own in captures.values() for x, shape in own.inputs.calls)
 
 
 def copied(value: Any, room: int) -> Any:

@@ -27,11 +27,11 @@ def test_the_curvature_of_a_recorded_pass_is_that_of_its_loss(name, bias):
     target = torch.randint(4, (6,), generator=generator)
     if name in ("probabilities", "squares"):
         target = torch.rand(6, 4, generator=generator)
-    recorded, units = recorder.recorded(model(inputs), target), (0, 3)
-    found = recorded.captures(LOSSES[name], {"2": units})["2"]
+    output, units = model(inputs), (0, 3)
+    found = recorder.captures(output, target, LOSSES[name], {"2": units})["2"]
     assert torch.equal(found.h, model[:2](inputs).double())
     target = target.double() if target.is_floating_point() else target
     loss = partial(deepcopy(LOSSES[name]).double(), target=target)
-    H = torch.func.hessian(loss)(recorded.output.double())
+    H = torch.func.hessian(loss)(output.double())
     roots = torch.stack([torch.stack([H[n, i, n, i] for n in range(6)]) for i in units], 1)
     torch.testing.assert_close(found.curvature.root.square(), roots)
