@@ -139,7 +139,13 @@ class Learned(ByParameter):
 
     @abstractmethod
     def begun(self, g: torch.Tensor) -> State:
-        """State of a parameter before its first gradient ``g`` (m, n) or (m,)."""
+        """State of a parameter before its first gradient ``g`` (m, n) or (m,), without the number of steps."""
+
+    def state_at(self, name: str, g: torch.Tensor) -> State:
+        """State of a parameter, begun if ``g`` is its first gradient."""
+        if name not in self._states:
+            self._states[name] = {"step": torch.zeros((), device="cpu")} | self.begun(g)
+        return self._states[name]
 
     @abstractmethod
     def learn(self, state: State, g: torch.Tensor) -> torch.Tensor:
@@ -157,10 +163,9 @@ class Learned(ByParameter):
             if parameter.grad is None or not bool(torch.isfinite(parameter.grad).all()):
                 continue
             g = as_matrix(parameter.grad).to(torch.float64)
-            if name not in self._states:
-                self._states[name] = self.begun(g)
-            U = self.learn(self._states[name], g)
-            P = self.read(self._states[name])
+            state = self.state_at(name, g)
+            U = self.learn(state, g)
+            P = self.read(state)
             parameter.grad.copy_((torch.zeros_like(U) if P is None else P.applied(U)).view_as(parameter))
 
     def map_of(self, parameter: nn.Parameter) -> hessians.ParameterMap | None:

@@ -51,16 +51,15 @@ class CurvatureDiagonal(by_parameter.Learned):
             raise base.not_shown(self.name)
         for name, h in self._estimates.items():
             g = by_parameter.as_matrix(h).to(torch.float64)
-            if name not in self._states:
-                self._states[name] = self.begun(g)
+            state = self.state_at(name, g)
             if bool(torch.isfinite(g).all()):
-                self.curve(self._states[name], g)
+                self.curve(state, g)
         self._estimates = {}
         super().transform_gradients()
         self.steps += 1
 
     def begun(self, g: torch.Tensor) -> by_parameter.State:
-        return {"step": torch.zeros((), device="cpu"), "m": torch.zeros_like(g), "h": torch.zeros_like(g)}
+        return {"m": torch.zeros_like(g), "h": torch.zeros_like(g)}
 
     def curve(self, state: by_parameter.State, h: torch.Tensor) -> None:
         """Move the average of diag H towards an estimate."""

@@ -41,7 +41,7 @@ class Shampoo(by_parameter.Learned):
 
     def begun(self, g: torch.Tensor) -> by_parameter.State:
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(by_parameter.sides(g))}
-        return {"step": torch.zeros((), device="cpu"), "mass": torch.zeros((), dtype=g.dtype, device="cpu")} | kept
+        return {"mass": torch.zeros((), dtype=g.dtype, device="cpu")} | kept
 
     def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         new = 1.0 if self.beta == 1 else 1 - self.beta
@@ -101,7 +101,7 @@ class SOAP(by_parameter.Learned):
         both = by_parameter.sides(g) if g.ndim == 2 else []
         kept = {f"sum_{k}": torch.zeros_like(S) for k, S in enumerate(both)}
         bases = {f"Q_{k}": torch.linalg.eigh(S).eigenvectors.flip(1) for k, S in enumerate(both)}
-        return {"step": torch.zeros((), device="cpu"), "v": torch.zeros_like(g)} | kept | bases
+        return {"v": torch.zeros_like(g)} | kept | bases
 
     def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         """Turn Q where it is due, then v in its eigenvectors; the sums count for the next step."""
@@ -148,17 +148,11 @@ class PSGD(by_parameter.Learned):
     fitting_rate: float = option(0.1, "μ.", above=0, below=1)
 
     def begun(self, g: torch.Tensor) -> by_parameter.State:
-        Q = (
-            [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
-            if g.ndim == 2
-            else [torch.ones_like(g)]
-        )
+        Q = [torch.ones_like(g)]
+        if g.ndim == 2:
+            Q = [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
         kept = {f"Q_{k}": own for k, own in enumerate(Q)}
-        return {
-            "step": torch.zeros((), device="cpu"),
-            "m": torch.zeros_like(g),
-            "shortened": torch.ones((), dtype=g.dtype, device="cpu"),
-        } | kept
+        return {"m": torch.zeros_like(g), "shortened": torch.ones((), dtype=g.dtype, device="cpu")} | kept
 
     def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         step = by_parameter.counted(state)
@@ -222,7 +216,7 @@ class Muon(by_parameter.Learned):
     steps: int = option(5, "Newton–Schulz steps.", least=1)
 
     def begun(self, g: torch.Tensor) -> by_parameter.State:
-        return {"step": torch.zeros((), device="cpu"), "B": torch.zeros_like(g), "v": torch.zeros_like(g)}
+        return {"B": torch.zeros_like(g), "v": torch.zeros_like(g)}
 
     def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
         step = by_parameter.counted(state)
