@@ -4,9 +4,8 @@ Every method on four small networks at its best of five rates: loss, time, κ of
 the start, half-way and at the end, λ_max of the network times half the rate, and the share of the gain that the best
 diagonal and the best Kronecker scaling would bring. A method on a network is two sweeps of a study that the folder
 keeps, first of rates, then with probes at the best one; what is there is not repeated, so that the command goes on
-where it was stopped. The main methods at one seed come first, then all of them, then further seeds; the tables
-(preconditioners.md) are written anew after each. ``--page docs/preconditioners.md`` puts those that are there into the
-page, draws its figure, and measures nothing.
+where it was stopped. The main methods at one seed come first, then all of them, then further seeds.
+``--results docs/results`` writes what is there into the files of the page, draws its figure, and measures nothing.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ from hesscond.report.series import intervals, quantile
 from hesscond.study import load_study
 from hesscond.study.config import merged
 
-#: Between them are the tables of the page.
-BEGIN, END = "<!-- measured: figures/preconditioners.py -->", "<!-- end of what was measured -->"
 ITERATIONS = 200
 #: Before which steps is measured: the first of them when averages over ten steps are there.
 MOMENTS = {"start": 10, "half": 100, "end": 199}
-#: Moments of the tables.
+#: Moments of the file.
 SHOWN = ("half", "end")
 #: Factors of a method's default rate: those from 0.1 to 10 are tried, and further ones while the best is at an end.
 AROUND = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -212,9 +209,9 @@ def read(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def shown(low: float, high: float) -> str:
-    """A median κ, or the bound that it is known to exceed."""
+    """A median κ, or the bound that it is known to exceed; empty: not computed."""
     if math.isnan(low):
-        return "–"
+        return ""
     return f"{low:.1e}" if low == high else f"≥ {low:.1e}"
 
 
@@ -223,78 +220,61 @@ def median(cells: pd.DataFrame, name: str) -> tuple[float, float]:
     return quantile(*intervals(cells.astype({"resolved": "boolean", "resolved_own": "boolean"}), name), 0.5)
 
 
-def gains(cells: pd.DataFrame, moment: int, level: str) -> str:
-    """κ in the plain and in the own coordinates at a moment; one number where they agree."""
+def gains(cells: pd.DataFrame, moment: int, level: str) -> tuple[str, str]:
+    """κ in the plain and in the own coordinates at a moment."""
     own = cells[(cells["iteration"] == moment) & (cells["level"] == level)]
-    return " → ".join(dict.fromkeys(shown(*median(own, name)) for name in ("kappa", "kappa_own"))) if len(own) else "–"
-
-
-def spread(row: dict[str, Any]) -> str:
-    """The median loss over the seeds, with its range, and how many of them diverged."""
-    ends = f" ({row['loss_min']:.3f} … {row['loss_max']:.3f})" if row["seeds"] > 1 else ""
-    lost = f", {row['diverged']} of {row['seeds'] + row['diverged']} diverged" if row["diverged"] else ""
-    return f"{row['loss']:.3f}{ends}{lost}"
+    return (shown(*median(own, "kappa")), shown(*median(own, "kappa_own"))) if len(own) else ("", "")
 
 
 def share(row: dict[str, Any], kind: str) -> str:
     """The share of the possible gain, between its bounds."""
     low, high = (row.get(f"share_{kind}_{end}", math.nan) for end in ("lower", "upper"))
     if math.isnan(low):
-        return "–"
+        return ""
     return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f} … {high:.2f}"
 
 
-def table(network: str, compared: pd.DataFrame, cells: pd.DataFrame) -> str:
-    """The table of one network."""
-    columns = ["rate", "loss", "time", *(f"κ layers, {name}" for name in SHOWN), "κ network, end", "λη/2"]
-    columns += ["of diagonal", "of Kronecker"]
-    rows, missing = {}, of_network(network, MAIN + FURTHER)[1]
-    for row in compared[compared["network"] == network].to_dict("records"):
-        if isinstance(row["refusal"], str):
-            missing = {row["method"]: row["refusal"]} | missing
-            continue
-        own = cells[(cells["network"] == network) & (cells["method"] == row["method"])]
-        later = own[(own["level"] == "network") & (own["iteration"] != MOMENTS["start"])]
-        sharp = later.groupby("iteration")["sharpness"].median().dropna()
-        rows[row["method"]] = [
-            f"{row['learning_rate']:g}{'*' if row['at_edge'] else ''}",
-            spread(row),
-            "–" if math.isnan(row["time"]) else f"{row['time']:.2f}",
-            *(gains(own, MOMENTS[name], "layer") for name in SHOWN),
-            gains(own, MOMENTS["end"], "network"),
-            ", ".join(f"{value:.2g}" for value in sharp) or "–",
-            *(share(row, kind) for kind in ("diagonal", "kronecker")),
-        ]
-    frame = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
-    frame = frame.loc[:, (frame != "–").any()]
-    lines = ["| method | " + " | ".join(frame.columns) + " |", "|---" * (1 + len(frame.columns)) + "|"]
-    lines += [f"| `{method}` | " + " | ".join(values) + " |" for method, *values in frame.itertuples()]
-    reasons: dict[str, list[str]] = {}
-    for method, reason in missing.items():
-        reasons.setdefault(reason.removeprefix(f"{method}: "), []).append(f"`{method}`")
-    return "\n".join([*lines, "", *(f"- {', '.join(names)}: {reason}" for reason, names in reasons.items())]).rstrip()
+def row_of(row: dict[str, Any], cells: pd.DataFrame) -> dict[str, Any]:
+    """Row of a method on a network in the file of the page."""
+    own = cells[(cells["network"] == row["network"]) & (cells["method"] == row["method"])]
+    found = {"network": row["network"], "method": row["method"]}
+    if isinstance(row["refusal"], str):
+        return found | {"refusal": row["refusal"].removeprefix(f"{row['method']}: ")}
+    found |= {"rate": f"{row['learning_rate']:g}", "at_edge": row["at_edge"]}
+    found |= {name: f"{row[name]:.3f}" for name in ("loss", "loss_min", "loss_max")}
+    found |= {"diverged": row["diverged"], "time": f"{row['time']:.2f}"}
+    for level, name in (("layer", "half"), ("layer", "end"), ("network", "end")):
+        plain, of_method = gains(own, MOMENTS[name], level)
+        places = f"kappa_{level}{'s' if level == 'layer' else ''}_{name}"
+        found |= {places: plain, f"{places}_own": of_method}
+    whole = own[own["level"] == "network"].groupby("iteration")["sharpness"].median()
+    found |= {f"sharpness_{name}": f"{whole.get(MOMENTS[name], math.nan):.2g}" for name in SHOWN}
+    return found | {f"share_{kind}": share(row, kind) for kind in ("diagonal", "kronecker")}
 
 
-def resolved(cells: pd.DataFrame) -> str:
+def methods_of(compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """All methods on all networks, and why some are missing."""
+    rows = [row_of(row, cells) for row in compared.to_dict("records")]
+    for network in compared["network"].unique():
+        missing = of_network(network, MAIN + FURTHER)[1]
+        rows += [{"network": network, "method": name, "refusal": reason} for name, reason in missing.items()]
+    return pd.DataFrame(rows)
+
+
+def resolved(cells: pd.DataFrame) -> pd.DataFrame:
     """How many κ were resolved, and how many cells of methods × networks × moments have a median that is."""
     layers = cells[cells["level"] == "layer"]
     exact = [name for name, (_, changes) in NETWORKS.items() if "products" not in changes["probe"]]
     networks = cells[(cells["level"] == "network") & cells["network"].isin(exact)]
-    rows = ["| | κ | resolved | medians by method, network, moment | resolved |", "|---|---|---|---|---|"]
-    for of, part in (("layers", layers), ("networks, where not bounded only", networks)):
+    rows = []
+    for of, part in (("layer", layers), ("network", networks)):
         for name, words in (("kappa", "plain"), ("kappa_own", "own")):
             low, high = intervals(part.astype({"resolved": "boolean", "resolved_own": "boolean"}), name)
             groups = [median(own, name) for _, own in part.groupby(["network", "method", "iteration"])]
             there = [pair for pair in groups if not math.isnan(pair[0])]
             known = sum(a == b for a, b in there)
-            measured, counted = int((~np.isnan(low)).sum()), int(np.isfinite(high).sum())
-            rows.append(f"| {of}, {words} coordinates | {measured} | {counted} | {len(there)} | {known} |")
-    both = layers[layers["resolved"].astype("boolean") & layers["resolved_own"].astype("boolean")]
-    apart = int((both["rank"] != both["rank_own"]).sum())
-    rows.append(
-        f"\nOf {len(both)} κ of layers resolved in both coordinates {apart} count different ranks, and have no share."
-    )
-    return "\n".join(rows)
+            rows.append((of, words, int((~np.isnan(low)).sum()), int(np.isfinite(high).sum()), len(there), known))
+    return pd.DataFrame(rows, columns=["level", "coordinates", "measured", "resolved", "medians", "medians_resolved"])
 
 
 def predicted(network: str, name: str, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -310,28 +290,29 @@ def predicted(network: str, name: str, compared: pd.DataFrame, cells: pd.DataFra
     return pd.concat([losses, pd.Series(found, dtype=float, name="value")], axis=1, join="inner").dropna()
 
 
-def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> str:
+def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     """Spearman's rank correlation over methods of the final loss with what was measured half-way."""
-    lines = ["| network | " + " | ".join(QUANTITIES) + " |", "|---" * (1 + len(QUANTITIES)) + "|"]
-    for network in compared["network"].unique():
-        texts = [correlation(predicted(network, name, compared, cells)) for name in QUANTITIES]
-        lines.append(f"| {network} | " + " | ".join(texts) + " |")
-    return "\n".join(lines)
+    rows = [
+        {"network": network, "quantity": name, **correlation(predicted(network, name, compared, cells))}
+        for network in compared["network"].unique()
+        for name in QUANTITIES
+    ]
+    return pd.DataFrame(rows)
 
 
-def correlation(found: pd.DataFrame) -> str:
-    """Spearman's ρ of two columns with its 95 % interval over resampled rows."""
+def correlation(found: pd.DataFrame) -> dict[str, float]:
+    """Spearman's ρ of two columns with its 95 % interval over resampled rows; of five at least."""
     both = found.to_numpy(dtype=float)
     if len(both) < 5:
-        return f"{len(both)} methods: too few"
+        return {"methods": len(both)}
     generator = np.random.default_rng(0)
     samples = np.array([both[generator.integers(len(both), size=len(both))] for _ in range(2000)])
     ranks = rankdata(samples, axis=1)
     x, y = np.moveaxis(ranks - ranks.mean(1, keepdims=True), 2, 0)
     norms = np.sqrt((x**2).sum(1) * (y**2).sum(1))
-    found = (x * y).sum(1)[norms > 0] / norms[norms > 0]
-    low, high = np.nanquantile(found, [0.025, 0.975])
-    return f"{spearmanr(*both.T).statistic:.2f} ({low:.2f} … {high:.2f}; {len(both)} methods)"
+    spread = (x * y).sum(1)[norms > 0] / norms[norms > 0]
+    low, high = np.nanquantile(spread, [0.025, 0.975])
+    return {"methods": len(both), "rho": spearmanr(*both.T).statistic, "low": low, "high": high}
 
 
 def draw(compared: pd.DataFrame, cells: pd.DataFrame, path: Path) -> None:
@@ -356,66 +337,56 @@ def draw(compared: pd.DataFrame, cells: pd.DataFrame, path: Path) -> None:
                 ax.yaxis.set_minor_formatter(NullFormatter())
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 ax.spines[["top", "right"]].set_visible(False)
-                ax.set_xlabel(f"{label}\nρ = {correlation(found).rpartition(';')[0]})")
+                of = correlation(found)
+                ax.set_xlabel(f"{label}\nρ = {of['rho']:.2f} ({of['low']:.2f} … {of['high']:.2f})")
                 if row == 0:
                     ax.set_title(network, loc="left")
             axes[row][0].set_ylabel("loss at the end")
     save_figure(figure, path)
 
 
-def coupling(cells: pd.DataFrame) -> str:
-    """λ_max of the network over the largest of the layers that were measured: 1 where no layer acts on another."""
-    columns = ["λ_max", "λ_max_own"]
-    lines = ["| network | plain coordinates | own coordinates |", "|---|---|---|"]
-    cells = cells.rename(columns={"lambda_max": columns[0], "lambda_max_own": columns[1]})
+def coupling(cells: pd.DataFrame) -> pd.DataFrame:
+    """Quartiles of λ_max of the network over the largest of the layers measured: 1 where no layer acts on another."""
+    cells = cells.rename(columns={"lambda_max": "plain", "lambda_max_own": "own"})
     at = ["network", "method", "seed", "iteration"]
     whole, parts = (
-        own.groupby(at)[columns].max() for own in (cells[cells["level"] == name] for name in ("network", "layer"))
+        own.groupby(at)[["plain", "own"]].max() for own in (cells[cells["level"] == n] for n in ("network", "layer"))
     )
+    rows = []
     for network, ratios in (whole / parts).groupby("network"):
-        texts = []
-        for column in columns:
-            low, middle, high = ratios[column].dropna().quantile([0.25, 0.5, 0.75])
-            texts.append(f"{middle:.3g} ({low:.3g} … {high:.3g})")
-        lines.append(f"| {network} | " + " | ".join(texts) + " |")
-    return "\n".join(lines)
+        for name in ("plain", "own"):
+            low, middle, high = ratios[name].dropna().quantile([0.25, 0.5, 0.75])
+            rows.append((network, name, middle, low, high))
+    return pd.DataFrame(rows, columns=["network", "coordinates", "median", "quarter", "three_quarters"])
 
 
-def tables(folder: Path) -> str:
-    """The tables of docs/preconditioners.md."""
+def write(folder: Path, results: Path) -> None:
+    """Write the files of the page, and draw its figure."""
     compared, cells = read(folder)
-    parts = [f"## {network}\n\n{table(network, compared, cells)}" for network in compared["network"].unique()]
-    parts += [f"## λ_max of the network over that of its layers\n\n{coupling(cells)}"]
-    parts += [f"## Resolved\n\n{resolved(cells)}", f"## Rank correlation with the loss\n\n{rankings(compared, cells)}"]
-    return "\n\n".join(parts) + "\n"
-
-
-def fill(page: Path, measured: str) -> None:
-    """Put the tables into the page, between the two comments that say where."""
-    text = page.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{measured}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    found = {"": methods_of(compared, cells), "-coupling": coupling(cells), "-resolved": resolved(cells)}
+    found["-correlations"] = rankings(compared, cells)
+    for name, frame in found.items():
+        path = results / f"preconditioners{name}.csv"
+        frame.to_csv(path, index=False, lineterminator="\n", float_format="%.3g")
+    draw(compared, cells, results.parent / "images" / "preconditioners.png")
 
 
 def main() -> None:
-    """Measure, and write the tables after each network."""
+    """Measure, or write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-j", "--jobs", type=int, default=2)
-    parser.add_argument("--page", type=Path)
+    parser.add_argument("--results", type=Path)
     arguments = parser.parse_args()
-    if arguments.page is not None:
-        fill(arguments.page, tables(arguments.out))
-        picture = arguments.page.parent / "images" / "preconditioners.png"
-        draw(*read(arguments.out), picture)
+    if arguments.results is not None:
+        write(arguments.out, arguments.results)
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     passes = [(MAIN, 1), *((MAIN + FURTHER, seeds) for seeds in range(1, arguments.seeds + 1))]
     for methods, seeds in passes:
         for network in NETWORKS:
             measure(arguments.out, network, methods, seeds, arguments.jobs)
-            (arguments.out / "preconditioners.md").write_text(tables(arguments.out), encoding="utf-8")
 
 
 if __name__ == "__main__":

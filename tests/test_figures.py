@@ -64,22 +64,32 @@ def test_what_ranks_methods_is_a_median_that_is_known(compared):
     assert own["loss"].to_dict() == {m: loss for m, loss in LOSSES.items() if m != "e"}
     sharp = preconditioners.predicted("net", "λη/2, network", *compared)
     assert sharp["value"].to_dict() == pytest.approx({m: 0.3 * (70 - 10 * k) for k, m in enumerate(LOSSES, 1)})
-    row = preconditioners.rankings(*compared).splitlines()[-1].split(" | ")
-    assert row[1].startswith("1.00 (1.00 … 1.00; 5 methods")
-    assert row[2].startswith("1.00 (1.00 … 1.00; 6 methods")
-    assert row[3].startswith("1.00 (1.00 … 1.00; 6 methods")
-    assert row[4].startswith("-1.00 (-1.00 … -1.00; 6 methods")
+    found = preconditioners.rankings(*compared).set_index("quantity")
+    assert found["methods"].tolist() == [5, 6, 6, 6]
+    assert found["rho"].tolist() == pytest.approx([1, 1, 1, -1])
+    assert found["low"].iloc[0] == pytest.approx(1)
 
 
 def test_coupling_and_what_is_resolved_are_counted(compared):
     _, cells = compared
-    assert preconditioners.coupling(cells).splitlines()[-1] == "| net | 3 (3 … 3) | 3 (3 … 3) |"
-    cells = cells.assign(network="cnn-digits")
-    *_, plain, own, whole, _, _, apart = preconditioners.resolved(cells).splitlines()
-    assert plain == "| layers, plain coordinates | 18 | 18 | 6 | 6 |"
-    assert own == "| layers, own coordinates | 18 | 16 | 6 | 5 |"
-    assert whole == "| networks, where not bounded only, plain coordinates | 18 | 18 | 6 | 6 |"
-    assert apart.startswith("Of 16 κ of layers resolved in both coordinates 6 count different ranks")
+    assert preconditioners.coupling(cells).values.tolist() == [["net", own, 3, 3, 3] for own in ("plain", "own")]
+    found = preconditioners.resolved(cells.assign(network="cnn-digits")).set_index(["level", "coordinates"])
+    assert found.loc["layer", "plain"].tolist() == [18, 18, 6, 6]
+    assert found.loc["layer", "own"].tolist() == [18, 16, 6, 5]
+    assert found.loc["network", "plain"].tolist() == [18, 18, 6, 6]
+
+
+def test_the_file_of_preconditioners_has_what_is_known_of_a_method(compared):
+    _, cells = compared
+    row = {"network": "net", "method": "e", "refusal": math.nan, "learning_rate": 0.1, "at_edge": True, "time": 2.0}
+    row |= {"loss": 5.0, "loss_min": 4.0, "loss_max": 6.0, "diverged": 1, "share_diagonal_lower": 0.1}
+    row |= {"share_diagonal_upper": 0.2}
+    found = preconditioners.row_of(row, cells)
+    assert (found["kappa_layers_half"], found["kappa_layers_half_own"]) == ("1.0e+05", "≥ 7.0e+00")
+    assert (found["kappa_layers_end"], found["sharpness_half"], found["sharpness_end"]) == ("", "6", "nan")
+    assert (found["share_diagonal"], found["share_kronecker"]) == ("0.10 … 0.20", "")
+    refused = preconditioners.row_of(row | {"refusal": "e: too large"}, cells)
+    assert refused == {"network": "net", "method": "e", "refusal": "too large"}
 
 
 @pytest.mark.slow
