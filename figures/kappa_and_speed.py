@@ -6,7 +6,7 @@ of the way. The rank correlation of the two over the methods, with its uncertain
 
 The folder keeps all that was measured (speed.sqlite), so that the command goes on where it was stopped; a table of all
 correlations (correlations.csv), the tables (speed.md) and the figure (speed.pdf, speed.png). ``--known-case`` does it
-for regressions trained with the whole training set at once, where theory gives the rate.
+for regressions trained with the whole training set at once, where theory gives the rate, and prints a CSV file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -793,7 +794,11 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
 # -- a case with a known answer ---------------------------------------------------------------------------------------
 
 
-def known_case() -> str:
+#: Shares of the first gap after which the steps are counted.
+GAPS = (0.5, 0.1, 0.01, 1e-4, 1e-6)
+
+
+def known_case() -> pd.DataFrame:
     """Softmax regression with L2 on digits in several coordinates, gradient descent with all data at once, in float64.
 
     Near the minimum the decay of the gradient is that of (κ − 1)/(κ + 1) at α = 2/(λ_max + λ_min), κ in the method's
@@ -803,30 +808,15 @@ def known_case() -> str:
     assert isinstance(data.train_inputs, torch.Tensor)
     inputs, targets = data.train_inputs.flatten(1).to(torch.float64), data.train_targets
     loss_fn = nn.CrossEntropyLoss()
-    gaps = (0.5, 0.1, 0.01, 1e-4, 1e-6)
     rows: list[tuple[Any, ...]] = []
-    texts = ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2")
     for strength in (1e-3, 1e-2):
-        for text in texts:
+        for text in ("l2", "standardize+l2", "minmax+l2", "bnp:statistics=data+l2"):
             spec = f"{text}:strength={strength}"
             try:
-                rows.append((spec, *one_known(spec, inputs, targets, loss_fn, gaps)))
-                print(*rows[-1], flush=True)
+                rows.append((spec, *one_known(spec, inputs, targets, loss_fn, GAPS)))
             except HesscondError as refusal:
-                print(f"{spec}: {refusal}")
-    lines = [
-        "| method | κ | −ln r predicted | measured | " + " | ".join(f"to {gap:g} of the gap" for gap in gaps) + " |",
-        "| --- | ---: | ---: | ---: |" + " ---: |" * len(gaps),
-    ]
-    for spec, kappa, predicted, seen, *counts in rows:
-        shown = " | ".join(f"{count:g}" for count in counts)
-        lines.append(f"| `{spec}` | {kappa:.4g} | {predicted:.4g} | {seen:.4g} | {shown} |")
-    found = [
-        f"{float(ranked(np.array([r[1] for r in rows])) @ ranked(np.array([r[4 + k] for r in rows]))):+.2f}"
-        for k in range(len(gaps))
-    ]
-    lines.append("| Spearman's ρ with κ | | | | " + " | ".join(found) + " |")
-    return "\n".join(lines)
+                print(f"{spec}: {refusal}", file=sys.stderr)
+    return pd.DataFrame(rows, columns=["method", "kappa", "predicted", "measured", *(f"steps_{gap:g}" for gap in GAPS)])
 
 
 def one_known(
@@ -938,7 +928,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.known_case:
-        print(known_case())
+        known_case().to_csv(sys.stdout, index=False, float_format="%.4g")
         return
     setup = Setup(given.study, given.scale, given.hidden, given.samples, given.iterations, given.every, given.rates)
     store = Store(given.out, setup)

@@ -4,8 +4,8 @@ The studies in figures/small are those of the papers' tables with CIFAR-10 at 16
 iterations. ``run`` trains those of CWO and WC, or those named by ``--studies``, all methods with seed 0, then with
 seed 1, and so on, until seeds or seconds are used up; a second call goes on. It leaves a row for each run that is over
 in FOLDER/small-comparisons.csv, or ``--table``. ``time`` measures an iteration of each method in the networks of the
-papers at their full size, on random images. ``statements`` trains figures/small/wc-statements.toml, and leaves what was
-found of WC's statements in FOLDER/wc-statements.csv.
+papers at their full size, on random images. ``wc-statements`` and ``one-sample`` train the study of this name, and
+leave what it measured in FOLDER.
 """
 
 from __future__ import annotations
@@ -53,12 +53,14 @@ QUANTITIES = {
 COLUMNS = ("study", "panel", "method", "seed", "rate", "batch_size", "iterations", "device", "status", *QUANTITIES)
 
 
-def plans_of(names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None) -> list[RunPlan]:
+def plans_of(
+    names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None, *, full_size: bool
+) -> list[RunPlan]:
     """Plans of the studies, those of the first seed first."""
     found: list[RunPlan] = []
     for name in names:
         study, _, panel = name.partition("/")
-        own = replication(str(FOLDER / f"{study}.toml"))
+        own = replication(study if full_size else str(FOLDER / f"{study}.toml"))
         if panel:
             own = replace(own, panels=tuple(one for one in own.panels if one.name == panel))
         changes = Overrides(iterations, None, None, None, 0)
@@ -148,7 +150,8 @@ def train(given: argparse.Namespace) -> None:
     if given.gpu_jobs and not given.studies:
         pools["cuda"] = (list(ON_GPU), given.gpu_jobs)
     plans = {
-        device: plans_of(names, given.seeds, runs, device, given.iterations) for device, (names, _) in pools.items()
+        device: plans_of(names, given.seeds, runs, device, given.iterations, full_size=given.full_size)
+        for device, (names, _) in pools.items()
     }
     if given.without:
         with given.without.open(encoding="utf-8") as stream:
@@ -256,18 +259,30 @@ def measure_times(given: argparse.Namespace) -> None:
                 del running
 
 
-def record_statements(given: argparse.Namespace) -> None:
-    """What was found of WC's statements along training, a row for each claim, seed and iteration."""
-    study = load_study(FOLDER / "wc-statements.toml")
-    data, rate = load_data(study.data), study.learning_rate("vanilla", study.training.batch_size)
+#: What is recorded of a study's runs: method, table and columns.
+RECORDED = {
+    "wc-statements": ("vanilla", "statements", ("statement", "claim", "seed", "iteration", "status")),
+    "one-sample": (
+        "bnp",
+        "probe",
+        ("layer", "unit", "seed", "iteration", "rank", "resolved", "kappa", "kappa_own"),
+    ),
+}
+
+
+def record(given: argparse.Namespace) -> None:
+    """A table of the runs of a study in figures/small, a row for each seed and what the study measures."""
+    method, table, columns = RECORDED[given.what]
+    study = load_study(FOLDER / f"{given.what}.toml")
+    data, rate = load_data(study.data), study.learning_rate(method, study.training.batch_size)
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(given.seeds):
-            plan = RunPlan(study, "vanilla", seed, rate, Path(folder) / str(seed), torch.device("cpu"))
+            plan = RunPlan(study, method, seed, rate, Path(folder) / str(seed), torch.device("cpu"))
             run(plan, data)
-            found.append(open_run(plan.folder).table("statements").assign(seed=seed))
-    columns = ["statement", "claim", "seed", "iteration", "status"]
-    pd.concat(found)[columns].to_csv(given.out / "wc-statements.csv", index=False, lineterminator="\n")
+            found.append(open_run(plan.folder).table(table).assign(seed=seed))
+    frame = pd.concat(found)[list(columns)]
+    frame.to_csv(given.out / f"{given.what}.csv", index=False, lineterminator="\n", float_format="%.4g")
 
 
 def describe_machine(out: Path) -> None:
@@ -282,10 +297,11 @@ def describe_machine(out: Path) -> None:
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("run", "time", "statements"))
+    parser.add_argument("what", choices=("run", "time", *RECORDED))
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs, in --out")
     parser.add_argument("--studies", nargs="+", help="names in figures/small, or NAME/PANEL, for those of CWO and WC")
+    parser.add_argument("--full-size", action="store_true", help="--studies: built-in ones, as bnp-figure-5/batch-128")
     parser.add_argument("--table", default="small-comparisons", help="name of the file of rows")
     parser.add_argument("--without", type=Path, help="file of rows of runs that are left out")
     parser.add_argument("--seeds", type=int, default=5)
@@ -296,7 +312,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     describe_machine(given.out)
-    {"run": train, "time": measure_times, "statements": record_statements}[given.what](given)
+    {"run": train, "time": measure_times}.get(given.what, record)(given)
 
 
 if __name__ == "__main__":

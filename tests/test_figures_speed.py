@@ -1,9 +1,6 @@
 """What the script on κ and speed measures is what `hesscond.probe` measures; its statistics are scipy's."""
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +8,8 @@ import torch
 from scipy.stats import spearmanr
 
 from hesscond import probe
+from tests.test_figures import kappa_and_speed as speed
 
-FILE = Path(__file__).parents[1] / "figures" / "kappa_and_speed.py"
-SPEC = importlib.util.spec_from_file_location("kappa_and_speed", FILE)
-assert SPEC is not None
-speed = importlib.util.module_from_spec(SPEC)
-sys.modules["kappa_and_speed"] = speed
-assert SPEC.loader is not None
-SPEC.loader.exec_module(speed)
 SETUP = speed.Setup("fc-digits", "paper", (4, 3), 200, 60, 5, (0.1,))
 LAYERS = ("fc1", "fc2", "fc3")
 
