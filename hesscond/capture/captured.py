@@ -80,6 +80,15 @@ class LayerInputs:
         size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(one, 1)))
         return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
 
+    def split(self, parts: int) -> list[LayerInputs]:
+        """Split into ``parts`` of equally many samples, for a dense layer with one call and one block per sample."""
+        ((x, shape),), size = self.calls, self.blocks // parts
+        found = [LayerInputs(self.layer, ((own, torch.Size([size, *shape[1:]])),), size) for own in x.split(size)]
+        if self._whole is not None:
+            for part, rows in zip(found, self._whole.split(size), strict=True):
+                vars(part).update(geometry=self.geometry, _whole=rows)
+        return found
+
     @cached_property
     def squared_lengths(self) -> torch.Tensor:
         """Sums of squares Σ_p ĥ_p² (J, G, n̂) over the positions of each block."""
@@ -223,6 +232,20 @@ class LayerCapture:
             return NOTHING
         least = min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT))
         return UNDERFLOW if root * least < TINY else NOTHING
+
+    def split(self, parts: int) -> list[LayerCapture]:
+        """Split into captures of ``parts`` of equally many samples, for a dense layer with a `DiagonalS` S ≥ 0."""
+        assert isinstance(self.curvature, DiagonalS)
+        roots = self.curvature.root.chunk(parts)
+        found = [
+            replace(self, inputs=inputs, curvature=DiagonalS(root, None))
+            for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
+        ]
+        # if no number of the whole is lost, none of a part is
+        if not self.loses_entries:
+            for part in found:
+                vars(part)["loses_entries"] = NOTHING
+        return found
 
     @property
     def bias(self) -> bool:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional
 
 from hesscond.capture.captured import DiagonalS, LayerCapture, LayerInputs
 from hesscond.capture.curvature import OUTPUT_ROUTE
-from hesscond.capture.curved import curved_nodes
+from hesscond.capture.curved import normalized
 from hesscond.capture.kinds import Layer
+from hesscond.capture.statistics import stacked
 from hesscond.errors import NotFiniteError
-from hesscond.problem import evaluation, weighting
-
-#: Losses whose curvature is read from their graph without a look at the model.
-KNOWN = (nn.MSELoss, functional.mse_loss, nn.CrossEntropyLoss, functional.cross_entropy)
+from hesscond.problem import evaluation
 
 
 @dataclass
@@ -49,43 +47,111 @@ class Recorder:
         for handle in self._handles:
             handle.remove()
 
-    def captures(
-        self,
-        output: torch.Tensor,
-        target: torch.Tensor,
-        loss_fn: evaluation.LossFunction,
-        units: Mapping[str, tuple[int, ...]],
-    ) -> dict[str, LayerCapture] | None:
-        """Captures in the pass that gave the ``output`` (N, c), of layers with that output and inputs (N, n).
-
-        None: the output is another layer's, or the curvature of the loss is not known by its type.
-        """
+    def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
+        """Return the record of the pass that gave the ``output``, if that is every layer's output; else None."""
         for h, before, own, version in self.seen.values():
             if own is not output or own._version != version or h._version != before or h.ndim != 2:
                 return None
-        roots = output_roots(loss_fn, output, target) if set(self.seen) == set(self.layers) else None
+        if set(self.seen) != set(self.layers):
+            return None
+        return Recorded(self.layers, {name: h for name, (h, *_) in self.seen.items()}, output.detach(), target)
+
+
+class Recorded(NamedTuple):
+    """Record of a training pass, from which `captures` makes captures at any later time.
+
+    ``layers`` are those whose output is that of the model, with inputs (N, n); the output is (N, c), the target (N,) or
+    (N, c).
+    """
+
+    layers: Mapping[str, Layer]
+    inputs: Mapping[str, torch.Tensor]
+    output: torch.Tensor
+    target: torch.Tensor
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Shapes and dtypes of the tensors."""
+        return tuple((part.shape, part.dtype) for part in (self.output, self.target, *self.inputs.values()))
+
+    @property
+    def size(self) -> int:
+        """Number of entries that the record keeps."""
+        return self.output.numel() + sum(h.numel() for h in self.inputs.values())
+
+    @staticmethod
+    def captures(
+        passes: Sequence[Recorded], loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
+    ) -> list[dict[str, LayerCapture]] | None:
+        """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type."""
+        output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
+        roots = output_roots(loss_fn, output, target)
         if roots is None:
             return None
-        found = {}
-        for name, (h, *_) in self.seen.items():
-            root = roots[:, list(units[name])]
+        found: list[dict[str, LayerCapture]] = [{} for _ in passes]
+        for name, layer in passes[0].layers.items():
+            h = stacked([own.inputs[name] for own in passes])
             if not evaluation.is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
+            root = torch.stack([roots(i) for i in units[name]], -1)
             if not evaluation.is_finite(root):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
-            inputs = LayerInputs(self.layers[name], ((h, output.shape),), len(h))
-            found[name] = LayerCapture(name, inputs, units[name], DiagonalS(root, None), OUTPUT_ROUTE)
+            rows = h.flatten(0, 1)
+            inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
+            every = LayerCapture(name, inputs, units[name], DiagonalS(root.flatten(0, 1), None), OUTPUT_ROUTE)
+            for own, captured in zip(found, every.split(len(passes)), strict=True):
+                own[name] = captured
         return found
 
 
-def output_roots(loss_fn: evaluation.LossFunction, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
-    """Roots √S (N, c) of a loss of torch that is known to be convex in the output (N, c); None: another loss."""
-    if not weighting.made_by(loss_fn, KNOWN):
+def output_roots(
+    loss_fn: evaluation.LossFunction, output: torch.Tensor, target: torch.Tensor
+) -> Callable[[int], torch.Tensor] | None:
+    """Roots √S (…, N) of a loss known to be convex in the output (…, N, c), as a function of the unit; None: unknown.
+
+    Known are cross-entropy and squared error; no entry is formed by subtraction.
+    """
+    output = output.detach().to(torch.float64)
+    if type(loss_fn) is nn.MSELoss or loss_fn is functional.mse_loss:
+        reduction = getattr(loss_fn, "reduction", "mean")
+        if target.shape != output.shape or reduction == "none":
+            return None
+        scale = 2.0 / output.shape[-2:].numel() if reduction == "mean" else 2.0
+        same = torch.full(output.shape[:-1], math.sqrt(scale), dtype=torch.float64, device=output.device)
+        return lambda unit: same
+    if type(loss_fn) is nn.CrossEntropyLoss:
+        options = loss_fn
+    elif loss_fn is functional.cross_entropy:
+        options = nn.CrossEntropyLoss()
+    else:
         return None
-    leaf = output.detach().to(torch.float64).requires_grad_()
-    with torch.enable_grad():
-        loss = evaluation.in_precision(loss_fn, torch.float64)(leaf, evaluation.converted(target, torch.float64))
-    curved = curved_nodes(loss) if loss.numel() == 1 else None
-    if not curved or curved[0].shape != leaf.shape or curved[0].edge.node is not get_gradient_edge(leaf).node:
+    if options.reduction == "none":
         return None
-    return curved[0].entry_roots()
+    weight = cross_entropy_weights(options, output, target)
+    # not torch.log_softmax, which wakes every thread even for a few numbers
+    log_p = normalized(output)
+
+    def softmax_root(unit: int) -> torch.Tensor:
+        # √(w p_i (1 − p_i)), with 1 − p_i summed over the other classes: saturation costs no digits
+        others = torch.cat([log_p[..., :unit], log_p[..., unit + 1 :]], -1)
+        half_log = 0.5 * (log_p[..., unit] + torch.logsumexp(others, -1))
+        return half_log.exp_().mul_(weight.sqrt())
+
+    return softmax_root
+
+
+def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Weights (…, N) of each sample's log-softmax Hessian: class weights, smoothing, ignored samples."""
+    samples, classes = output.shape[-2:]
+    smoothing = loss.label_smoothing
+    if target.is_floating_point():
+        q = (1 - smoothing) * target.to(output) + smoothing / classes
+        coefficient = (q if loss.weight is None else q * loss.weight.to(output)).sum(-1)
+        return coefficient / samples if loss.reduction == "mean" else coefficient
+    if loss.weight is None and smoothing == 0 and loss.ignore_index < 0 and target.min() >= 0:
+        return output.new_full(output.shape[:-1], 1 / samples if loss.reduction == "mean" else 1.0)
+    class_weight = output.new_ones(classes) if loss.weight is None else loss.weight.to(output)
+    counted = (target != loss.ignore_index).to(output)
+    own = class_weight[target.where(target != loss.ignore_index, 0)] * counted
+    coefficient = (1 - smoothing) * own + smoothing / classes * class_weight.sum() * counted
+    return coefficient / own.sum(-1, keepdim=True) if loss.reduction == "mean" else coefficient

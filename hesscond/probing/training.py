@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from hesscond.capture import FeatureStatistics, kinds, recorder
 from hesscond.capture.captured import LayerCapture
 from hesscond.capture.capturing import capture
-from hesscond.capture.statistics import channel_statistics_of_each
+from hesscond.capture.statistics import by_shape, channel_statistics_of_each
 from hesscond.errors import CaptureError
 from hesscond.hessians import CentringScaling, HessianOperator, ParameterMap, factored, parameters
 from hesscond.hessians.build import unit_hessian
@@ -86,8 +86,7 @@ class TakenProbe(NamedTuple):
 
     data: ProbeData
     samples: int
-    captures: Mapping[str, LayerCapture]  # by layer
-    small: bool  # whether they are of the training pass, and few enough numbers to be kept
+    captured: recorder.Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
     systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
     waits: bool  # κ may be computed after the next steps: it needs neither model nor method
 
@@ -126,6 +125,7 @@ class TrainedLayers:
         self._differentiated: set[str] = set()
         # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         self._kept = ProbeData("batch", (), self.maker(()), {})
+        self._loss_is_known = False
 
     def maker(self, data: Any) -> base.HessianMaker:
         """Return a function that makes operators of the loss over some data."""
@@ -137,19 +137,21 @@ class TrainedLayers:
         ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
         """
         targets = batch[1]
-        captures = self.recorder.captures(output, targets, self.loss_fn, self.units) if self.records else None
+        recorded = self.recorder.recorded(output, targets) if self.records else None
         self.recorder.seen.clear()
-        small = captures is not None and size_of(captures) <= KEPT
-        waits = small and not check and not self.evaluates_again
-        if captures is None:
-            captures = {}
-            if self.units:
-                with again():
-                    captures = self.capture(*batch)
+        waits = self._loss_is_known and not check and not self.evaluates_again and is_small(recorded)
+        if recorded is not None and not self._loss_is_known:
+            self._loss_is_known = recorder.Recorded.captures([recorded], self.loss_fn, self.units) is not None
+        captured: recorder.Recorded | Mapping[str, LayerCapture] = {}
+        if recorded is not None and self._loss_is_known:
+            captured = recorded
+        elif self.units:
+            with again():
+                captured = self.capture(*batch)
         checks: dict[str, CheckDirection] = {}
         if check:
             with again():
-                checks = self.compared(captures, batch)
+                checks = self.compared(self._captures([captured])[0], batch)
         systems: dict[str, Any] = {}
         for place, snapshots in self._snapshots.items():
             systems[place] = own = self.systems(place) if snapshots is None else snapshots.take()
@@ -159,7 +161,7 @@ class TrainedLayers:
                 except TypeError:
                     waits = False
         data = self._kept if waits else ProbeData("batch", batch, self.maker(batch), checks, again)
-        return TakenProbe(data, len(targets), captures, small, systems, waits)
+        return TakenProbe(data, len(targets), captured, systems, waits)
 
     def capture(self, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, LayerCapture]:
         """Captures of all layers on a batch."""
@@ -169,13 +171,14 @@ class TrainedLayers:
     def measured(self, probes: Sequence[TakenProbe]) -> list[list[UnitConditions]]:
         """κ of the units of several probes; blocks of one shape are decomposed together, and no digit changes."""
         # how several threads share a sum depends on what is summed up with it
-        with one_thread() if all(probe.small for probe in probes) else nullcontext():
-            inputs = [captured.inputs for probe in probes for captured in probe.captures.values()]
+        with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
+            captures = self._captures([probe.captured for probe in probes])
+            inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, systems in zip(probes, self._systems_at(probes), strict=True):
+        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
             units = []
-            for place, captured in probe.captures.items():
+            for place, captured in own.items():
                 own_statistics = next(statistics)
                 centred = partial(centred_rows, captured.h) if self.keeps_inputs else unread
                 layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
@@ -255,6 +258,20 @@ class TrainedLayers:
             found[place] = direction
         return found
 
+    def _captures(
+        self, captured: Sequence[recorder.Recorded | Mapping[str, LayerCapture]]
+    ) -> list[Mapping[str, LayerCapture]]:
+        """Captures of several probes; those of training passes of one form are made together."""
+        found = [{} if isinstance(own, recorder.Recorded) else own for own in captured]
+        passes = {k: own for k, own in enumerate(captured) if isinstance(own, recorder.Recorded)}
+        at = list(passes)
+        for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
+            made = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
+            assert made is not None
+            for k, captures in zip(members, made, strict=True):
+                found[at[k]] = captures
+        return found
+
     def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
         """Systems of each layer at each probe."""
         found = [dict(probe.systems) for probe in probes]
@@ -306,9 +323,9 @@ class TrainedLayers:
         return found
 
 
-def size_of(captures: Mapping[str, LayerCapture]) -> int:
-    """Number of entries of the inputs and outputs of captured layers."""
-    return sum(x.numel() + shape.numel() for own in captures.values() for x, shape in own.inputs.calls)
+def is_small(captured: recorder.Recorded | Mapping[str, LayerCapture] | None) -> bool:
+    """Whether ``captured`` is a training pass that is small enough to be kept."""
+    return isinstance(captured, recorder.Recorded) and captured.size <= KEPT
 
 
 def copied(value: Any, room: int) -> Any:

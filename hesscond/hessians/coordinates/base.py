@@ -25,10 +25,13 @@ HessianMaker = Callable[..., HessianOperator]
 
 
 class Spectrum(Protocol):
-    """Matrix that has a condition number."""
+    """Eigenvalues of a matrix, as far as they are asked for."""
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ."""
+
+    def eigenvalues(self) -> torch.Tensor:
+        """All nonzero eigenvalues, descending, float64."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Padded:
         return replace(
             kappa, value=top / bottom, lower=lower, upper=upper, lambda_max=top, lambda_min=bottom, rank=rank
         )
+
+    def eigenvalues(self) -> torch.Tensor:
+        """All eigenvalues, descending."""
+        own = self.inner.eigenvalues()
+        return torch.cat([own, own.new_full((self.count,), self.number)]).sort(descending=True).values
 
 
 class BlockHessian(ABC):
