@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 import typer
 
-from hesscond.commands import options, printing
-from hesscond.commands.probe import LEVELS, Request, Watched, run_probe, writer
-from hesscond.commands.target import Target, load_target, of_user
+from hesscond.commands import options, printing, probe as probing, target as targets
 from hesscond.errors import ConfigError, one_line
 from hesscond.methods import parse
 from hesscond.probing import diff as differences
@@ -54,9 +52,9 @@ def compare_two(
 
     Example: hesscond diff runs/fc-digits-1/vanilla-seed0 runs/fc-digits-1/bnp-seed0
     """
-    request = Request(
+    request = probing.Request(
         layers=options.names_of(layers),
-        level=options.choice("--level", level, LEVELS),
+        level=options.choice("--level", level, probing.LEVELS),
         units=None,
         method=None if method is None else parse(method).text,
         dtype=torch.float64,
@@ -66,15 +64,15 @@ def compare_two(
     options.check_seed(seed)
     if model is None and not any(".py:" in name for name in (a, b)) and (layers or method or level != "unit"):
         raise ConfigError("--layers, --level and --method are for checkpoints and FILE.py:FUNCTION, which are probed")
-    write = writer(as_json, as_csv, output)
+    write = probing.writer(as_json, as_csv, output)
     place = resolve_device(device)
 
     def measure(spec: str, weights: Path | None) -> pd.DataFrame:
-        with of_user(spec, show_traceback) as say:
-            target = load_target(spec, seed=seed)
+        with targets.of_user(spec, show_traceback) as say:
+            target = targets.load_target(spec, seed=seed)
             if weights is not None:
                 load_weights(target, weights)
-            return run_probe(target.to(place), request, spec, Watched(say))[1]
+            return probing.run_probe(target.to(place), request, spec, probing.Watched(say))[1]
 
     def frame_of(name: str) -> tuple[pd.DataFrame, str]:
         if model is not None:
@@ -94,7 +92,7 @@ def compare_two(
         printing.print_table(found.sheet().table)
 
 
-def load_weights(target: Target, path: Path) -> None:
+def load_weights(target: targets.Target, path: Path) -> None:
     """Load the weights of a checkpoint into the model of a target."""
     try:
         kept = torch.load(path, map_location="cpu", weights_only=True)

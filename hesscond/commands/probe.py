@@ -20,9 +20,8 @@ from rich.text import Text
 
 import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
-from hesscond.commands import options, printing
+from hesscond.commands import options, printing, target as targets
 from hesscond.commands.runs import write_table
-from hesscond.commands.target import Target, load_target, of_user, one_sentence
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.network_operator import observed
@@ -120,8 +119,8 @@ def probe(
             "one process measures: start hesscond probe without torchrun; in Python, probe(…, group=) takes the "
             "data that several processes have"
         )
-    with of_user(target, show_traceback) as say:
-        found = load_target(target, seed=seed).to(place)
+    with targets.of_user(target, show_traceback) as say:
+        found = targets.load_target(target, seed=seed).to(place)
         watched = Watched(say)
         with watched.interrupts():
             result, frame = run_probe(found, request, target, watched)
@@ -253,10 +252,10 @@ class Request:
 
 
 def run_probe(
-    target: Target, request: Request, spec: str, watched: Watched
+    target: targets.Target, request: Request, spec: str, watched: Watched
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
     """Probe, layer by layer, and turn what the user's code raises into one sentence."""
-    with one_sentence(spec):
+    with targets.one_sentence(spec):
         watched.say(f"probing {spec}")
         result = probed(target, request, watched)
         result = watched.kappas(result)
@@ -275,7 +274,7 @@ def run_probe(
     return result, frame
 
 
-def probed(target: Target, request: Request, watched: Watched) -> hesscond.ProbeResult:
+def probed(target: targets.Target, request: Request, watched: Watched) -> hesscond.ProbeResult:
     """Probe of a target, with its progress watched."""
     options = request.options()
     return hesscond.probe(
@@ -286,7 +285,7 @@ def probed(target: Target, request: Request, watched: Watched) -> hesscond.Probe
 def with_layers(
     result: hesscond.ProbeResult,
     network: pd.DataFrame,
-    target: Target,
+    target: targets.Target,
     request: Request,
     watched: Watched,
 ) -> pd.DataFrame:
@@ -309,7 +308,7 @@ def with_layers(
 
 
 def print_summary(
-    result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: Target, spec: str
+    result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: targets.Target, spec: str
 ) -> None:
     """Print what was probed, the table, and the notes below it."""
     few = request.products
