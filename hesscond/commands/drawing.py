@@ -71,7 +71,7 @@ def sized(page: pages.Page, font_size: float | None, size: str | None) -> pages.
     if font_size is not None:
         if not 1 <= font_size <= 100:
             raise ConfigError(f"--font-size takes points from 1 to 100, not {font_size:g}")
-        page = replace(page, style=pages.resized(page.style, font_size))
+        page = replace(page, template=pages.resized(page.template, font_size), fixed_sizes=True)
     if size is not None:
         found = re.fullmatch(r"(\d+\.?\d*)(?:x(\d+\.?\d*))?", size, re.ASCII)
         inches = [float(part) for part in found.groups() if part] if found else []

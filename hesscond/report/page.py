@@ -69,15 +69,35 @@ class Page:
     ----------
     width
         Width of the figure, in inches.
-    style
-        rcParams while the figure is made.
+    template
+        rcParams of the page.
     height
         Height of the figure, in inches; None: what its contents take.
+    fixed_sizes
+        Whether the sizes of the type are those of the template, whatever the user's rcParams say.
     """
 
     width: float = COLUMN_WIDTH
-    style: Mapping[str, Any] = field(default_factory=lambda: STYLE)
+    template: Mapping[str, Any] = field(default_factory=lambda: STYLE)
     height: float | None = None
+    fixed_sizes: bool = False
+
+    @property
+    def style(self) -> Mapping[str, Any]:
+        """Parameters while the figure is made: those of the user that are not matplotlib's defaults come first."""
+        import matplotlib
+
+        own, default = matplotlib.rcParams, matplotlib.rcParamsDefault
+        names = [name for name in self.template if not (self.fixed_sizes and name in SIZES)]
+        given = {name: own[name] for name in names if own[name] != default[name]}
+        style = self.template
+        if isinstance(size := given.get("font.size"), float):
+            style = resized(style, size)
+        # a size of type may be a word as "large"
+        return {
+            **style,
+            **{name: value for name, value in given.items() if name not in SIZES or isinstance(value, (int, float))},
+        }
 
     @property
     def scale(self) -> float:

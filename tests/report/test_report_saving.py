@@ -56,12 +56,20 @@ def test_a_full_disk_leaves_the_earlier_figure(run, tmp_path, monkeypatch):
     assert list(tmp_path.glob(".*")) == []
 
 
-def test_sizes_are_those_of_the_options_then_of_the_page(run, tmp_path, call_cli):
-    ax = conditioning_figure([run]).axes[-1]
-    assert {text.get_fontsize() for text in (ax.xaxis.label, *ax.get_xticklabels())} == {7.0, 6.5}
-    assert call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.svg", "--font-size", 8).code == 0
+def test_sizes_are_those_of_the_options_then_of_the_user_then_of_the_page(run, tmp_path, call_cli):
+    def sizes(figure):
+        return {text.get_fontsize() for ax in figure.axes for text in (ax.xaxis.label, *ax.get_xticklabels())}
+
+    assert sizes(conditioning_figure([run])) == {7.0, 6.5}
+    with matplotlib.rc_context({"font.size": 14.0, "axes.linewidth": 2.0, "ytick.labelsize": 5}):
+        figure = conditioning_figure([run])
+        assert sizes(figure) == {14.0, 13.0}
+        assert {spine.get_linewidth() for ax in figure.axes for spine in ax.spines.values()} == {2.0}
+        assert {text.get_fontsize() for ax in figure.axes for text in ax.get_yticklabels()} == {5.0}
+        done = call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.svg", "--font-size", 8)
+    assert done.code == 0, done.err
     text = (tmp_path / "a.svg").read_text()
-    assert set(re.findall(r"font(?:-size)?: (?:\w+ )?([\d.]+)px", text)) & {"8", "7"} == {"8"}
+    assert set(re.findall(r"font(?:-size)?: (?:\w+ )?([\d.]+)px", text)) & {"8", "14"} == {"8"}
     assert call_cli("figure", "conditioning", run.folder, "-o", tmp_path / "a.png", "--size", "4x3").code == 0
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.size == (1200, 900)
