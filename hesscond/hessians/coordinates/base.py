@@ -25,13 +25,10 @@ HessianMaker = Callable[..., HessianOperator]
 
 
 class Spectrum(Protocol):
-    """Eigenvalues of a matrix, as far as they are asked for."""
+    """Matrix that has a condition number."""
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """κ."""
-
-    def eigenvalues(self) -> torch.Tensor:
-        """All nonzero eigenvalues, descending, float64."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,6 @@ class Padded:
         return replace(
             kappa, value=top / bottom, lower=lower, upper=upper, lambda_max=top, lambda_min=bottom, rank=rank
         )
-
-    def eigenvalues(self) -> torch.Tensor:
-        """All eigenvalues, descending."""
-        own = self.inner.eigenvalues()
-        return torch.cat([own, own.new_full((self.count,), self.number)]).sort(descending=True).values
 
 
 class BlockHessian(ABC):
