@@ -141,12 +141,9 @@ def figure_8_gains() -> list[str]:
             frame = figure_8(inputs, data)
             for name in METHODS:
                 own = frame[frame["method"] == name]
-                every = pd.concat([own["short_least"], own["short_most"]])
                 along = number(by_seed(frame, name, "correlation"))
-                rows.append([inputs, words, name, along, brief(own["short"]), brief(every)])
-    return markdown(
-        ["inputs", "Hessian over", "", "rank correlation", "short by: medians of the runs", "all probes"], rows
-    )
+                rows.append([inputs, words, name, along, brief(own["short"])])
+    return markdown(["inputs", "Hessian over", "", "rank correlation", "short by: medians of the runs"], rows)
 
 
 table("figure-8", figure_8_claims)
@@ -463,12 +460,14 @@ def forecast() -> list[str]:
 
 
 def forecast_by_run() -> list[str]:
-    """Rank correlations with the gain of the most iterations, for each seed and point."""
-    rows, found = [], []
+    """Rank correlations with the gain of the most iterations, for each point and seed."""
+    rows = []
     for name in ("kappa", "sharpness", "forecast"):
         x, y, found = forecasts(name, AHEAD[-1])
-        rows.append([PREDICTORS[name][0], *(f"{own:+.2f}" for own in rank_correlations(x, y).ravel())])
-    return markdown(["", *(f"seed {seed}, iteration {point}" for seed, point in found)], rows)
+        own = rank_correlations(x, y)
+        rows.append([PREDICTORS[name][0], *(", ".join(f"{rho:+.2f}" for rho in at) for at in own.T)])
+    points, seeds = sorted({point for _, point in found}), len({seed for seed, _ in found})
+    return markdown(["", *(f"iteration {point}, {seeds} seeds" for point in points)], rows)
 
 
 def scientific(value: float) -> str:
@@ -511,15 +510,14 @@ def kappa_and_speed() -> list[str]:
     """Rank correlations of iterations with numbers of the Hessian."""
     rows = [
         [
-            *(row.level, row.number, f"{row.start:+.2f}", f"{row.half:+.2f} ({row.low:+.2f} … {row.high:+.2f})"),
-            *(f"{row.target:+.2f}", f"{row.p:.3f} ({row.p_adjusted:.2f})", f"{row.partial:+.2f}"),
+            *(row.level, row.number, f"{row.half:+.2f} ({row.low:+.2f} … {row.high:+.2f})"),
+            f"{row.p:.3f} ({row.p_adjusted:.2f})",
         ]
         for row in read("kappa-and-speed-correlations").itertuples()
         # λ_max alone, and times the rate of one layer, are in the file
         if row.level == "network" or row.number in ("κ", "λ_max / ‖H‖_*")
     ]
-    titles = ["start", "½ (95 %)", "target", "p at ½ (adjusted)", "given λ_max · rate"]
-    return markdown(["Hessian of", "number", *titles], rows)
+    return markdown(["Hessian of", "number", "ρ at ½ (95 %)", "p (adjusted)"], rows)
 
 
 table("methods-compared", methods_compared)
@@ -562,7 +560,9 @@ def preconditioned_correlations() -> list[str]:
         "–" if math.isnan(row.rho) else f"{row.rho:.2f} ({row.low:.2f} … {row.high:.2f}; {row.methods} methods)"
         for row in frame.itertuples()
     ]
-    names, networks = frame["quantity"].unique(), frame["network"].unique()
+    # exact, and so known of enough methods, on one network only
+    names = [name for name in frame["quantity"].unique() if name != "κ own, network"]
+    networks = frame["network"].unique()
     texts = frame.pivot(index="network", columns="quantity", values="text")
     return markdown(["network", *names], [[f"`{one}`", *texts.loc[one, names]] for one in networks])
 
