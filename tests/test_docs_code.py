@@ -68,6 +68,7 @@ def test_every_language_of_a_block_is_one_that_is_checked():
 
 def test_every_study_on_the_pages_is_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("letters.txt").write_text("characters of a text\n" * 50, encoding="utf-8")
     count = 0
     for page in PAGES:
         blocks = documented.blocks(page.read_text(encoding="utf-8"))

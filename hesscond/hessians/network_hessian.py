@@ -44,11 +44,12 @@ class NetworkHessian(base.BlockHessian):
         self.error = error
         self._saturated = saturated
         self._plain: NetworkHessian | None = None
+        self._bounds: dict[float, bounded.Bounded] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {
             name: vars(self)[name]
-            for name in ("limits", "error", "bounded", "extremes", "P", "_plain")
+            for name in ("limits", "error", "_bounds", "extremes", "P", "_plain")
             if name in vars(self)
         }
         gone = {"operator": LeftBehind(self.operator), "_known": refuse_products, "_saturated": refuse_products}
@@ -109,17 +110,17 @@ class NetworkHessian(base.BlockHessian):
             columns.copy_(own.T)
         return H
 
-    @cached_property
-    def bounded(self) -> bounded.Bounded | None:
-        """Bounds from a given number of products; None: no number was given, or it forms the matrix."""
-        few, A = self.limits.bounding, self.operator
+    def bounded(self, uncertainty: float = 0.0) -> bounded.Bounded | None:
+        few, error = self.limits.bounding, self.operator.error + self.error + uncertainty
         if few is None or self.order <= few:
             return None
-        return bounded.bounded_condition(A, few, error=A.error + self.error, memory=self.limits.memory)
+        if error not in self._bounds:
+            self._bounds[error] = bounded.bounded_condition(self.operator, few, error=error, memory=self.limits.memory)
+        return self._bounds[error]
 
     def condition_number(self, *, rtol: float = 1e-8) -> condition.ConditionNumber:
-        if self.bounded is not None:
-            return self.bounded.condition
+        if (bounds := self.bounded()) is not None:
+            return bounds.condition
         memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
         if memory is not None and iterated > memory and not self.limits.forms(self.order):
             dense = self.order <= self.limits.dense_order

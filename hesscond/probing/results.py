@@ -143,13 +143,20 @@ class LayerResult(Shown):
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
         with self.watch(f"κ of {self.name}"):
             if self._conditions is not None:
-                found = list(self._conditions())
+                found = [self._widened(*pair) for pair in zip(self.blocks, self._conditions(), strict=True)]
             else:
-                found = [self.block(unit).condition_number(rtol=self._rtol) for unit in self.blocks]
-        pairs = list(zip(self.blocks, found, strict=True))
-        if self.uncertainty != 0:
-            pairs = [(unit, kappa.widened(self.error(unit), self.uncertain)) for unit, kappa in pairs]
-        return tuple(self._confirmed(unit, kappa) for unit, kappa in pairs)
+                found = [self._condition(unit) for unit in self.blocks]
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(self.blocks, found, strict=True))
+
+    def _condition(self, unit: int | None) -> ConditionNumber:
+        """κ of one block, or its bounds from few products, with the uncertainty of H."""
+        block = self.block(unit)
+        if (bounds := block.bounded(self.error(unit))) is not None:
+            return bounds.condition
+        return self._widened(unit, block.condition_number(rtol=self._rtol))
+
+    def _widened(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
+        return kappa.widened(self.error(unit), self.uncertain) if self.uncertainty else kappa
 
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
         """Return κ of one block; zero or unresolved if its products, or those of the check, are only rounding."""
@@ -371,7 +378,7 @@ class NetworkResult(LayerResult):
     @property
     def bounded(self) -> Bounded | None:
         """Bounds from a given number of products; None: no number was given, or it forms the matrix."""
-        return self._block.bounded
+        return self._block.bounded(self.error())
 
     def condition(self, unit: int | None = None, *, damping: float = 0.0) -> ConditionNumber:
         if self.bounded is not None and damping:
@@ -384,10 +391,10 @@ class NetworkResult(LayerResult):
 
         If a number of products was given, it comes from these; else it takes a separate iteration.
         """
-        found = None if self.bounded is None else self.bounded.top
-        if found is None:
-            which = "top" if self.operator.psd else "magnitude"
-            found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
+        if self.bounded is not None:
+            return self.bounded.top
+        which = "top" if self.operator.psd else "magnitude"
+        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
         return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
 
     def seconds(self) -> float | None:

@@ -14,7 +14,7 @@ from hesscond.capture import layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.operators import SymmetricOperator, estimates
-from hesscond.spectra import ConditionNumber
+from hesscond.spectra import Bounded, ConditionNumber
 
 #: Smallest scales in which products are compared: this share of the sizes whose squares H has round-off of, and this
 #: multiple of the error of a factor's column. The rounding of H is then far below 1e-8 of what is compared.
@@ -83,6 +83,10 @@ class BlockHessian(ABC):
     @abstractmethod
     def order(self) -> int:
         """Number of parameters."""
+
+    def bounded(self, uncertainty: float = 0.0) -> Bounded | None:
+        """Bounds from few products with H, known up to an ``uncertainty`` in the 2-norm; None: κ is computed."""
+        return None
 
     def dense(self) -> BlockHessian:
         """Same Hessian, with its factor or matrix computed."""
