@@ -56,9 +56,10 @@ ROUNDS = 3
 Task = tuple[Problem, Row]
 
 
-def probed(name: str, problem: Problem, **options: Any) -> Task:
+def probed(name: str, problem: Problem, device: torch.device = CPU, **options: Any) -> Task:
     """Every κ of a probe, checked against the model as it is by default."""
-    return problem, probe_row(name, problem, **options)
+    moved = problem.to(device)
+    return moved, probe_row(name, moved, **options)
 
 
 def tasks(size: Size) -> Iterator[Task]:
@@ -105,37 +106,39 @@ class Splines(nn.Module):
         return nn.functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", b, self.spline)
 
 
-def waits(quick: bool) -> Iterator[Task]:
+def waits(quick: bool, device: torch.device) -> Iterator[Task]:
     """Probes that take second derivatives, or are large: what people used to wait for."""
     torch.manual_seed(0)
+    on = partial(probed, device=device)
     hidden = [nn.Sequential(nn.Linear(a, 40), nn.Tanh()) for a in (2, 40, 40, 40)]
     model = cases.Net(residual, net=nn.Sequential(*hidden, nn.Linear(40, 1)))
     pinn = Problem(model, nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
-    yield probed("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn)
+    yield on("PINN 2-40-40-40-40-1, 64 points: all 161 units", pinn)
     model = nn.Sequential(Splines(8, 16), Splines(16, 5))
     kan = Problem(model, nn.CrossEntropyLoss(), (2 * torch.rand(128, 8) - 1, torch.randint(5, (128,))))
-    yield probed("KAN 8-16-5, 128 samples: a unit", kan, layers=["1"], units=[0])
+    yield on("KAN 8-16-5, 128 samples: a unit", kan, layers=["1"], units=[0])
     stage = {"blocks": (1,), "widths": (4,)} if quick else {"blocks": (4,), "widths": (16,)}
     small = residual_network(4 if quick else 16, 32, name="resnet20", **stage)
     small.model.train()
-    yield probed("residual network, training mode: a unit", small, layers=["stage1.block1.conv1"], units=[0])
-    yield probed("the same: default call", small)
+    yield on("residual network, training mode: a unit", small, layers=["stage1.block1.conv1"], units=[0])
+    yield on("the same: default call", small)
     width = 8 if quick else 120
     layers = nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 84), nn.Tanh(), nn.Linear(84, 2)
     net = Problem(nn.Sequential(*layers), nn.CrossEntropyLoss(), (torch.randn(128, 4), torch.randint(2, (128,))))
-    yield probed(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, level="network")
+    yield on(f"network 4-{width}-84-2, 128 samples: κ of all parameters", net, level="network")
     for count in (2,) if quick else (16, 128):
         name = f"ResNet-18, evaluation mode, {count} images: the last convolution, whole"
         large = residual_network(8 if quick else 32, count)
-        yield probed(name, large, layers=["stage4.block2.conv2"], level="layer")
+        yield on(name, large, layers=["stage4.block2.conv2"], level="layer")
     size = (2, 8, 16, 4, 75, 2) if quick else (2, 16, 768, 12, 50_257, 12)
     wide, last = cases.characters(*size), f"0.block{size[-1]}.fc1"
-    yield probed("GPT of GPT-2's size, 2 × 16 tokens: the last fc1, whole", wide, layers=[last], level="layer")
+    yield on("GPT of GPT-2's size, 2 × 16 tokens: the last fc1, whole", wide, layers=[last], level="layer")
 
 
 def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:
     """Medians of the task in seconds and in gradients, which it alternates with."""
-    one, took = interleaved([gradient_row(task[0]), task[1]], CPU, seconds=seconds, rounds=rounds, limit=3600.0)
+    device = task[0].batch[0].device
+    one, took = interleaved([gradient_row(task[0]), task[1]], device, seconds=seconds, rounds=rounds, limit=3600.0)
     if took.error:
         raise RuntimeError(took.error)
     return took.median or 0.0, in_units(took, one) or 0.0
@@ -356,7 +359,7 @@ def watched(given: Namespace) -> None:
 
 SECTIONS: dict[str, Callable[[Namespace], None]] = {
     "tasks": everyday,
-    "waits": lambda given: print_tasks(waits(given.quick), [], 7, 0.1),
+    "waits": lambda given: print_tasks(waits(given.quick, torch.device(given.device)), [], 7, 0.1),
     "growth": growth,
     "check": second_check,
     "study": study,
@@ -364,4 +367,4 @@ SECTIONS: dict[str, Callable[[Namespace], None]] = {
 }
 
 if __name__ == "__main__":
-    run_sections(__doc__, SECTIONS)
+    run_sections(__doc__, SECTIONS, device={"default": "cpu", "help": "of the section waits"})

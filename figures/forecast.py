@@ -147,10 +147,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=1e9)
+    parser.add_argument(
+        "--study", default="fc-digits", help="default: with two hidden layers of 8; another one as it is"
+    )
     parser.add_argument("--methods", type=lambda text: text.split(","))
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
-    setup = Setup("fc-digits", "paper", (8, 8), 0, max(POINTS) + max(AHEAD), 1, RATES)
+    hidden = (8, 8) if given.study == "fc-digits" else ()
+    setup = Setup(given.study, "paper", hidden, 0, max(POINTS) + max(AHEAD), 1, RATES)
     study, data, *_ = task(setup)
     shape, outputs = data.form.input_shape, data.form.outputs
     layers = list(eligible_layers(build(study.model.name, input_shape=shape, outputs=outputs, **study.model.options)))

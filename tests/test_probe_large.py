@@ -154,6 +154,23 @@ def test_a_layer_whose_curvature_does_not_fit_is_bounded_by_products():
         hesscond.probe(model, loss_fn, batch, layers=["0.linear1"], method="bnp", **options)
 
 
+def test_a_layer_whose_dual_does_not_fit_is_bounded_by_products():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 60), nn.Tanh(), nn.Linear(60, 10)).double()
+    loss_fn, batch = nn.CrossEntropyLoss(), (torch.randn(40, 20).double(), torch.randint(0, 10, (40,)))
+    H = double_backward(loss_fn(model(batch[0]), batch[1]), [model[2].weight, model[2].bias])
+    sizes = torch.linalg.eigvalsh(H).abs()
+    largest, kappa = float(sizes.max()), float(sizes.max() / sizes[sizes > 1e-12 * sizes.max()].min())
+    options = {"layers": ["2"], "level": "layer"}
+    assert float(hesscond.probe(model, loss_fn, batch, **options)["2"].kappa) == pytest.approx(kappa, rel=1e-6)
+    # its curvature takes 32 kB, three matrices of the order of its dual, 400 or 360, 3 MB
+    for check in (True, False):
+        own = hesscond.probe(model, loss_fn, batch, memory=2_000_000, check=check, **options)["2"]
+        assert own.kappa.lambda_max == pytest.approx(largest, rel=1e-3)
+        assert 5 < own.kappa.lower <= kappa
+        assert "by products alone: the dual of layer '2' has order" in own.remark
+
+
 def test_a_stream_and_some_layers_have_bounds_too():
     model, loss_fn, (inputs, targets) = network("plain", 1)
     stream = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]

@@ -8,13 +8,15 @@ from functools import partial
 import torch
 
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
+from hesscond.capture.backward import readable
+from hesscond.errors import TooLargeError
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra import condition
-from hesscond.spectra.forms import FactorStack
+from hesscond.spectra.forms import MATRICES, FactorStack
 from hesscond.spectra.solvers.base import conditions
 
 #: Factors of layers with at most this many numbers are formed.
@@ -102,6 +104,11 @@ def layer_hessian(captured: LayerCapture, memory: int) -> base.BlockHessian:
         return FactoredHessian(curvature.B.new_zeros(1, layer.order), None, None, units=units)
     if layer.order <= layer.count or layer.order * layer.count <= SMALL:
         return layer.dense()
+    if (size := 8 * MATRICES * layer.count**2) > memory:
+        raise TooLargeError(
+            f"the dual of layer {captured.name!r} has order {layer.count}, whose decomposition takes {readable(size)}, "
+            f"more than memory={readable(memory)}: probe it on fewer samples, or its units"
+        )
     return layer
 
 

@@ -159,6 +159,8 @@ class LayerCapturing:
     def _compare(self, result: LayerResult, sums: LayerSums) -> None:
         """Compare a result over all the data with the model, if that is asked for."""
         if self.reference is None:
+            if self.question.level == "layer":
+                result.block(None)  # what is too large is refused now
             return
         name, result.uncertain = result.name, check.uncertain(self.reference.precision)
         direction, known = self.directions[name], self.verdicts.get(name) if name in sums.captures else None
