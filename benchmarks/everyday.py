@@ -1,6 +1,6 @@
 """What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|waits|growth|check|study|watch] [--quick] [--threads N]``, with
+Run: ``python benchmarks/everyday.py [--only tasks|waits|peaks|growth|check|study|watch] [--quick] [--threads N]``, with
 HESSCOND_DATA_DIR naming a folder with CIFAR-10 for what takes it. A gradient is a forward and a backward pass of the
 same network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell
 to the last file. ``study`` and ``watch``: an iteration of a study, and of a loop that is watched.
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise, product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -51,6 +54,9 @@ NETWORK = {"level": "network", "products": 30}
 #: Times that each task is done, and each point of a growth curve.
 ROUNDS = 3
 
+
+#: Values of memory= whose peaks are measured, in bytes.
+MEMORY = (1e9, 4e9)
 
 #: A probe that is waited for, and the network and samples whose gradient it is measured in.
 Task = tuple[Problem, Row]
@@ -106,10 +112,10 @@ class Splines(nn.Module):
         return nn.functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", b, self.spline)
 
 
-def waits(quick: bool, device: torch.device) -> Iterator[Task]:
+def waits(quick: bool, device: torch.device, **options: Any) -> Iterator[Task]:
     """Probes that take second derivatives, or are large: what people used to wait for."""
     torch.manual_seed(0)
-    on = partial(probed, device=device)
+    on = partial(probed, device=device, **options)
     hidden = [nn.Sequential(nn.Linear(a, 40), nn.Tanh()) for a in (2, 40, 40, 40)]
     model = cases.Net(residual, net=nn.Sequential(*hidden, nn.Linear(40, 1)))
     pinn = Problem(model, nn.MSELoss(), (2 * torch.rand(64, 2) - 1, torch.randn(64)))
@@ -142,6 +148,30 @@ def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]
     if took.error:
         raise RuntimeError(took.error)
     return took.median or 0.0, in_units(took, one) or 0.0
+
+
+def peak(number: int, memory: float, quick: bool) -> tuple[str, int, str]:
+    """A task of `waits`, bytes of this process's peak over that of its gradient, and what it found or why not."""
+    problem, row = next(islice(waits(quick, CPU, memory=memory), number, None))
+    problem.gradients()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        found = row.run()
+        said = f"{sum(one.resolved for one in found)} of {len(found)} κ resolved"
+    except hesscond.HesscondError as error:
+        said = f"refused: {type(error).__name__}"
+    return row.what, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), said
+
+
+def peaks(given: Namespace) -> None:
+    """Peak memory of the tasks of `waits` beside what was asked, each in a process of its own."""
+    rows = []
+    for number, memory in product(range(2 if given.quick else 8), MEMORY):
+        with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+            what, size, said = pool.submit(peak, number, memory, given.quick).result()
+        rows.append([what, f"{memory / 1e9:g}", f"{size / 1e9:.2f}", f"{size / memory:.2f}", said])
+        print(rows[-1], file=sys.stderr, flush=True)
+    show(("task", "memory=, GB", "peak, GB", "ratio", "found"), rows, (0, 4))
 
 
 def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, seconds: float) -> None:
@@ -360,6 +390,7 @@ def watched(given: Namespace) -> None:
 SECTIONS: dict[str, Callable[[Namespace], None]] = {
     "tasks": everyday,
     "waits": lambda given: print_tasks(waits(given.quick, torch.device(given.device)), [], 7, 0.1),
+    "peaks": peaks,
     "growth": growth,
     "check": second_check,
     "study": study,

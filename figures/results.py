@@ -422,9 +422,9 @@ def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
 
 
-def forecasts(name: str, s: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
+def forecasts(name: str, s: int, file: str = "forecast") -> tuple[np.ndarray, np.ndarray, list[tuple[int, int]]]:
     """A predictor, signed, and the gain of s iterations, by seed, point and method; and the seeds with their points."""
-    frame = read("forecast")
+    frame = read(file)
     # a method that a seed lacks, or whose forecast overflows, is left out
     by_run = frame.dropna().groupby("method").size()
     methods = sorted(by_run[by_run == by_run.max()].index)
@@ -438,7 +438,7 @@ def forecasts(name: str, s: int) -> tuple[np.ndarray, np.ndarray, list[tuple[int
     return PREDICTORS[name][1] * x, y, [(seed, point) for seed in seeds for point in points]
 
 
-def forecast() -> list[str]:
+def forecast(file: str = "forecast") -> list[str]:
     """Rank correlation of each predictor with the gain over the methods: the mean over seeds and points of the runs.
 
     Intervals: methods and seeds are drawn anew.
@@ -447,7 +447,7 @@ def forecast() -> list[str]:
     for name, (words, _) in PREDICTORS.items():
         row = [words]
         for s in AHEAD:
-            x, y, _ = forecasts(name, s)
+            x, y, _ = forecasts(name, s, file)
             seeds, _, methods = x.shape
             of_methods, of_seeds = (
                 np.random.default_rng(k).integers(n, size=(DRAWS, n)) for k, n in enumerate((methods, seeds))
@@ -617,6 +617,7 @@ table("wc-figure-1", lambda: small_numbers("wc-figure-1", "accuracy", {name: nam
 table("wc-claims", wc_claims)
 table("iteration-times", iteration_times)
 table("forecast", forecast)
+table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("machines", machines)
 table("bnp-small-batches", lambda: claims_with_numbers("bnp-figure-5"))
