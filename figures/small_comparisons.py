@@ -110,7 +110,7 @@ class Rows:
 
 
 class Pool:
-    """Runs on one kind of device until the time is up; the `hesscond.study.sweep.Watcher` of them."""
+    """Runs on one kind of device until the time is up; what `hesscond.study.sweep.sweep` calls for them."""
 
     def __init__(self, plans: Sequence[RunPlan], rows: Rows, until: float) -> None:
         same: dict[str, list[RunPlan]] = {}
@@ -123,7 +123,8 @@ class Pool:
     def perform(self, left: Sequence[RunPlan], workers: int, files: Any, scratch: Path) -> None:
         """Perform the runs that are left, ``workers`` at a time."""
         try:
-            sweep(left, WorkerProcesses([left[0].device] * workers, scratch), self, threads=1, files=files)
+            executor = WorkerProcesses([left[0].device] * workers, scratch)
+            sweep(left, executor, self.ended, threads=1, files=files, tick=self.tick)
         except TimeoutError:
             print("the time is up", flush=True)
         except Exception:

@@ -29,26 +29,21 @@ class Terminated(KeyboardInterrupt):
     """Interrupt by SIGTERM."""
 
 
-class SweepView:
-    """A line for each run of a sweep that ends, and the number of those that are over."""
+def told_by(say: printing.Say, folders: Sequence[Path], total: int) -> Callable[[sweeps.Outcome], None]:
+    """Callback for `hesscond.study.sweep.sweep` with a line for each of the runs that ends, ``total`` with others."""
+    left = {folder.name: folder for folder in folders}
 
-    def __init__(self, say: printing.Say, folders: Sequence[Path], total: int) -> None:
-        self.say, self.total = say, total
-        self.left = {folder.name: folder for folder in folders}
-
-    def ended(self, outcome: sweeps.Outcome) -> None:
-        """Report that a run is over."""
-        folder = self.left.pop(outcome.name)
+    def ended(outcome: sweeps.Outcome) -> None:
+        folder = left.pop(outcome.name)
         how = f"{outcome.status}: {outcome.message}" if outcome.message else outcome.status
         if outcome.status == "finished":
             run = open_run(folder)
             how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
-        over = self.total - len(self.left)
-        printing.stderr.print(printable(f"[{over}/{self.total}] {outcome.name}: {how}"), soft_wrap=True)
-        self.say(f"{over} of {self.total} runs over", over / self.total)
+        over = total - len(left)
+        printing.stderr.print(printable(f"[{over}/{total}] {outcome.name}: {how}"), soft_wrap=True)
+        say(f"{over} of {total} runs over", over / total)
 
-    def tick(self) -> None:
-        """Say nothing: how far the runs in training are, ``hesscond runs`` shows."""
+    return ended
 
 
 def shown_by(say: printing.Say, name: str) -> Callable[[Progress], None]:
@@ -176,8 +171,8 @@ def perform(
                 printing.sign_of_life(label) as say,
             ):
                 data.clear()
-                shown = SweepView(say, [plan.folder for plan in left], len(plans))
-                outcomes |= sweeps.sweep(left, place.workers(len(left), folder), shown, threads=threads, files=files)
+                ended = told_by(say, [plan.folder for plan in left], len(plans))
+                outcomes |= sweeps.sweep(left, place.workers(len(left), folder), ended, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
             printing.stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else printing.INTERRUPTED) from None

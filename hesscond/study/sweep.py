@@ -20,7 +20,7 @@ from multiprocessing import active_children, get_context
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -115,7 +115,7 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
         signal.signal(signal.SIGTERM, before)
 
 
-#: Seconds between two ticks of the watcher.
+#: Seconds between two ticks.
 INTERVAL = 0.25
 #: Seconds after which a run that another process works on is tried again: workers of a killed sweep end by then.
 AGAIN = 2.0
@@ -141,16 +141,6 @@ class Outcome:
     message: str = ""
 
 
-class Watcher(Protocol):
-    """Receiver of the events of a sweep."""
-
-    def ended(self, outcome: Outcome) -> None:
-        """Handle the end of a run."""
-
-    def tick(self) -> None:
-        """Handle the passing of time."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """Checked runs: outcomes of those that are over, by name, and those that are left to do."""
@@ -167,7 +157,7 @@ def prepare(plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], ou
     done, left = {}, []
     for plan in plans:
         if runner.standing(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
-            done[plan.folder.name] = ended(plan)
+            done[plan.folder.name] = outcome_of(plan)
         else:
             left.append(plan)
     try:
@@ -190,12 +180,16 @@ def prepare_sweep(
 def sweep(
     plans: Sequence[runner.RunPlan],
     executor: Executor,
-    watcher: Watcher,
+    ended: Callable[[Outcome], None],
     *,
     threads: int,
     files: Mapping[DataKey, Path],
+    tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
-    """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them."""
+    """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them.
+
+    ``ended`` is called with the end of each run, ``tick`` several times a second.
+    """
     outcomes: dict[str, Outcome] = {}
     flying: dict[Future[Outcome], str] = {}
     try:
@@ -210,8 +204,8 @@ def sweep(
                 except Exception as error:
                     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
                     outcomes[name] = Outcome(name, "failed", f"its worker broke down ({reason}): start the sweep again")
-                watcher.ended(outcomes[name])
-            watcher.tick()
+                ended(outcomes[name])
+            tick()
     except BaseException:
         for future in flying:
             future.cancel()
@@ -260,10 +254,10 @@ def work(plan: runner.RunPlan, file: Path, threads: int) -> Outcome:
                 trace.write_text(traceback.format_exc(), encoding="utf-8")
             reason = str(error).partition("\n")[0]
             return Outcome(name, "failed", f"{type(error).__name__}: {reason} (see {trace})")
-        return ended(plan)
+        return outcome_of(plan)
 
 
-def ended(plan: runner.RunPlan) -> Outcome:
+def outcome_of(plan: runner.RunPlan) -> Outcome:
     """Outcome of a run that is over, from its log."""
     try:
         stored = open_run(plan.folder)

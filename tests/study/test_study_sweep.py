@@ -57,15 +57,8 @@ def files(digits):
         yield files
 
 
-class Watcher:
-    def __init__(self):
-        self.ended_outcomes = []
-
-    def ended(self, outcome):
-        self.ended_outcomes.append(outcome)
-
-    def tick(self):
-        pass
+def no_matter(outcome):
+    """Take no notice of the end of a run."""
 
 
 class Here(Executor):
@@ -233,12 +226,12 @@ def one_thread():
 def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_thread):
     config = config_of(seeds=[0])
     ready = prepared(config, tmp_path / "sweep", digits)
-    watcher = Watcher()
+    ended_outcomes = []
     with shared_files({("digits", ()): digits}) as (scratch, files):
-        outcomes = sweep(ready.left, WorkerProcesses([CPU] * 2, scratch), watcher, threads=1, files=files)
+        outcomes = sweep(ready.left, WorkerProcesses([CPU] * 2, scratch), ended_outcomes.append, threads=1, files=files)
     assert not scratch.exists()
     assert [outcome.status for outcome in outcomes.values()] == ["finished"] * 4
-    assert sorted(outcome.name for outcome in watcher.ended_outcomes) == sorted(outcomes)
+    assert sorted(outcome.name for outcome in ended_outcomes) == sorted(outcomes)
     pids = set()
     for plan in plan_sweep(config, tmp_path / "alone", CPU):
         run(plan, digits)
@@ -251,7 +244,7 @@ def test_two_processes_come_to_what_separate_runs_come_to(tmp_path, digits, one_
 
 def test_a_diverged_run_is_recorded_and_not_repeated(tmp_path, digits, files):
     config = config_of(methods=["vanilla"], seeds=[0], rates=[0.1, 1e30])
-    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), Watcher(), threads=1, files=files)
+    outcomes = sweep(prepared(config, tmp_path, digits).left, Here(), no_matter, threads=1, files=files)
     assert outcomes["vanilla-b60-lr1e+30-seed0"].status == "diverged"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "finished"
     ready = prepared(config, tmp_path, digits)
@@ -266,7 +259,7 @@ def test_what_goes_wrong_in_one_run_does_not_stop_the_others(tmp_path, digits, f
     (tmp_path / "vanilla-b60-lr0.1-seed1" / "thesis.tex").write_text("in the way")
     with pytest.raises(ConfigError, match=r"vanilla-b60-lr0\.1-seed1 is not empty and holds no run"):
         prepared(config, tmp_path, digits)
-    outcomes = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
+    outcomes = sweep(ready.left, Here(), no_matter, threads=1, files=files)
     assert {name: o.status for name, o in outcomes.items() if o.status != "finished"} == {
         "vanilla-b60-lr0.1-seed1": "failed"
     }
@@ -279,7 +272,7 @@ def test_an_error_of_the_program_leaves_a_traceback(tmp_path, digits, monkeypatc
 
     monkeypatch.setattr("hesscond.study.runner.run", broken)
     ready = prepared(config_of(methods=["vanilla"], seeds=[0], rates=[0.1]), tmp_path, digits)
-    (outcome,) = sweep(ready.left, Here(), Watcher(), threads=1, files=files).values()
+    (outcome,) = sweep(ready.left, Here(), no_matter, threads=1, files=files).values()
     trace = tmp_path / f"{outcome.name}.traceback"
     assert (outcome.status, outcome.message) == ("failed", f"ZeroDivisionError: so it goes (see {trace})")
     assert "def broken" in trace.read_text() or "in broken" in trace.read_text()
@@ -294,7 +287,7 @@ def test_a_run_whose_worker_breaks_down_has_failed_and_no_other(tmp_path, digits
         return Outcome(plan.folder.name, "finished")
 
     executor = Here(unlucky)
-    outcomes = sweep(ready.left, executor, Watcher(), threads=1, files=files)
+    outcomes = sweep(ready.left, executor, no_matter, threads=1, files=files)
     assert outcomes["vanilla-b60-lr0.1-seed1"].status == "finished"
     assert outcomes["vanilla-b60-lr0.1-seed0"].status == "failed"
     assert "its worker broke down (RuntimeError: the worker was killed)" in outcomes["vanilla-b60-lr0.1-seed0"].message
@@ -307,7 +300,7 @@ def test_a_run_that_another_process_works_on_is_left_out(tmp_path, digits, files
     name = "vanilla-b60-lr0.1-seed0"
     with Checkpoints(tmp_path / name):
         assert [p.folder.name for p in prepared(config, tmp_path, digits).left] == [p.folder.name for p in ready.left]
-        outcomes = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
+        outcomes = sweep(ready.left, Here(), no_matter, threads=1, files=files)
     assert {n: o.status for n, o in outcomes.items()} == {name: "busy", "vanilla-b60-lr0.1-seed1": "finished"}
     assert not (tmp_path / name / "run.sqlite").exists()
 
@@ -319,7 +312,7 @@ def test_two_sweeps_in_one_folder_do_each_run_once(tmp_path, digits, one_thread,
     found = {}
 
     def one(number):
-        found[number] = sweep(ready.left, Here(), Watcher(), threads=1, files=files)
+        found[number] = sweep(ready.left, Here(), no_matter, threads=1, files=files)
 
     both = [threading.Thread(target=one, args=(number,)) for number in range(2)]
     for thread in both:
