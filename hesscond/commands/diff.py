@@ -52,15 +52,11 @@ def compare_two(
 
     Example: hesscond diff runs/fc-digits-1/vanilla-seed0 runs/fc-digits-1/bnp-seed0
     """
-    request = probing.Request(
-        layers=options.names_of(layers),
-        level=options.choice("--level", level, probing.LEVELS),
-        units=None,
-        method=None if method is None else parse(method).text,
-        dtype=torch.float64,
-        rtol=1e-8,
-        memory=None,
-    )
+    asked = {
+        "layers": options.names_of(layers),
+        "level": options.choice("--level", level, probing.LEVELS),
+        "method": None if method is None else parse(method).text,
+    }
     options.check_seed(seed)
     if model is None and not any(".py:" in name for name in (a, b)) and (layers or method or level != "unit"):
         raise ConfigError("--layers, --level and --method are for checkpoints and FILE.py:FUNCTION, which are probed")
@@ -72,7 +68,7 @@ def compare_two(
             target = targets.load_target(spec, seed=seed)
             if weights is not None:
                 load_weights(target, weights)
-            return probing.run_probe(target.to(place), request, spec, probing.Watched(say))[1]
+            return probing.run_probe(target.to(place), asked, spec, probing.Watched(say))[1]
 
     def frame_of(name: str) -> tuple[pd.DataFrame, str]:
         if model is not None:

@@ -9,12 +9,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.text import Text
 
@@ -32,7 +30,6 @@ from hesscond.problem.devices import resolve_device
 from hesscond.problem.wrappers import measurable
 from hesscond.report import page
 from hesscond.sheets import duration
-from hesscond.spectra.bounded import refuse_few
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,16 +97,17 @@ def probe(
 
     Example: hesscond probe mymodel.py:make --layers fc1,fc2 --figure kappa.pdf
     """
-    request = Request(
-        layers=options.names_of(layers),
-        level=options.choice("--level", level, LEVELS),
-        units=units if units is None or units == "all" else parse_units(units),
-        method=None if method is None else parse(method).text,
-        dtype=options.forward_precision(dtype),
-        rtol=rtol,
-        memory=bytes_of(memory),
-        products=products,
-    )
+    asked: dict[str, Any] = {
+        "layers": options.names_of(layers),
+        "level": options.choice("--level", level, LEVELS),
+        "units": units if units is None or units == "all" else parse_units(units),
+        "method": None if method is None else parse(method).text,
+        "dtype": options.forward_precision(dtype),
+        "rtol": rtol,
+        "products": products,
+    }
+    if memory is not None:
+        asked["memory"] = bytes_of(memory)
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
     options.check_file("--figure", figure, page.METADATA)
@@ -123,10 +121,10 @@ def probe(
         found = targets.load_target(target, seed=seed).to(place)
         watched = Watched(say)
         with watched.interrupts():
-            result, frame = run_probe(found, request, target, watched)
+            result, frame = run_probe(found, asked, target, watched)
     write(frame)
     if not (as_json or as_csv):
-        print_summary(result, frame, request, found, target)
+        print_summary(result, frame, asked, found, target)
     if figure is not None:
         from hesscond.report.probed import probe_figure
 
@@ -221,64 +219,32 @@ class Watched:
             signal.signal(signal.SIGINT, before)
 
 
-@dataclass(frozen=True)
-class Request:
-    """Arguments of `hesscond.probe` as the command line gives them."""
-
-    layers: list[str] | None
-    level: str
-    units: tuple[int, ...] | str | None
-    method: str | None
-    dtype: torch.dtype | None
-    rtol: float
-    memory: float | None
-    products: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.units not in (None, "all") and self.layers is None:
-            raise ConfigError("--units needs --layers: name the layers they belong to")
-        if self.units not in (None, "all") and self.level != "unit":
-            raise ConfigError(f"--units goes with --level unit, not with --level {self.level}")
-        if not 0 < self.rtol < 1:
-            raise ConfigError(f"--rtol must lie between 0 and 1, got {self.rtol}")
-        if self.products is not None:
-            if self.level != NETWORK:
-                raise ConfigError(f"--products goes with --level network, not with --level {self.level}")
-            refuse_few(self.products)
-
-    def options(self) -> dict[str, Any]:
-        """Keyword arguments of `hesscond.probe`."""
-        return {name: value for name, value in vars(self).items() if name != "memory" or value is not None}
-
-
 def run_probe(
-    target: targets.Target, request: Request, spec: str, watched: Watched
+    target: targets.Target, asked: dict[str, Any], spec: str, watched: Watched
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
-    """Probe, layer by layer, and turn what the user's code raises into one sentence."""
+    """Probe, ``asked`` being arguments of `hesscond.probe`, and turn what the user's code raises into one sentence."""
     with targets.one_sentence(spec):
         watched.say(f"probing {spec}")
-        result = probed(target, request, watched)
-        result = watched.kappas(result)
+        result = watched.kappas(probed(target, asked, watched))
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
         frame = result.to_frame()
-        if request.products is not None:
+        if asked.get("products") is not None:
             # signed, as κ's λ_max is not
             whole = result[NETWORK]
             assert isinstance(whole, NetworkResult)
             top = whole.top
             frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
-        elif request.level == NETWORK:
-            frame = with_layers(result, frame, target, request, watched)
+        elif asked["level"] == NETWORK:
+            frame = with_layers(result, frame, target, asked, watched)
     return result, frame
 
 
-def probed(target: targets.Target, request: Request, watched: Watched) -> hesscond.ProbeResult:
+def probed(target: targets.Target, asked: dict[str, Any], watched: Watched) -> hesscond.ProbeResult:
     """Probe of a target, with its progress watched."""
-    options = request.options()
     return hesscond.probe(
-        target.model, target.loss_fn, target.data, **options, weight=target.weight, progress=watched.tell
+        target.model, target.loss_fn, target.data, **asked, weight=target.weight, progress=watched.tell
     )
 
 
@@ -286,7 +252,7 @@ def with_layers(
     result: hesscond.ProbeResult,
     network: pd.DataFrame,
     target: targets.Target,
-    request: Request,
+    asked: dict[str, Any],
     watched: Watched,
 ) -> pd.DataFrame:
     """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors."""
@@ -297,7 +263,7 @@ def with_layers(
     shares = whole.by_layer()
     frame = network
     try:
-        layers = probed(target, replace(request, level="layer"), watched)
+        layers = probed(target, asked | {"level": "layer"}, watched)
     except CaptureError as error:
         result.skipped["the layers by themselves"] = str(error)
     else:
@@ -308,12 +274,12 @@ def with_layers(
 
 
 def print_summary(
-    result: hesscond.ProbeResult, frame: pd.DataFrame, request: Request, target: targets.Target, spec: str
+    result: hesscond.ProbeResult, frame: pd.DataFrame, asked: dict[str, Any], target: targets.Target, spec: str
 ) -> None:
     """Print what was probed, the table, and the notes below it."""
-    few = request.products
-    what = LEVELS[request.level] if few is None else f"all parameters together, {few} products"
-    printing.stdout.print(f"{spec} · {target.samples} · level {request.level}: {what}", soft_wrap=True)
+    few, level = asked["products"], asked["level"]
+    what = LEVELS[level] if few is None else f"all parameters together, {few} products"
+    printing.stdout.print(f"{spec} · {target.samples} · level {level}: {what}", soft_wrap=True)
     catalogue = Catalogue(measurable(target.model))
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
     sheet = result.sheet(frame, {name: catalogue.kind(name) for name in names})
