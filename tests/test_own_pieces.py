@@ -55,7 +55,7 @@ def draw(runs, *, page):
     figure.subplots().plot([run.last_loss for run in runs])
     return figure
 
-LOSSES = FigureKind("losses", 1, "last losses", "runs", draw, lambda runs: None)
+LOSSES = FigureKind("losses", 1, "last losses", "runs", draw)
 '''
 STUDY = """
 name = "own"

@@ -166,7 +166,7 @@ def conditioning_figure(
     line. Lines are running medians, over faint single values for one run of a method, in a band from the lowest to the
     highest for several seeds.
     """
-    chosen, groups = unit_of_groups(runs, layer=layer, unit=unit)
+    chosen, groups = selection.select(runs, layer, unit), selection.groups_of(runs)
     last = [int(loss.index[-1]) for run in chosen.runs if len(loss := series.loss_of(run))]
     window = series.window_of(max([*last, *(int(p["iteration"].iloc[-1]) for p in chosen.probes if len(p))], default=0))
     apart = len(groups) > 2
@@ -198,13 +198,6 @@ def conditioning_figure(
         plotting.label_figure(figure, page, chosen.title, "; ".join(filter(None, parts)))
         figure.align_ylabels(axes)
     return figure
-
-
-def unit_of_groups(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> tuple[selection.Selection, list[selection.Group]]:
-    """The rows of a unit, and the groups of runs."""
-    return selection.select(runs, layer, unit), selection.groups_of(runs)
 
 
 def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
@@ -331,7 +324,9 @@ def eigenvalue_figure(
     medians, the median over seeds in a band from the lowest to the highest. A rank that never changes is stated below
     the figure, in place of a panel.
     """
-    chosen = eigenvalues_logged(runs, layer=layer, unit=unit)
+    chosen = selection.select(runs, layer, unit)
+    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in chosen.probes):
+        raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
     groups = selection.probed_groups(chosen.runs)
     groups = [group for group in groups if any(len(chosen.rows_of(run)) for run in group.runs)]
     looks = selection.looks_of(groups)
@@ -375,16 +370,6 @@ def draw_columns(
             plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
 
 
-def eigenvalues_logged(
-    runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None
-) -> selection.Selection:
-    """Probe rows to show; a ConfigError if no eigenvalue was logged."""
-    chosen = selection.select(runs, layer, unit)
-    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in chosen.probes):
-        raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
-    return chosen
-
-
 def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
     """Absolute values of a column, NaN where they are not known."""
     values = series.finite(probe[column].astype(float)).abs()
@@ -397,7 +382,6 @@ TRAINING_FIGURE = registry.FigureKind(
     "training and test loss, and test accuracy, the mean over seeds in a band from the lowest to the highest",
     registry.STUDY,
     training_figure,
-    trained_groups,
 )
 
 CONDITIONING_FIGURE = registry.FigureKind(
@@ -406,7 +390,6 @@ CONDITIONING_FIGURE = registry.FigureKind(
     "training loss, κ(H) against κ(PᵀHP), and κ(D) of one unit along training",
     registry.STUDY,
     conditioning_figure,
-    unit_of_groups,
     registry.UNIT,
 )
 
@@ -416,6 +399,5 @@ EIGENVALUES_FIGURE = registry.FigureKind(
     "largest and smallest nonzero eigenvalue of a unit's Hessian, and its rank, along training",
     registry.PROBED,
     eigenvalue_figure,
-    eigenvalues_logged,
     registry.UNIT,
 )

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from hesscond.report import plotting, registry, selection, series, verdict
 from hesscond.report.page import Page
@@ -119,8 +119,9 @@ def finish(ax: Axes, drawn: bool) -> None:
     plotting.fit_logarithmic(ax)
     low, high = ax.get_xlim()
     ax.invert_xaxis()
-    ax.xaxis.set_major_locator(LogLocator(subs=(1,) if high / low > 30 else (1, 2, 5), numticks=7))
-    ax.xaxis.set_major_formatter(plotting.OneFormat())
+    decades = high / low > 30
+    ax.xaxis.set_major_locator(LogLocator(subs=(1,) if decades else (1, 2, 5), numticks=7))
+    ax.xaxis.set_major_formatter(LogFormatterMathtext() if decades else ScalarFormatter(useOffset=False))
     ax.xaxis.set_minor_formatter(NullFormatter())
 
 
@@ -130,6 +131,5 @@ EQUAL_LOSS_FIGURE = registry.FigureKind(
     "training loss, and κ of each method against the training loss at which it was measured",
     registry.PROBED,
     equal_loss_figure,
-    verdict.verdict_frame,
     registry.UNIT,
 )

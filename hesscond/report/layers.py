@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -282,16 +281,16 @@ def heatmap_figure(
     with page.styled():
         wide = min(3, len(cells)) if len(cells) != 4 else 2
         columns = wide if page.wide else 1 if len(cells) <= 2 else 2
-        height = max(0.6, float(row_edges(rows)[-1]))
+        height = max(0.6, min(ROW * len(rows), TALLEST))
         figure = page.figure(1.0 + -(-len(cells) // columns) * (0.5 + height))
         axes = plotting.panels(figure, len(cells), columns, sharey=True)
         # beside the names of the rows and the bar
         letters = page.letters((page.width - 1.6) / columns, page.style["axes.titlesize"])
         for ax, (label, one) in zip(axes, cells.items(), strict=True):
-            draw_cells(ax, colors[label], one.open, medians[label] < 0, row_edges(rows), scale, label)
+            draw_cells(ax, colors[label], one.open, medians[label] < 0, scale, label)
             for place in range(1, len(rows)):
                 if rows[place][0] != rows[place - 1][0]:
-                    ax.axhline(row_edges(rows)[place], color="white", lw=1.0)
+                    ax.axhline(place - 0.5, color="white", lw=1.0)
             ax.set_yticks(*row_labels(rows))
             step = max(1, -(-len(starts) // 5))
             ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
@@ -316,31 +315,25 @@ MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
 
 
 def draw_cells(
-    ax: Axes,
-    values: np.ndarray,
-    hatched: np.ndarray,
-    negative: np.ndarray,
-    edges: np.ndarray,
-    scale: Normalize,
-    name: str,
+    ax: Axes, values: np.ndarray, hatched: np.ndarray, negative: np.ndarray, scale: Normalize, name: str
 ) -> None:
     """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``) and signs (``NAME-negative``)."""
-    columns = values.shape[1]
-    mesh = ax.pcolormesh(np.arange(columns + 1) - 0.5, edges, values, cmap=plotting.COLORS, norm=scale, rasterized=True)
+    rows, columns = values.shape
+    mesh = ax.pcolormesh(values, cmap=plotting.COLORS, norm=scale, rasterized=True, shading="nearest")
     mesh.set_gid(f"{name}-cells")
     # dark hatches on light cells, light ones on dark
     light = np.nan_to_num(scale(values)) > 0.55
     for tone, where in ((plotting.NEUTRAL, light), ("0.85", ~light)):
         places = zip(*np.nonzero(hatched & where), strict=True)
-        cells = [Rectangle((x - 0.5, edges[y]), 1, edges[y + 1] - edges[y]) for y, x in places]
+        cells = [Rectangle((x - 0.5, y - 0.5), 1, 1) for y, x in places]
         if cells:
             style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
             ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
         y, x = np.nonzero(negative & where)
         if len(x):
-            ax.plot(x, (edges[y] + edges[y + 1]) / 2, color=tone, gid=f"{name}-negative", **MINUS)
+            ax.plot(x, y, color=tone, gid=f"{name}-negative", **MINUS)
     ax.set_xlim(-0.5, columns - 0.5)
-    ax.set_ylim(edges[-1], 0)
+    ax.set_ylim(rows - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
 
 
@@ -348,36 +341,19 @@ def draw_cells(
 ROW, TALLEST = 0.13, 6.0
 
 
-def places_of_names(rows: Sequence[Row]) -> list[list[int]]:
-    """Places of the rows of each name."""
-    return [list(places) for _, places in groupby(range(len(rows)), key=lambda place: rows[place][0])]
-
-
-def row_edges(rows: Sequence[Row]) -> np.ndarray:
-    """(rows + 1,) edges of the rows, in inches from the top."""
-    one = ROW if len(rows) <= LABELLED else TALLEST / len(rows)
-    heights = [max(one, ROW / len(places)) for places in places_of_names(rows) for _ in places]
-    return np.concatenate([[0.0], np.cumsum(heights)])
-
-
-def row_labels(rows: Sequence[Row]) -> tuple[list[float], list[str]]:
-    """Heights and texts of labels: the name at its first row with numbers below, or one for all of its rows."""
-    edges = row_edges(rows)
-    heights, labels = [], []
-    found = places_of_names(rows)
-    for places, name in zip(found, plotting.shortened([rows[p[0]][0] for p in found]), strict=True):
-        numbers = [rows[place][1] for place in places]
-        known = [number for number in numbers if number is not None]
-        if len(rows) > LABELLED:
-            heights.append((edges[places[0]] + edges[places[-1] + 1]) / 2)
-            labels.append(f"{name}  {known[0]}–{known[-1]}" if len(known) > 1 else name)
-            continue
-        for place, one in zip(places, numbers, strict=True):
-            heights.append((edges[place] + edges[place + 1]) / 2)
-            # a layer outside the transformer blocks has no depth
-            shown = ("–" if len(numbers) > 1 else "") if one is None else str(one)
-            labels.append(f"{name}  {shown}".rstrip() if place == places[0] else shown)
-    return heights, labels
+def row_labels(rows: Sequence[Row]) -> tuple[list[int], list[str]]:
+    """Places and texts of at most `LABELLED` labels: a name where it begins, with numbers below."""
+    places = list(range(0, len(rows), -(-len(rows) // LABELLED)))
+    names = [name for name, _ in rows]
+    short = dict(zip(dict.fromkeys(names), plotting.shortened(list(dict.fromkeys(names))), strict=True))
+    labels = []
+    for before, place in zip([None, *places], places, strict=False):
+        name, number = rows[place]
+        # a layer outside the transformer blocks has no depth
+        shown = ("–" if names.count(name) > 1 else "") if number is None else str(number)
+        begins = before is None or names[before] != name
+        labels.append(f"{short[name]}  {shown}".rstrip() if begins else shown)
+    return places, labels
 
 
 # --- bands ------------------------------------------------------------------------------------------------------------
@@ -536,7 +512,6 @@ HEATMAP_FIGURE = registry.FigureKind(
     "κ in each method's coordinates, or another quantity, of every probed unit at every iteration, a panel a method",
     f"{registry.PROBED} at several units",
     heatmap_figure,
-    partial(heat_cells, by="unit", quantity="kappa_own"),
     ("quantity",),
 )
 
@@ -546,7 +521,6 @@ BLOCKS_FIGURE = registry.FigureKind(
     "a heat map of κ, or of another quantity, by type of block and depth at every probed iteration, a panel a method",
     SEVERAL,
     partial(heatmap_figure, by="kind", quantity="kappa"),
-    partial(heat_cells, by="kind", quantity="kappa"),
     ("quantity",),
 )
 
@@ -556,7 +530,6 @@ LAYERS_FIGURE = registry.FigureKind(
     "the median and quartiles of κ over the units of each layer, in each method's coordinates, along training",
     registry.PROBED,
     partial(bands_figure, by="layer", quantity="kappa_own"),
-    partial(bands_of, by="layer", quantity="kappa_own"),
     ("layer", "quantity"),
 )
 
@@ -566,6 +539,5 @@ BANDS_FIGURE = registry.FigureKind(
     "the median and quartiles of κ, or of another quantity, along training, a panel for each type of block",
     SEVERAL,
     bands_figure,
-    partial(bands_of, by="kind", quantity="kappa"),
     ("quantity",),
 )

@@ -15,7 +15,14 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import Formatter, LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    LogFormatterMathtext,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    ScalarFormatter,
+)
 from matplotlib.transforms import ScaledTranslation, Transform
 
 from hesscond.report import selection, series
@@ -129,30 +136,6 @@ def out_of_view(axes: Iterable[Axes]) -> list[str]:
     return found
 
 
-class OneFormat(Formatter):
-    """Tick labels of one format: plain if none needs more than four digits, else all as powers of ten."""
-
-    def __call__(self, value: float, position: int | None = None) -> str:
-        """The label of one value."""
-        return self.format_ticks([value])[0]
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """The labels of all values."""
-        exponents = [int(np.floor(np.log10(value) + 1e-9)) for value in values if value > 0]
-        if all(-3 <= exponent <= 3 for exponent in exponents):
-            return [f"{value:g}" if value > 0 else "" for value in values]
-        return [in_powers(value) for value in values]
-
-
-def in_powers(value: float) -> str:
-    """A value as a power of ten."""
-    if value <= 0:
-        return ""
-    exponent = int(np.floor(np.log10(value) + 1e-9))
-    digits = f"{value / 10.0**exponent:.3g}"
-    return rf"$10^{{{exponent}}}$" if digits == "1" else rf"${digits}\times10^{{{exponent}}}$"
-
-
 def logarithmic(ax: Axes) -> None:
     """Set ticks of a logarithmic y axis that already has its data: powers of ten, or round numbers between them."""
     low, high = ax.get_ylim()
@@ -167,7 +150,7 @@ def logarithmic(ax: Axes) -> None:
     else:
         wide = high / low > 4
         axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=9) if wide else MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(OneFormat())
+        axis.set_major_formatter(ScalarFormatter(useOffset=False))
         axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
 
@@ -328,12 +311,11 @@ def draw_curve(
     if not curves:
         return False
     if len(curves) == 1 and look.raw and window > 1:
-        raw = series.thinned(curves[0])
-        ax.plot(raw.index, raw, color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
+        ax.plot(curves[0].index, curves[0], color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
     together = series.across_seeds([series.running_median(curve, window) for curve in curves])
     if len(curves) > 1:
         draw_band(ax, together, color, name)
-    median = series.thinned(together["median"])
+    median = together["median"]
     style: dict[str, Any] = {"color": color, "lw": look.width, "ls": look.dash, "zorder": 3, "gid": f"{name}-median"}
     ax.plot(median.index, median, **style, **(along(marker, len(median)) if marker else {}))
     return True
@@ -356,11 +338,11 @@ def draw_seeds(
         together = series.mean_over_seeds(whole)
         if len(whole) > 1:
             draw_band(ax, together, look.color, name)
-        mean = series.thinned(together["mean"])
+        mean = together["mean"]
         style = along(look.marker, len(mean)) | {"ls": dash if len(mean) > FEW else "none", "lw": 1.0}
         ax.plot(mean.index, mean, color=look.color, zorder=3, gid=f"{name}-mean", **style)
     for number, curve in enumerate(broken):
-        drawn = series.thinned(curve.dropna())
+        drawn = curve.dropna()
         ax.plot(drawn.index, drawn, color=look.color, ls=dash, lw=0.5, zorder=3, gid=f"{name}-diverged-{number}")
         end: dict[str, Any] = {"marker": "x", "ms": 4, "ls": "none", "zorder": 4}
         ax.plot(drawn.index[-1:], drawn.iloc[-1:], color=look.color, gid=f"{name}-end-{number}", **end)

@@ -37,22 +37,13 @@ QUANTITIES = ("kappa", "lambda_max", "lambda_min", "trace", "rank", "negative")
 RATED = ("prec-theorem-1", "bnp-theorem-1")
 
 
-def reason_against(check: Callable[..., object], runs: Sequence[StoredRun], options: dict[str, Any]) -> str | None:
-    """The sentence of the ConfigError that a check of runs raises; None if it raises none."""
-    try:
-        check(runs, **options)
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 @dataclass(frozen=True)
 class FigureKind:
     """A figure of stored runs: its name on the command line, one line on what it shows, and what the runs must have.
 
     ``order``: place in lists and reports, the lowest first.
-    ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence, as ``check`` with
-    the same arguments except the page does without drawing. ``options``: those of layer, unit and quantity it takes.
+    ``draw(runs, page=…, **options)`` returns the figure, or raises a ConfigError with one sentence if there is nothing
+    to draw. ``options``: those of layer, unit and quantity it takes.
     """
 
     name: str
@@ -60,12 +51,7 @@ class FigureKind:
     summary: str
     needs: str
     draw: Callable[..., Figure]
-    check: Callable[..., object]
     options: tuple[str, ...] = ()
-
-    def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
-        """Reason why it cannot be drawn from these runs; None if it can."""
-        return reason_against(self.check, runs, options)
 
 
 @dataclass(frozen=True)
@@ -99,10 +85,6 @@ class TableKind:
     def explained(self, frame: pd.DataFrame) -> str:
         """The caption of a frame."""
         return self.caption if isinstance(self.caption, str) else self.caption(frame)
-
-    def fits(self, runs: Sequence[StoredRun], **options: Any) -> str | None:
-        """Reason why these runs have no such table; None if they have one."""
-        return reason_against(self.frame, runs, options)
 
 
 #: Packages that bring figures or tables name modules that register them as entry points of this group.
@@ -159,8 +141,11 @@ TABLES: Kinds[TableKind] = Kinds(TableKind)
 
 def draw_first(names: Sequence[str], runs: Sequence[StoredRun], folder: Path) -> Path | None:
     """Draw the first of some figures that the runs have, as PDF and PNG; its path without ending, if there is one."""
-    for kind in map(FIGURES.__getitem__, names):
-        if kind.fits(runs) is None:
-            save_both(kind.draw(runs), folder / kind.name)
-            return folder / kind.name
+    for name in names:
+        try:
+            figure = FIGURES[name].draw(runs)
+        except ConfigError:
+            continue
+        save_both(figure, folder / name)
+        return folder / name
     return None

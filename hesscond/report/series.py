@@ -21,8 +21,8 @@ RANK = {in_coordinates("kappa", own): in_coordinates("rank", own) for own in (""
 #: Symbol of κ in the plain coordinates, in those of P from the raw statistics, and in the method's own.
 SHOWN = dict(zip(RESOLVED, ("κ(H)", "κ(PᵀHP)", "κ own"), strict=True))
 
-#: Stretches in each of which a curve is thinned to the smallest and largest value: more than print shows.
-STRETCHES = 400
+#: Rows to which a band is thinned, more than print shows; matplotlib thins lines by itself.
+MANY_ROWS = 800
 
 
 def finite(values: pd.Series) -> pd.Series:
@@ -113,26 +113,11 @@ def across_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
     return together.dropna(how="all")
 
 
-def thinned(values: pd.Series) -> pd.Series:
-    """The values themselves, or if there are many the smallest and largest of each of `STRETCHES` parts."""
-    if len(values) <= 2 * STRETCHES:
-        return values
-    keep: list[int] = []
-    array = values.to_numpy()
-    for stretch in np.array_split(np.arange(len(array)), STRETCHES):
-        part = array[stretch]
-        if np.isnan(part).all():
-            keep.append(int(stretch[0]))
-        else:
-            keep.extend(sorted({int(stretch[np.nanargmin(part)]), int(stretch[np.nanargmax(part)])}))
-    return values.iloc[keep]
-
-
 def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
-    """Columns low and high; the lowest and highest of each stretch if there are more rows than `thinned` keeps."""
-    if len(band) <= 2 * STRETCHES:
+    """Columns low and high; the lowest and highest of each of 800 stretches if there are more rows than print shows."""
+    if len(band) <= MANY_ROWS:
         return band[["low", "high"]]
-    stretch = np.arange(len(band)) * 2 * STRETCHES // len(band)
+    stretch = np.arange(len(band)) * MANY_ROWS // len(band)
     groups = band.reset_index(names="iteration").groupby(stretch)
     return groups.agg(iteration=("iteration", "median"), low=("low", "min"), high=("high", "max")).set_index(
         "iteration"

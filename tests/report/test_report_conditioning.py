@@ -95,17 +95,6 @@ def test_seeds_are_a_median_in_a_band(make_run):
     assert "3 seeds" in " ".join(figure.get_supxlabel().split())
 
 
-def test_a_long_run_is_thinned_but_keeps_its_extremes(make_run):
-    run = make_run("bnp", iterations=2000)
-    kappa = probe_rows(run, "batch").set_index("iteration")["kappa"]
-    x, y = data_of(conditioning_figure([run]), "bnp-kappa-batch-raw")
-    assert len(x) <= 800
-    assert (np.diff(x) > 0).all()
-    np.testing.assert_array_equal(y, kappa.loc[x])
-    assert y.max() == kappa.max()
-    assert y.min() == kappa.min()
-
-
 def test_another_layer_and_unit(make_run):
     run = make_run("bnp")
     figure = conditioning_figure([run], layer="fc1", unit=5)
