@@ -161,6 +161,23 @@ def bytes_of(memory: object) -> float | None:
     raise ConfigError(f"memory must be a positive number of bytes, or a size such as '2 GB', not {memory!r}")
 
 
+def readable(size: float) -> str:
+    """Number of bytes in readable form, such as 1.5 GB."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def refuse_large(
+    what: str, size: float, memory: float | None, advice: str, kind: type[HesscondError] = TooLargeError
+) -> None:
+    """Raise an error of a kind if something takes more bytes than the memory; ``what`` ends in "takes"."""
+    if memory is not None and size > memory:
+        raise kind(f"{what} {readable(size)}, more than memory={readable(memory)}: {advice}")
+
+
 def unfit(value: object, like: object, least: int = 1) -> str | None:
     """Requirement that the value of an option misses, by the type of its default, in words; None: it fits."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)

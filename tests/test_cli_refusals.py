@@ -91,7 +91,7 @@ BAD = {
     "probe net.py:make --products 40": ["products are those with a whole network"],
     "probe net.py:make --products 3 --level network": ["--products 3 is too few", "10 or more"],
     "probe net.py:make --products 40 --level network --memory 1KB": [
-        *("40 products with the Hessian of 74 parameters take", "more than --memory", "--dtype as-is")
+        *("40 products with the Hessian of 74 parameters", "more than --memory", "--dtype as-is")
     ],
     "probe net.py:make --memory lots": ["memory must be", "2 GB", "lots"],
     "probe net.py:make --json --csv": ["--json", "--csv"],

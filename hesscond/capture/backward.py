@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hesscond.capture import captured
-from hesscond.errors import CaptureError, TooLargeError
+from hesscond.errors import CaptureError, TooLargeError, readable
 from hesscond.operators.operator import in_halves
 from hesscond.problem.graph import nodes
 
@@ -60,15 +60,6 @@ class Budget:
         """Number of derivatives to take at once so that intermediates of up to ``largest`` numbers stay in cache."""
         size, held = self.chunk(passes, per_pass), CACHED if torch.get_num_threads() == 1 else SHARED
         return size if self.device.type != "cpu" else min(size, max(LEAST, held // max(largest, 1)))
-
-
-def readable(size: float) -> str:
-    """Number of bytes in readable form, such as 1.5 GB."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"
 
 
 def slopes(loss: torch.Tensor, variables: Sequence[torch.Tensor]) -> Iterator[torch.Tensor | None]:

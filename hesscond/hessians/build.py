@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
-from hesscond.capture.backward import readable
-from hesscond.errors import TooLargeError
+from hesscond.errors import refuse_large
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
@@ -104,11 +103,8 @@ def layer_hessian(captured: LayerCapture, memory: int) -> base.BlockHessian:
         return FactoredHessian(curvature.B.new_zeros(1, layer.order), None, None, units=units)
     if layer.order <= layer.count or layer.order * layer.count <= SMALL:
         return layer.dense()
-    if (size := 8 * MATRICES * layer.count**2) > memory:
-        raise TooLargeError(
-            f"the dual of layer {captured.name!r} has order {layer.count}, whose decomposition takes {readable(size)}, "
-            f"more than memory={readable(memory)}: probe it on fewer samples, or its units"
-        )
+    what = f"the decomposition of the dual of layer {captured.name!r}, of order {layer.count}, takes"
+    refuse_large(what, 8 * MATRICES * layer.count**2, memory, "probe it on fewer samples, or its units")
     return layer
 
 

@@ -13,7 +13,7 @@ import torch
 
 from hesscond.capture import FactoredS, LayerCapture
 from hesscond.capture.captured import MERGED
-from hesscond.errors import CaptureError, TooLargeError
+from hesscond.errors import refuse_large
 from hesscond.hessians import factored
 from hesscond.hessians.coordinates import base
 from hesscond.operators import Estimate
@@ -80,22 +80,16 @@ class LayerHessian(base.KeptHessian):
         return torch.cat(present) if present else None
 
     def matrix(self) -> torch.Tensor:
-        if 8 * self.order**2 > self.memory:
-            raise CaptureError(
-                f"the dense Hessian of layer {self.captured.name!r} has order {self.order} and takes "
-                f"{8e-9 * self.order**2:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
-                "ask for its eigenvalues or κ, or a unit's Hessian"
-            )
+        what = f"the dense Hessian of layer {self.captured.name!r}, of order {self.order}, takes"
+        refuse_large(what, 8 * self.order**2, self.memory, "ask for its eigenvalues or κ, or a unit's Hessian")
         return self.dense().matrix()
 
     def dense(self) -> factored.FactoredHessian:
         """F itself (R J, m n̂); a TooLargeError if it does not fit into the memory."""
-        if 8 * self.count * self.order > self.memory:
-            raise TooLargeError(
-                f"the factor of layer {self.captured.name!r} is {self.count} × {self.order} and takes "
-                f"{8e-9 * self.count * self.order:.3g} GB, more than memory={self.memory / 1e9:.3g} GB: "
-                f"take at most {max(1, self.memory // (8 * self.order))} rank-one terms, with fewer samples or classes"
-            )
+        what = f"the factor of layer {self.captured.name!r}, {self.count} × {self.order}, takes"
+        fitting = max(1, self.memory // (8 * self.order))
+        few = f"take at most {fitting} rank-one terms, with fewer samples or classes"
+        refuse_large(what, 8 * self.count * self.order, self.memory, few)
         rows = torch.cat([panel.permute(1, 0, 2).flatten(1) for panel in self._unit_panels(None)], 1)
         by_unit = self.captured.row_rounding(range(self.units))
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]

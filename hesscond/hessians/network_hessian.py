@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from hesscond.capture.backward import readable
 from hesscond.causes import NOTHING, Cause
-from hesscond.errors import CaptureError, ConfigError
+from hesscond.errors import CaptureError, ConfigError, readable, refuse_large
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
@@ -102,7 +101,7 @@ class NetworkHessian(base.BlockHessian):
 
     @cached_property
     def _formed(self) -> torch.Tensor:
-        refuse_large(self.order, self.limits.memory)
+        refuse_dense(self.order, self.limits.memory)
         H = matrix_free.formed(self.operator).to(torch.float64)
         for rows, columns in zip(H.split(matrix_free.ROWS), H.split(matrix_free.ROWS, 1), strict=True):
             own = (rows + columns.T) / 2
@@ -153,7 +152,7 @@ class NetworkHessian(base.BlockHessian):
         return found
 
     def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        refuse_large(self.order, self.limits.memory, matrix_free.EIGENVECTORS, "eigenvectors")
+        refuse_dense(self.order, self.limits.memory, matrix_free.EIGENVECTORS, "eigenvectors")
         return super().eigenpairs()
 
     @cached_property
@@ -205,7 +204,7 @@ class ZeroPaddedHessian(base.BlockHessian):
         return self._order
 
     def matrix(self) -> torch.Tensor:
-        refuse_large(self.order, self._memory)
+        refuse_dense(self.order, self._memory)
         own = self.inner.matrix()
         found = own.new_zeros(self.order, self.order)
         found[self._index[:, None], self._index] = own
@@ -250,14 +249,10 @@ class ZeroPaddedHessian(base.BlockHessian):
         return rows.new_zeros(self.order, rows.shape[1]).index_copy_(0, self._index, rows)
 
 
-def refuse_large(order: int, memory: int | None, matrices: int = 1, what: str = "dense Hessian") -> None:
+def refuse_dense(order: int, memory: int | None, matrices: int = 1, what: str = "dense Hessian") -> None:
     """Raise a CaptureError if this number of dense matrices does not fit into the memory."""
-    needed = 8 * matrices * order**2
-    if memory is not None and needed > memory:
-        raise CaptureError(
-            f"the {what} of {order:,} parameters takes {needed / 1e9:.3g} GB, more than the "
-            f"{memory / 1e9:.3g} GB allowed: use products with the operator, or raise memory"
-        )
+    advice = "use products with the operator, or raise memory"
+    refuse_large(f"the {what} of {order:,} parameters takes", 8 * matrices * order**2, memory, advice, CaptureError)
 
 
 class BlockSource:

@@ -9,7 +9,7 @@ import torch
 
 from hesscond.capture import Geometry, LayerCapture, LayerInputs, channel_statistics
 from hesscond.causes import NOTHING
-from hesscond.errors import TooLargeError
+from hesscond.errors import refuse_large
 from hesscond.hessians import build
 from hesscond.hessians.coordinates.base import BlockHessian
 from hesscond.hessians.factored import FactoredHessian
@@ -157,17 +157,14 @@ def add_layer(
 ) -> None:
     """Add a layer in one batch to its block."""
     geometry = captured.inputs.geometry
-    refuse_large(captured.name, geometry, memory)
+    refuse_layer(captured.name, geometry, memory)
     block = blocks.setdefault((captured.name, None), StreamedBlock(geometry.units * geometry.n_params, geometry.units))
     block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
 
 
-def refuse_large(name: str, geometry: Geometry, memory: int) -> None:
+def refuse_layer(name: str, geometry: Geometry, memory: int) -> None:
     """Raise a TooLargeError if the triangular factor of a layer over a data set does not fit into the memory."""
     order = geometry.units * geometry.n_params
-    if 16 * order**2 > memory:
-        raise TooLargeError(
-            f"layer {name!r} has {order} parameters, whose triangular factor over a data set takes "
-            f"{16e-9 * order**2:.3g} GB, more than memory={memory / 1e9:.3g} GB (which is enough for "
-            f"{int((memory / 16) ** 0.5)}): probe it on one batch, or its units"
-        )
+    what = f"the triangular factor of the {order} parameters of layer {name!r} over a data set takes"
+    fits = f"probe it on one batch, or its units, or at most {int((memory / 16) ** 0.5)} parameters"
+    refuse_large(what, 16 * order**2, memory, fits)

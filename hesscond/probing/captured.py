@@ -40,7 +40,7 @@ def captured_results(m: Measurement, layers: Mapping[str, kinds.Layer]) -> dict[
         fitting = {}
         for name, layer in layers.items():
             with m.skipping(name, TooLargeError):
-                streaming.refuse_large(name, kinds.Geometry.of(layer), question.memory)
+                streaming.refuse_layer(name, kinds.Geometry.of(layer), question.memory)
                 fitting[name] = layer
         if not fitting:
             return {}

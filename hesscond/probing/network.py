@@ -8,8 +8,7 @@ from functools import partial
 from itertools import accumulate
 
 from hesscond.capture import eligible_layers
-from hesscond.capture.backward import readable
-from hesscond.errors import CaptureError, ConfigError, NoDerivativeError
+from hesscond.errors import CaptureError, ConfigError, NoDerivativeError, refuse_large
 from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Catalogue, Choice
@@ -172,12 +171,11 @@ class NetworkProbe:
             order = sum(block.order for block in self.choice.blocks(self.model).values())
         question.refuse_little([order])
         least = 2 * bounded.LEAST_VECTORS * order * itemsize
-        if question.products is not None and least > question.memory:
-            raise CaptureError(
-                f"{question.products} products with the Hessian of {order:,} parameters take {readable(least)} at "
-                f"least, half of it for {bounded.LEAST_VECTORS} vectors, more than memory={readable(question.memory)}: "
-                "raise it, or keep the precision of the model (dtype=None)"
-            )
+        if question.products is not None:
+            what = f"{question.products} products with the Hessian of {order:,} parameters"
+            what += f", half of their memory for {bounded.LEAST_VECTORS} vectors, take at least"
+            advice = "raise it, or keep the precision of the model (dtype=None)"
+            refuse_large(what, least, question.memory, advice, CaptureError)
 
 
 def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import ProgressRecord
-from hesscond.capture.backward import readable
-from hesscond.errors import ConfigError, HesscondError, NoDerivativeError, TooLargeError
+from hesscond.errors import ConfigError, HesscondError, NoDerivativeError, TooLargeError, readable
 from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Choice
