@@ -1,9 +1,9 @@
 """What a user waits for: everyday tasks in seconds and in gradients, and how they grow.
 
-Run: ``python benchmarks/everyday.py [--only tasks|waits|peaks|growth|check|study|watch] [--quick] [--threads N]``, with
-HESSCOND_DATA_DIR naming a folder with CIFAR-10 for what takes it. A gradient is a forward and a backward pass of the
-same network on the same samples in float32, timed by turns with the task. Commands are fresh processes, from the shell
-to the last file. ``study`` and ``watch``: an iteration of a study, and of a loop that is watched.
+Run: ``python benchmarks/everyday.py [--only SECTION] [--quick] [--threads N]``, with HESSCOND_DATA_DIR naming a folder
+with CIFAR-10 for what takes it. A gradient is a forward and a backward pass of the same network on the same samples in
+float32, timed by turns with the task. Commands are fresh processes, from the shell to the last file. ``beside``: other
+tools. ``study`` and ``watch``: an iteration of a study, and of a loop that is watched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice, pairwise, product
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import cases
@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from cases import CPU, FULL, QUICK, Problem, Row, Size, dense, probe_row, residual_network
 from measuring import in_units, interleaved, processor, run_sections, seconds_of, show
+from peers import Comparison
 from products import gradient_row
 from torch import nn
 
@@ -42,6 +43,7 @@ from hesscond.runs import RunLog
 from hesscond.study import RunPlan, StudyConfig, load_study
 from hesscond.study.datasets import load_data
 from hesscond.study.runner import Training, build_model, make_loss
+from tests.truth import reverse_over_reverse
 
 #: Commands, and the data set that one needs.
 COMMANDS = (
@@ -58,14 +60,19 @@ ROUNDS = 3
 #: Values of memory= whose peaks are measured, in bytes.
 MEMORY = (1e9, 4e9)
 
-#: A probe that is waited for, and the network and samples whose gradient it is measured in.
-Task = tuple[Problem, Row]
+
+class Task(NamedTuple):
+    """Probe that is waited for, with the network and samples whose gradient it is measured in, and its options."""
+
+    problem: Problem
+    row: Row
+    options: dict[str, Any]
 
 
 def probed(name: str, problem: Problem, device: torch.device = CPU, **options: Any) -> Task:
     """Every κ of a probe, checked against the model as it is by default."""
     moved = problem.to(device)
-    return moved, probe_row(name, moved, **options)
+    return Task(moved, probe_row(name, moved, **options), options)
 
 
 def tasks(size: Size) -> Iterator[Task]:
@@ -77,7 +84,7 @@ def tasks(size: Size) -> Iterator[Task]:
     samples, _ = cases.training_set(size)
     every = Problem(perceptron.model, perceptron.loss_fn, tuple(map(torch.cat, zip(*samples, strict=True))))
     stream = Problem(perceptron.model, perceptron.loss_fn, samples)
-    yield every, probe_row(f"MLP: output units over {size.samples:,} samples", stream, layers=["4"])
+    yield Task(every, probe_row(f"MLP: output units over {size.samples:,} samples", stream, layers=["4"]), {})
     yield probed("convolution 3×3, all channels", cases.convolutional(size), layers=["0"])
     residual = residual_network(8, 2, name="resnet20") if size is QUICK else residual_network(32, 16, name="resnet20")
     yield probed("ResNet-20, evaluation mode: a unit of every layer", residual, layers="*", units=[0])
@@ -143,8 +150,10 @@ def waits(quick: bool, device: torch.device, **options: Any) -> Iterator[Task]:
 
 def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:
     """Medians of the task in seconds and in gradients, which it alternates with."""
-    device = task[0].batch[0].device
-    one, took = interleaved([gradient_row(task[0]), task[1]], device, seconds=seconds, rounds=rounds, limit=3600.0)
+    device = task.problem.batch[0].device
+    one, took = interleaved(
+        [gradient_row(task.problem), task.row], device, seconds=seconds, rounds=rounds, limit=3600.0
+    )
     if took.error:
         raise RuntimeError(took.error)
     return took.median or 0.0, in_units(took, one) or 0.0
@@ -152,7 +161,7 @@ def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]
 
 def peak(number: int, memory: float, quick: bool) -> tuple[str, int, str]:
     """A task of `waits`, bytes of this process's peak over that of its gradient, and what it found or why not."""
-    problem, row = next(islice(waits(quick, CPU, memory=memory), number, None))
+    problem, row, _ = next(islice(waits(quick, CPU, memory=memory), number, None))
     problem.gradients()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
@@ -179,9 +188,95 @@ def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, s
     rows = commands
     for task in found:
         took, gradients = timed(task, rounds, seconds)
-        rows.append([task[1].what, f"{took:.3g}", f"{gradients:,.0f}"])
+        rows.append([task.row.what, f"{took:.3g}", f"{gradients:,.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
     show(("task", "s", "gradients"), rows)
+
+
+def beside(given: Namespace) -> None:
+    """The tasks of `waits`, and what other tools say of the same blocks, in float64."""
+    rows = []
+    for task in waits(given.quick, CPU):
+        began, found = processor(task.row.run)
+        gradient = statistics.median(processor(task.problem.gradients)[0] for _ in range(5))
+        sizes = [max(abs(kappa.lambda_max), abs(kappa.lambda_min)) for kappa in found]
+        says = f"{sum(kappa.resolved for kappa in found)} of {len(found)} κ resolved"
+        rows.append([task.row.what, "hesscond", f"{began:.3g}", f"{began / gradient:,.0f}", says])
+        comparison = Comparison(deepcopy(task.problem).to(torch.float64), 60.0 if given.quick else 900.0)
+        ask_others(comparison, task, sizes)
+        for answer in comparison.answers:
+            took = ["–", "–"] if answer.processor is None else [answer.processor, answer.processor / gradient]
+            cells = [one if isinstance(one, str) else f"{one:,.3g}" for one in took]
+            rows.append(["", answer.tool, *cells, answer.says])
+        for row in rows[-1 - len(comparison.answers) :]:
+            print(row, file=sys.stderr, flush=True)
+    show(("task", "tool", "s", "gradients", "answer"), rows, (0, 1, 4))
+
+
+def ask_others(comparison: Comparison, task: Task, sizes: list[float]) -> None:
+    """Ask for dense blocks where they can be formed, and for the largest eigenvalue of others."""
+    problem, options = comparison.problem, task.options
+    level, names = options.get("level", "unit"), options.get("layers")
+    if level == "layer":
+        comparison.tops(names[0], task.row.what, sizes[0])
+        return
+    for module in problem.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+            # torch.func refuses what is written in place, and does not read them
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+            module.track_running_stats = False
+    units = options.get("units")
+    if level == "network":
+        asked: list[tuple[str, int | None]] = [("", None)]
+    elif names is None:
+        layers = {name: one for name, one in problem.model.named_modules() if isinstance(one, nn.Linear | nn.Conv2d)}
+        asked = [(name, unit) for name, one in layers.items() for unit in range(len(one.weight))]
+    else:
+        asked = [(names[0], unit) for unit in units]
+    if len(asked) > 1 and any(isinstance(one, nn.Conv2d) for one in problem.model.modules()):
+        return  # a unit of it was asked for before
+    for tool, derivative in (("torch.func.hessian", in_parts), ("double backward", reverse_over_reverse)):
+
+        def spectra(derivative: Callable[..., torch.Tensor] = derivative) -> list[torch.Tensor]:
+            return [torch.linalg.eigvalsh(derivative(*rows_of(problem, *one))) for one in asked]
+
+        def says(found: list[torch.Tensor]) -> str:
+            largest = [float(values.abs().max()) for values in found]
+            worst = max(abs(a - b) / b for a, b in zip(largest, sizes, strict=True) if b)
+            ratio = statistics.median(float(v.abs().max() / v.abs().min()) for v in found)
+            return f"largest {worst:.0e} off; max/min of |λ| {ratio:.0e} (median)"
+
+        comparison.ask(tool, task.row.what, spectra, says)
+    if level == "network":
+        comparison.tops("", task.row.what, sizes[0])
+
+
+def in_parts(function: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor) -> torch.Tensor:
+    """Hessian by forward over reverse, as `torch.func.hessian`, 64 columns at a time."""
+
+    def column(direction: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(torch.func.grad(function), (start,), (direction,))[1]
+
+    return torch.vmap(column, chunk_size=64)(torch.eye(len(start), dtype=start.dtype))
+
+
+def rows_of(problem: Problem, layer: str, unit: int | None) -> tuple[Callable[..., torch.Tensor], torch.Tensor]:
+    """Loss as a function of a row of each parameter of a module (``unit`` None: of all of them), and these rows."""
+    given = {
+        f"{layer}.{name}" if layer else name: p for name, p in problem.model.get_submodule(layer).named_parameters()
+    }
+    parts = [p.detach() if unit is None else p.detach()[unit] for p in given.values()]
+
+    def loss(theta: torch.Tensor) -> torch.Tensor:
+        values = {}
+        pieces = theta.split([part.numel() for part in parts])
+        for (name, p), part, own in zip(given.items(), pieces, parts, strict=True):
+            row = part.view_as(own)
+            fixed = p.detach()
+            values[name] = row if unit is None else torch.cat([fixed[:unit], row[None], fixed[unit + 1 :]])
+        return problem.loss_fn(torch.func.functional_call(problem.model, values, problem.batch[0]), problem.batch[1])
+
+    return loss, torch.cat([part.flatten() for part in parts])
 
 
 def everyday(given: Namespace) -> None:
@@ -390,6 +485,7 @@ def watched(given: Namespace) -> None:
 SECTIONS: dict[str, Callable[[Namespace], None]] = {
     "tasks": everyday,
     "waits": lambda given: print_tasks(waits(given.quick, torch.device(given.device)), [], 7, 0.1),
+    "beside": beside,
     "peaks": peaks,
     "growth": growth,
     "check": second_check,

@@ -218,7 +218,9 @@ class Comparison:
         from hessian_eigenthings import HessianOperator, lanczos, match_names, supervised_loss
 
         given = self.problem.model, [self.problem.batch], supervised_loss(self.problem.loss_fn)
-        return lanczos(HessianOperator(*given, param_filter=match_names(f"{layer}.*")), k=1, seed=0, **options)
+        return lanczos(
+            HessianOperator(*given, param_filter=match_names(f"{layer}.*" if layer else "*")), k=1, seed=0, **options
+        )
 
 
 def inside(found: Any, truths: list[Truth]) -> str:
