@@ -296,3 +296,23 @@ def test_a_vocabulary_of_50_000_is_not_materialized():
     )
     peak = peak_bytes(VOCABULARY + f"found = [{', '.join(kappas)}]")
     assert peak < 1.5e9
+
+
+TABLE = """
+torch.manual_seed(0)
+wide = nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.GELU()
+model = nn.Sequential(nn.Embedding(100_000, 64), *wide, nn.Linear(64, 10))
+batch = torch.randint(0, 100_000, (128,)), torch.randint(0, 10, (128,))
+memory = 20e6
+# what is imported when it is first used, by a small network
+small = nn.Sequential(*wide, nn.Linear(64, 10)), nn.CrossEntropyLoss(), (torch.randn(128, 64), batch[1])
+found = hesscond.probe(*small, ["0"], "layer", memory=memory)["0"].kappa
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peaks are read from Linux's /proc")
+def test_memory_is_kept_beyond_one_copy_of_the_model():
+    memory, copy = 20e6, 8 * 6_433_738
+    last = "found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, ['1'], 'layer', memory=memory)['1'].kappa"
+    assert peak_bytes(TABLE + last) < 1.2 * memory + copy

@@ -99,7 +99,8 @@ class Differentiator:
         except (NotFiniteError, NoDerivativeError, TooLargeError) as error:
             if isinstance(error, TooLargeError) and not request.whole:
                 raise
-            self.failed[request.name] = error
+            # its frames would keep the graph
+            self.failed[request.name] = error.with_traceback(None)
 
     def planned(self, requests: Sequence[Request]) -> tuple[SecondDerivatives, dict[str, CurvaturePlan]]:
         """Second derivatives and a plan for every layer, or for a sample of its units where all would take too long."""

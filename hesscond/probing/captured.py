@@ -58,16 +58,16 @@ def captured_results(m: Measurement, layers: Mapping[str, kinds.Layer]) -> dict[
         with m.skipping(name, CaptureError):
             found[name] = run.result(name, sums)
     m.precision = None if reference is None else reference.precision
-    m.reference = reference
+    m.reached = None if reference is None else (reference.reached, reference.first)
     return found
 
 
-def reached(question: Question) -> check.ReferenceProducts:
-    """Reference that knows the parameters that the loss depends on."""
+def reached(question: Question) -> tuple[set[str], Batch | None]:
+    """Parameters that the loss depends on, and the first batch."""
     reference = reference_for(question, {})
     for batch in question.batches:
         reference.add(batch, [])
-    return reference
+    return reference.reached, reference.first
 
 
 def reference_for(question: Question, layers: Mapping[str, kinds.Layer]) -> check.ReferenceProducts:

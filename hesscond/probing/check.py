@@ -179,6 +179,7 @@ class ReferenceProducts:
     keeps_products: bool = False  # whether the products of the first batch are kept, for `noise` and `perturbed`
     #: whether second derivatives are compared with central differences of the gradient, once for each parameter
     differentiates: bool = True
+    like: Snapshot | None = None  # snapshot of the same model whose copies may be used
     precision: Precision | None = None  # precision that the first batch was computed in
     reached: set[str] = field(default_factory=set)  # names of the parameters that the loss depended on so far
     loss: float = math.nan
@@ -186,13 +187,17 @@ class ReferenceProducts:
     def __post_init__(self) -> None:
         self._unique = list({id(p): p for p in self.parameters.values()}.values())
         self._place = {id(p): i for i, p in enumerate(self._unique)}
-        self._snapshot = Snapshot(self.model, self._unique, self.dtype)
         self._first: tuple[Batch, RandomState] | None = None
         self._products: dict[int, torch.Tensor] = {}
         self._central: dict[int, Difference] = {}
         self._compared: dict[int, tuple[Batch, RandomState]] = {}
         self._functions: set[str] = set()
         self._wrong: Batch | None = None
+
+    @cached_property
+    def _snapshot(self) -> Snapshot:
+        """Snapshot of the model, taken when it is first evaluated: a capture before that has one of its own."""
+        return Snapshot(self.model, self._unique, self.dtype, self.like)
 
     @property
     def first(self) -> Batch | None:
@@ -554,9 +559,8 @@ def reference_of(
     """Reference products of an operator's model over its data, and one direction for each of its parts."""
     problem = H.problem
     named = dict(zip(H.names, H.layout.tensors, strict=True))
-    reference = ReferenceProducts(
-        problem.model, problem.loss_fn, named, problem.dtype, by_products=True, keeps_products=keeps_products
-    )
+    given = problem.model, problem.loss_fn, named, problem.dtype
+    reference = ReferenceProducts(*given, by_products=True, keeps_products=keeps_products, like=problem.snapshot)
     directions = [CheckDirection.of(as_block(part), part.layout, dtype=part.dtype) for part in parts]
     loss = 0.0
     for drawn, weight in problem.counted():

@@ -229,7 +229,7 @@ def probe(
                 own.watch = products_line
         if outside and layers is None and blocks is None and not isinstance(data, Iterator):
             whole = replace(question, model=references.holding(model, outside))
-            result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole).reached}
+            result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole)[0]}
         return result
 
 

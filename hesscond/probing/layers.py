@@ -138,16 +138,16 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, res
 
 def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict[str, str]:
     """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle."""
-    reference = reached(m.question) if m.reference is None else m.reference
+    parameters, first = reached(m.question) if m.reached is None else m.reached
     catalogue = Catalogue(m.question.model)
     measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
     # no derivatives are taken in complex parameters, which may or may not be reached
     imaginary = {key for key, p in catalogue.parameters.items() if p.is_complex() and p.requires_grad}
-    missing = {key for key in reference.reached if id(catalogue.parameters[key]) not in measured} | imaginary
+    missing = {key for key in parameters if id(catalogue.parameters[key]) not in measured} | imaginary
     left = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
     left = {name: keys for name, keys in left.items() if keys and name not in m.skipped}
     real = {name: catalogue.natural[name] for name, keys in left.items() if not imaginary.intersection(keys)}
-    failing, undivided = trial(m, real, reference.first)
+    failing, undivided = trial(m, real, first)
     failing |= dict.fromkeys(left.keys() - real.keys(), COMPLEX)
     owners: dict[str, list[str]] = {}
     for name, keys in left.items():

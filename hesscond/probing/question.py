@@ -22,7 +22,6 @@ from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
-from hesscond.probing.check import ReferenceProducts
 from hesscond.problem import MEMORY, Batch, LossFunction, weighting
 from hesscond.problem.batches import is_batch
 from hesscond.problem.precision import Precision
@@ -135,7 +134,8 @@ class Measurement:
     skipped: dict[str, str] = field(default_factory=dict)  # layers and parameters, with the reason
     differenced: dict[str, str] = field(default_factory=dict)  # blocks without second derivatives, and why
     multiplied: dict[str, str] = field(default_factory=dict)  # layers too large for all but products, and why
-    reference: ReferenceProducts | None = None  # derivatives of the model itself, once the data were read
+    #: parameters that the loss depends on, and the first batch, once the data were read
+    reached: tuple[set[str], Batch | None] | None = None
     precision: Precision | None = None  # precision of the forward pass, once it was observed
 
     def keep_data(self) -> None:

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from hesscond.problem.references import ran_again
 
-#: Least number of random factors of `Perturbed`, and a prime that their places differ by.
-LEAST, STRIDE = 2**16, 7_368_787
+#: Least number of random factors of `Perturbed`, largest number that is used at a time, and a prime that their places
+#: differ by.
+LEAST, MOST, STRIDE = 2**16, 2**20, 7_368_787
 #: Operations that move, choose or make numbers without rounding, apart from views.
 EXACT = {
     getattr(torch.ops.aten, name)
@@ -100,16 +101,25 @@ class Perturbed(Observer):
         """Tensor with perturbed last digits."""
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
+        if x.numel() <= MOST:
+            return x * self.drawn(x, x.numel()).view(x.shape)
+        found = x.clone(memory_format=torch.contiguous_format)
+        for part in found.view(-1).split(MOST):
+            part.mul_(self.drawn(x, len(part)))
+        return found
+
+    def drawn(self, like: torch.Tensor, count: int) -> torch.Tensor:
+        """Random factors with the dtype and device of a tensor."""
         self.seed += 1
-        count = x.numel()
-        factors = self.factors.get((x.device, x.dtype))
+        factors = self.factors.get((like.device, like.dtype))
         if factors is None or len(factors) < 2 * count:
-            generator = torch.Generator(x.device).manual_seed(self.seed)
-            share = torch.rand(max(LEAST, 3 * count), generator=generator, device=x.device, dtype=x.dtype)
-            factors = self.factors[x.device, x.dtype] = 1 + torch.finfo(x.dtype).eps * (4 * share - 2)
+            generator = torch.Generator(like.device).manual_seed(self.seed)
+            share = torch.rand(max(LEAST, 3 * count), generator=generator, device=like.device, dtype=like.dtype)
+            factors = share.mul_(4).sub_(2).mul_(torch.finfo(like.dtype).eps).add_(1)
+            self.factors[like.device, like.dtype] = factors
         # a part for each number of the mode: drawing new ones would take longer than the operations themselves
         start = self.seed * STRIDE % (len(factors) - count + 1)
-        return x * factors[start : start + count].view(x.shape)
+        return factors[start : start + count]
 
 
 class Operations(Observer):

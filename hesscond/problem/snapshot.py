@@ -23,6 +23,10 @@ from hesscond.problem.precision import Operations
 torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")
 
 
+#: Numbers of a parameter that are compared at a time.
+PART = 2**20
+
+
 class Hooks(Protocol):
     """Hooks that are attached to a model while it is evaluated."""
 
@@ -37,13 +41,26 @@ class Snapshot:
     """Snapshot of a model: copies of its parameters and buffers, and its mode; the model is run, never changed.
 
     ``leaves`` are differentiable copies of ``parameters``, in their order and in ``dtype`` (None: that of the model).
+    Equal copies of other parameters are taken from ``like``, which saves their memory.
     """
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        dtype: torch.dtype | None,
+        like: Snapshot | None = None,
+    ) -> None:
         self.model, self.dtype = model, dtype
         tensors = evaluation.tensors_by_module(model)
         devices.check_float64(tensors.values())
-        copies = {id(t): evaluation.converted(t.detach(), dtype, copy=True) for t in tensors.values()}
+        known = {} if like is None else like.constants
+        copies: dict[int, torch.Tensor] = {}
+        for t in tensors.values():
+            old = known.get(id(t))
+            if old is None or not is_copy(old, t.detach(), dtype):
+                old = evaluation.converted(t.detach(), dtype, copy=True)
+            copies[id(t)] = old
         self.leaves: list[torch.Tensor] = [copies[id(p)].requires_grad_() for p in parameters]
         self.devices = devices.accelerators_of(tensors.values())
         #: copies by the ids of the originals
@@ -128,9 +145,23 @@ class Snapshot:
         return found
 
     @property
+    def constants(self) -> dict[int, torch.Tensor]:
+        """Copies of trained parameters that are no leaves, by the ids of the originals."""
+        trained = {id(t) for t in self._trained if type(t) is torch.Tensor and not (t.requires_grad or t.is_sparse)}
+        return {number: t for number, t in self.copies.items() if id(t) in trained}
+
+    @property
     def parameters(self) -> list[torch.Tensor]:
         """All parameters of the model, as used in its evaluations."""
         return [self._state[key] for key in self._owners.values()]
+
+
+def is_copy(old: torch.Tensor, of: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether a tensor is still the copy of another one in ``dtype``; compared in parts, which takes no memory."""
+    if (old.shape, old.device, old.dtype) != (of.shape, of.device, dtype or of.dtype):
+        return False
+    parts = zip(old.reshape(-1).split(PART), of.reshape(-1).split(PART), strict=True)
+    return all(torch.equal(one, part.to(old.dtype)) for one, part in parts)
 
 
 @contextmanager
