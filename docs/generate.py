@@ -25,7 +25,7 @@ import tomllib
 from itertools import groupby
 from pathlib import Path
 
-from hesscond.commands.printing import Paper, citations, papers
+from hesscond.commands.printing import FOR_PROGRAMS, SECTION, Paper, citations, papers
 from hesscond.commands.verify import known
 from hesscond.errors import HesscondError
 from hesscond.methods import Method, registered
@@ -34,9 +34,6 @@ from hesscond.report import margin_figure, save_figure
 from hesscond.theorems import Statement, Verdict, statements, verify
 
 HERE = Path(__file__).parent
-#: A word that is underlined, as numpydoc has its sections, and those that a page leaves out.
-SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
-FOR_PROGRAMS = ("Raises", "Examples")
 #: Formulas of methods, and the symbols of statements.
 NOTATION = tomllib.loads((HERE / "notation.toml").read_text(encoding="utf-8"))
 #: A probe in plain coordinates and in those of a method.

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from threading import Event, Thread, Timer
 from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, RenderableType
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from hesscond.runs import printable
 from hesscond.sheets import TextTable, duration, plain_text
@@ -47,6 +49,12 @@ LINE = 100
 OPTION = re.compile(
     r"\b(level|layers|units|memory|products|dtype|rtol)=(?:torch\.)?(\[(?:'[^']*'(?:, )?)+\]|'[^']*'|\w*)"
 )
+
+#: A word that is underlined, as numpydoc has its sections.
+SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
+
+#: Sections of a method's docstring that are of use to programs only.
+FOR_PROGRAMS = ("Raises", "Examples")
 
 
 def print_table(table: RenderableType) -> None:
@@ -121,9 +129,31 @@ UNBROKEN: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False
 
 
 def print_docstring(docstring: str) -> None:
-    """Print a docstring without its markup."""
-    underlined = re.compile(r"^(\w[\w ]*)\n-{3,}$", re.MULTILINE)
-    stdout.print(re.sub(r"``?([^`]+)``?", r"\1", underlined.sub(r"\1", docstring)))
+    """Print a docstring without its markup and without the sections for programs."""
+    head, *sections = SECTION.split(re.sub(r"``?([^`]+)``?", r"\1", docstring))
+    print_paragraphs(head)
+    for title, body in zip(sections[::2], sections[1::2], strict=True):
+        if title not in FOR_PROGRAMS:
+            stdout.print(Text(f"\n{title}", style="bold"))
+            print_paragraphs(body)
+
+
+def print_paragraphs(text: str) -> None:
+    """Print paragraphs, which are lines of one indentation, as wide as the terminal; literal blocks as they are."""
+    literal = False
+    for indent, group in groupby(text.strip("\n").splitlines(), indentation):
+        words = " ".join(lines := list(group)).strip()
+        literal = literal and (indent > 0 or not words)
+        if literal or not words:
+            stdout.print("\n".join(lines), soft_wrap=True)
+        else:
+            print_prose(re.sub(r"::$", ":", " ".join(words.split())), " " * indent)
+            literal = words.endswith("::")
+
+
+def indentation(line: str) -> int:
+    """Number of blanks at the beginning of a line; -1 for an empty line."""
+    return len(line) - len(line.lstrip()) if line.strip() else -1
 
 
 def as_options(sentence: str) -> str:
