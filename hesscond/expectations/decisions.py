@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
     from hesscond.runs import store
 
-ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    **{"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
+    **{"and": operator.and_, "or": operator.or_},
+    **intervals.COMPARISONS,
+}
 #: Columns that identify a row in another table, or in another run.
 KEYS = ("iteration", "data", "layer", "unit")
 
-Values = TypeVar("Values", intervals.Interval, intervals.Truth)
-
 
 @dataclass(frozen=True)
-class RowValues(Generic[Values]):
-    """Values with iteration, data, layer, unit of their rows (None: one value), and number of rows without partner."""
+class RowValues:
+    """Interval or Truth with iteration, data, layer, unit of its rows (None: one value), and rows without partner."""
 
-    values: Values
+    values: Any
     rows: pd.DataFrame | None = None
     unmatched: int = 0
 
-    def replaced(self, values: intervals.Interval | intervals.Truth) -> RowValues:
+    def replaced(self, values: Any) -> RowValues:
         """The same rows with other values."""
         return RowValues(values, self.rows, self.unmatched)
 
@@ -53,7 +55,7 @@ class Log:
             self._tables[name] = table.drop_duplicates([k for k in KEYS if k in table], keep="last")
         return self._tables[name]
 
-    def column(self, name: str, conditions: Sequence[parser.Condition]) -> RowValues[intervals.Interval]:
+    def column(self, name: str, conditions: Sequence[parser.Condition]) -> RowValues:
         """The values of a column in the rows that fulfil the conditions, with their bounds."""
         table = self.table(parser.COLUMNS[name])
         if table.empty:
@@ -137,7 +139,7 @@ def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
     return pd.MultiIndex.from_frame(rows[names].astype("string").fillna(""))
 
 
-def at_end(found: RowValues[intervals.Interval], which: str) -> RowValues[intervals.Interval]:
+def at_end(found: RowValues, which: str) -> RowValues:
     """Values of the last (or first) iteration, separately for each layer, unit and kind of data."""
     if found.rows is None or "iteration" not in found.rows:
         return found
@@ -151,6 +153,18 @@ def at_end(found: RowValues[intervals.Interval], which: str) -> RowValues[interv
     return RowValues(found.values.take(ends.to_numpy()), rows, found.unmatched)
 
 
+def reduced(node: parser.Node, inner: RowValues) -> RowValues:
+    """Value of a function of all rows, given their values; a single number is that of its row."""
+    if node.kind in ("last", "first"):
+        return at_end(inner, node.kind)
+    values = inner.values
+    if node.kind in ("median", "quantile"):
+        values = values if inner.rows is None else values.quantile(node.number)
+    elif node.kind in parser.OF_TRUTHS or inner.rows is not None:
+        values = getattr(values, node.kind)()
+    return RowValues(values, None, inner.unmatched)
+
+
 @dataclass
 class Evaluation:
     """Computation of an expression over logs by method (None: columns without one); ``named``: values it used."""
@@ -160,68 +174,28 @@ class Evaluation:
     named: dict[str, RowValues] = field(default_factory=dict)
     _conditions: tuple[parser.Condition, ...] = ()
 
-    def truth(self, node: parser.Node) -> RowValues[intervals.Truth]:
-        """Truth of a comparison, in each row."""
+    def value(self, node: parser.Node) -> RowValues:
+        """Numbers of an expression, or truths of a comparison, in each row."""
         if node.kind == "filter":
-            return self._filtered(node).truth(node.parts[0])
-        if node.kind == "not":
-            found = self.truth(node.parts[0])
-            return found.replaced(~found.values)
-        if node.kind in ("all", "any"):
-            found = self._inside().truth(node.parts[0])
-            return self._remember(node, RowValues(getattr(found.values, node.kind)(), None, found.unmatched))
-        if node.kind in ("and", "or"):
-            joined = self.truth(node.parts[0])
-            for part in node.parts[1:]:
-                p, q = matched(joined, self.truth(part), node.kind)
-                joined = p.replaced(p.values & q.values if node.kind == "and" else p.values | q.values)
-            return joined
-        x, y = matched(self.number(node.parts[0]), self.number(node.parts[1]), node.kind)
-        return x.replaced(intervals.COMPARISONS[node.kind](x.values, y.values))
-
-    def number(self, node: parser.Node) -> RowValues[intervals.Interval]:
-        """Values of an expression, in each row."""
-        if node.kind == "filter":
-            return self._filtered(node).number(node.parts[0])
+            return replace(self, _conditions=(*self._conditions, *node.conditions)).value(node.parts[0])
         if node.kind == "number":
             return RowValues(intervals.Interval.point(node.number))
         if node.kind == "column":
             return self._remember(node, self.logs[node.method].column(node.name, self._conditions))
-        if node.kind not in ARITHMETIC:
-            return self._called(node)
-        if len(node.parts) == 1:
-            found = self.number(node.parts[0])
-            return found.replaced(-found.values)
-        a, b = map(self.number, node.parts)
-        if node.kind == "/" and not parser.columns_of(node.parts[1]) and float(b.values.lower) == 0:
+        if node.kind in parser.AGGREGATES:
+            return self._remember(node, reduced(node, replace(self, named={}).value(node.parts[0])))
+        found, *others = map(self.value, node.parts)
+        if not others:
+            return found.replaced(~found.values if node.kind == "not" else -found.values)
+        if node.kind == "/" and not parser.columns_of(node.parts[1]) and float(others[0].values.lower) == 0:
             raise ConfigError(f"{self._source(node)!r} divides by zero")
-        x, y = matched(a, b, node.kind)
-        return x.replaced(ARITHMETIC[node.kind](x.values, y.values))
-
-    def _called(self, node: parser.Node) -> RowValues[intervals.Interval]:
-        name, (part,) = node.kind, node.parts
-        if name == "share":
-            truths = self._inside().truth(part)
-            return self._remember(node, RowValues(truths.values.share(), None, truths.unmatched))
-        inner = self._inside().number(part)
-        if name in ("last", "first"):
-            return self._remember(node, at_end(inner, name))
-        values = inner.values
-        if inner.rows is not None:
-            if name in ("median", "quantile"):
-                values = values.quantile(node.number)
-            else:
-                values = {"mean": values.mean, "min": values.minimum, "max": values.maximum}[name]()
-        return self._remember(node, RowValues(values, None, inner.unmatched))
+        for other in others:
+            x, y = matched(found, other, node.kind)
+            found = x.replaced(OPERATIONS[node.kind](x.values, y.values))
+        return found
 
     def _source(self, node: parser.Node) -> str:
         return " ".join(self.text[node.start : node.end].split())
-
-    def _inside(self) -> Evaluation:
-        return replace(self, named={})
-
-    def _filtered(self, node: parser.Node) -> Evaluation:
-        return replace(self, _conditions=(*self._conditions, *node.conditions))
 
     def _remember(self, node: parser.Node, found: RowValues) -> RowValues:
         text = self._source(node)
@@ -383,7 +357,7 @@ def conjuncts(node: parser.Node) -> Iterator[parser.Node]:
 def of_part(text: str, node: parser.Node, label: str, group: dict[str | None, Log]) -> Decision:
     """Decision on one part of an expectation."""
     evaluation = Evaluation(text, group)
-    truth = evaluation.truth(node)
+    truth = evaluation.value(node)
     certain, possible = np.atleast_1d(truth.values.certain), np.atleast_1d(truth.values.possible)
     met, failed = int(certain.sum()), int((~possible).sum())
     rows = len(certain)
@@ -407,7 +381,6 @@ def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | N
         if where < 0:
             return None
     values = found.values
-    assert isinstance(values, (intervals.Interval, intervals.Truth))
     low, high = (
         (values.lower, values.upper) if isinstance(values, intervals.Interval) else (values.certain, values.possible)
     )

@@ -77,11 +77,11 @@ class Interval:
         """The same intervals, NaN where ``defined`` is false."""
         return Interval(np.where(defined, self.lower, np.nan), np.where(defined, self.upper, np.nan))
 
-    def minimum(self) -> Interval:
+    def min(self) -> Interval:
         """The smallest of all values, which lies between the smallest lower and the smallest upper end."""
         return Interval(np.asarray(self.lower.min()), np.asarray(self.upper.min()))
 
-    def maximum(self) -> Interval:
+    def max(self) -> Interval:
         """The largest of all values."""
         return Interval(np.asarray(self.lower.max()), np.asarray(self.upper.max()))
 

@@ -80,8 +80,8 @@ def test_functions_of_all_rows(rows, q):
         assert contains(together.quantile(q), between)
         assert contains(together.quantile(0.5), (values[(n - 1) // 2] + values[n // 2]) / 2)
         assert contains(together.mean(), sum(values) / n)
-        assert contains(together.minimum(), values[0])
-        assert contains(together.maximum(), values[-1])
+        assert contains(together.min(), values[0])
+        assert contains(together.max(), values[-1])
 
 
 @pytest.mark.parametrize("sign", COMPARISONS)
