@@ -12,8 +12,8 @@ import torch
 from rich.cells import cell_len
 
 import hesscond
+from hesscond.commands.options import integers
 from hesscond.commands.printing import sign_of_life
-from hesscond.commands.probe import parse_units
 from hesscond.commands.target import load_target
 from hesscond.errors import ConfigError
 from tests.cli_targets import NET
@@ -181,12 +181,13 @@ def test_traceback_on_request(run_cli, name):
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_units_syntax():
-    assert parse_units("0,1,5-9") == (0, 1, 5, 6, 7, 8, 9)
-    assert parse_units(" 3 , 1 - 3 ") == (3, 1, 2)
-    for bad in ("", "1,", "-1", "1-", "1--2", "1.5", "٣", "1-2-3", "99999999999"):
+def test_integers_and_ranges_of_them():
+    assert integers("--units", "0,1,5-9") == [0, 1, 5, 6, 7, 8, 9]
+    assert integers("--units", " 3 , 1 - 3 ") == [3, 1, 2, 3]
+    assert integers("--seed", "0:3,7, 9:11") == [0, 1, 2, 7, 9, 10]
+    for bad in ("", "1,", "-1", "1-", "1--2", "1.5", "٣", "1-2-3", "0-100000", "5:5", "9" * 20, "9" * 5000):
         with pytest.raises(ConfigError, match="--units"):
-            parse_units(bad)
+            integers("--units", bad)
 
 
 def test_a_sign_of_life_every_half_minute_outside_of_a_terminal(monkeypatch, capsys):

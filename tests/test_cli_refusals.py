@@ -84,7 +84,7 @@ BAD = {
     "probe net.py:make --units 0": ["units were given without layers", "--layers"],
     "probe net.py:make -l 0 --units 0 --level layer": ["units were given at level 'layer'", "--level unit"],
     "probe net.py:make -l 0 --units 99": ["99"],
-    "probe net.py:make -l 0 --units 0-99999999": ["--units", "million"],
+    "probe net.py:make -l 0 --units 0-99999999": ["--units", "more than 100,000"],
     "probe net.py:make -m adamant": ["adamant", "did you mean adam?"],
     "probe net.py:make --dtype float16": ["--dtype", "as-is"],
     "probe net.py:make --rtol nan": ["rtol must lie between 0 and 1, not nan"],

@@ -11,7 +11,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hesscond.commands.options import parse_ranges
 from hesscond.errors import RunError
 from hesscond.study import find_runs, open_run
 from tests.runs.run_logs import same_logs
@@ -129,11 +128,6 @@ def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
         assert again.err == "12 runs, 12 of them over before; nothing to do\n"
     assert all(state["starts"] == 1 for state in states("runs/sweep-tiny").values())
     assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
-
-
-def test_ranges_of_seeds():
-    assert parse_ranges("3") == [3]
-    assert parse_ranges("0:3,7, 9:11") == [0, 1, 2, 7, 9, 10]
 
 
 # long enough to be met while it runs, on a fast machine too

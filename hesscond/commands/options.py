@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,8 +49,8 @@ TargetSpec = Annotated[str, typer.Argument(help="FILE.py:FUNCTION; FUNCTION() re
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback if the file's own code fails.")]
 
 
-#: Largest number of seeds in one range.
-MANY_SEEDS = 100_000
+#: Largest number of integers in one range.
+MANY = 100_000
 
 
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:
@@ -93,14 +94,19 @@ def names_of(texts: Sequence[str] | None) -> list[str] | None:
 
 
 def integers(option: str, text: str, least: int = 0) -> list[int]:
-    """Integers from ``60,6``."""
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{option} takes integers separated by commas, not {text!r}") from None
-    for number in found:
-        if not least <= number <= LARGEST:
-            raise ConfigError(f"{option} must be from {least} to {LARGEST}, got {number}")
+    """Integers from ``60,6`` and ranges of them: ``0:5`` (without 5) and ``5-9``."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(-?\d{1,20})\s*(?:([:-])\s*(\d{1,20})\s*)?", part, re.ASCII)
+        if match is None:
+            raise ConfigError(f"{option} takes integers and ranges of them, as 0,1,5-9 or 0:5, not {text!r}")
+        first = int(match[1])
+        last = int(match[3] or first) - (match[2] == ":")
+        if not least <= first <= LARGEST:
+            raise ConfigError(f"{option} must be from {least} to {LARGEST}, got {first}")
+        if not first <= last < first + MANY:
+            raise ConfigError(f"{option} {part.strip()} is a range of no number, or of more than {MANY:,}")
+        found += range(first, last + 1)
     return found
 
 
@@ -118,21 +124,6 @@ def parse_rates(option: str, text: str, words: tuple[str, ...]) -> list[float] |
         if not 0 < rate <= LARGEST_RATE:
             raise ConfigError(f"{option}: rates must be positive and at most {LARGEST_RATE:.3g}, got {rate:g}")
     return rates
-
-
-def parse_ranges(text: str) -> list[int]:
-    """Seeds from ``0,1,2``, ``0:5`` (without 5), or both."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        first, colon, end = part.partition(":")
-        if not colon:
-            seeds += integers("--seed", part)
-            continue
-        (low,), (high,) = integers("--seed", first), integers("--seed", end)
-        if not low < high <= low + MANY_SEEDS:
-            raise ConfigError(f"--seed {part.strip()}: the second number, which is left out, must exceed the first")
-        seeds += range(low, high)
-    return seeds
 
 
 def collect(folders: list[Path]) -> list[StoredRun]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -100,7 +99,7 @@ def probe(
     asked: dict[str, Any] = {
         "layers": options.names_of(layers),
         "level": options.choice("--level", level, LEVELS),
-        "units": units if units is None or units == "all" else parse_units(units),
+        "units": units if units in (None, "all") else tuple(dict.fromkeys(options.integers("--units", str(units)))),
         "method": None if method is None else parse(method).text,
         "dtype": options.forward_precision(dtype),
         "rtol": rtol,
@@ -303,17 +302,3 @@ def writer(as_json: bool, as_csv: bool, output: Path | None) -> Callable[[pd.Dat
     options.check_file("--output", output, (".csv", ".json") if not (as_json or as_csv) else None)
     json_wanted = as_json or (not as_csv and output is not None and output.suffix.lower() == ".json")
     return lambda frame: write_table(frame, "json" if json_wanted else "csv", sys.stdout if output is None else output)
-
-
-def parse_units(text: str) -> tuple[int, ...]:
-    """Units from ``0,1,5-9``, in that order, each once."""
-    found: dict[int, None] = {}
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part, re.ASCII)
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if last < first:
-            raise ConfigError(f"--units takes units and ranges of them, as 0,1,5-9, not {text!r}")
-        if last - first > 10**6:
-            raise ConfigError(f"--units {part.strip()} is a range of more than a million units")
-        found |= dict.fromkeys(range(first, last + 1))
-    return tuple(found)

@@ -79,7 +79,7 @@ def sweep(
         content = {
             "study": study.model_dump(mode="json", exclude_none=True, exclude={"run"}),
             "methods": method or [],
-            "seeds": options.parse_ranges("0" if seed is None else seed),
+            "seeds": options.integers("--seed", "0" if seed is None else seed),
             "rates": "study" if lr is None else options.parse_rates("--lr", lr, ("grid", "around")),
             "batch_sizes": [study.training.batch_size]
             if batch_size is None
