@@ -26,7 +26,7 @@ from hesscond.cli import app
 from hesscond.expectations import parser
 from hesscond.models import MODELS
 from hesscond.report import FIGURES, TABLES as TABLE_KINDS
-from hesscond.runs.store import KEYS as ROW_KEYS, PROBE_MEANING, SCHEMA_VERSION, TABLES
+from hesscond.runs.store import KEYS as ROW_KEYS, SCHEMA_VERSION, TABLES
 from hesscond.study.config import StudyConfig
 from hesscond.study.grid import SweepConfig
 
@@ -217,7 +217,7 @@ def toml(value: Any) -> str:
 # -- the run folder ---------------------------------------------------------------------------------------------------
 
 
-#: What `PROBE_MEANING` does not say: of columns that all tables have, and of those of one.
+#: Meanings of columns that all tables have, and of those of one.
 EVERYWHERE = {
     "iteration": "optimizer steps taken",
     "epoch": "passes over the training set completed",
@@ -247,6 +247,26 @@ COLUMNS = {
         "test_bits_per_character": "of a text: test_loss over ln 2; else empty",
     },
     "probe": {
+        "iteration": "optimizer steps taken when it was measured",
+        "layer": "as the study names it; network: all parameters together",
+        "unit": "of the layer; empty: the Hessian is that of the whole block",
+        "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
+        "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
+        "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
+        "kappa_own": "κ in the method's own coordinates: P of its step, a tangent space, … (vanilla: equal to kappa)",
+        "kappa_D": "κ(D), D = diag(1, 1/σ) from the raw statistics of the same samples, dead features left out",
+        "kappa_D_eps": "the same with Algorithm 2's ε₁, ε₂",
+        "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
+        "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
+        "dead": "input features constant over the samples (σ = 0)",
+        "coordinates": "the coordinates of kappa_own; where they are not defined, the reason",
+        "lambda_max_own": "largest |λ| of the Hessian in the method's own coordinates",
+        "kappa_diagonal_lower": "a bound that no κ(DHD) with a diagonal D is below (see optima in [probe])",
+        "kappa_diagonal_upper": "the smallest κ(DHD) that was found",
+        "kappa_kronecker_lower": "a bound that no κ((L⊗R)ᵀH(L⊗R)) is below",
+        "kappa_kronecker_upper": "the smallest one that was found",
+        "trace": "of H in the plain parameters",
+        "rank": "rank of H; with nullity it adds up to n_params",
         "samples": "samples that the Hessian is a mean over",
         "n_params": "parameters of the unit, bias included",
         "kappa_lower": "κ(H) is at least this",
@@ -292,8 +312,7 @@ def tables() -> str:
 
 def meaning(table: str, column: str) -> str:
     """What a column of the log holds; KeyError for one that nobody explained."""
-    explained = EVERYWHERE | (PROBE_MEANING if table == "probe" else {}) | COLUMNS[table]
-    return explained[column]
+    return (EVERYWHERE | COLUMNS[table])[column]
 
 
 # -- expectations -----------------------------------------------------------------------------------------------------

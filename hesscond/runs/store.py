@@ -35,7 +35,7 @@ OPTIMA = ("diagonal", "kronecker")
 #: Columns that say where something was measured.
 PLACE = {"iteration": "INTEGER", "epoch": "INTEGER", "data": "TEXT", "layer": "TEXT", "unit": "INTEGER"}
 
-#: Columns of the log's tables with their SQLite types; `PROBE_MEANING` explains those of ``probe``.
+#: Columns of the log's tables with their SQLite types.
 TABLES: dict[str, dict[str, str]] = {
     "training": {"iteration": "INTEGER PRIMARY KEY", "epoch": "INTEGER", "loss": "REAL", "lr": "REAL"},
     "evaluation": {
@@ -94,29 +94,6 @@ KEYS = {
 BESIDE = {
     "run": {"key": "TEXT PRIMARY KEY", "value": "TEXT"},
     "clock": {"session": "INTEGER", "time": "REAL", "iterations": "INTEGER"},
-}
-
-PROBE_MEANING = {
-    "iteration": "optimizer steps taken when it was measured",
-    "layer": "as the study names it; network: all parameters together",
-    "unit": "of the layer; empty: the Hessian is that of the whole block",
-    "data": "samples of the Hessian: batch (the mini-batch about to be trained on) or train (the training set)",
-    "kappa": "κ(H) in the plain parameters [b, w]; inf if unresolved",
-    "kappa_preconditioned": "κ(PᵀHP) with P = U D from the raw statistics of the same samples, whatever the method",
-    "kappa_own": "κ in the method's own coordinates: P of its step, a tangent space, … (vanilla: equal to kappa)",
-    "kappa_D": "κ(D), D = diag(1, 1/σ) from the raw statistics of the same samples, dead features left out",
-    "kappa_D_eps": "the same with Algorithm 2's ε₁, ε₂",
-    "kappa_D_running": "κ(D) of the method's raw running statistics (empty where it has none)",
-    "kappa_D_running_eps": "the same with ε₁, ε₂: the D that the step used",
-    "dead": "input features constant over the samples (σ = 0)",
-    "coordinates": "the coordinates of kappa_own; where they are not defined, the reason",
-    "lambda_max_own": "largest |λ| of the Hessian in the method's own coordinates",
-    "kappa_diagonal_lower": "a bound that no κ(DHD) with a diagonal D is below (see optima in [probe])",
-    "kappa_diagonal_upper": "the smallest κ(DHD) that was found",
-    "kappa_kronecker_lower": "a bound that no κ((L⊗R)ᵀH(L⊗R)) is below",
-    "kappa_kronecker_upper": "the smallest one that was found",
-    "trace": "of H in the plain parameters",
-    "rank": "rank of H; with nullity it adds up to n_params",
 }
 
 #: The values of columns as `sqlite3` gives them.
