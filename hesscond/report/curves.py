@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # --- loss and accuracy ------------------------------------------------------------------------------------------------
 
-#: Most points of a curve of mini-batch losses: means over stretches of iterations.
-STRETCHES = 50
 LOSSES = {"train": palette.DASHED, "test": "-"}
 
 
@@ -35,17 +33,17 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
     """Training and test loss, and test accuracy if there is one, over the iterations.
 
     Train is dashed, test solid. A line is the mean over the seeds, its band reaches from the lowest to the highest. A
-    run that diverged enters neither: it is a separate thin line that ends in a cross. Mini-batch losses are averaged
-    over stretches of iterations, whose length is stated below the figure.
+    run that diverged enters neither: it is a separate thin line that ends in a cross. Mini-batch losses are running
+    medians, over a number of iterations that is stated below the figure.
     """
     groups = trained_groups(runs)
     measured = any(len(curve) for group in groups for curve in accuracies_of(group))
-    width = stretch(groups)
+    window = window_of(groups)
     looks = selection.looks_of(groups)
     with page.styled():
         labels = [*map(with_diverged, groups), *LOSSES, "diverged"]
         figure, axes = plotting.few_panels(page, 1 + measured, 1.6, labels)
-        draw_loss(axes[0], groups, width)
+        draw_loss(axes[0], groups, window)
         if measured:
             draw_accuracy(axes[1], groups)
         handles = [plotting.method_handle(with_diverged(group), looks[group.label]) for group in groups]
@@ -53,7 +51,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
         if any(group.diverged for group in groups):
             handles.append(Line2D([], [], color=plotting.NEUTRAL, marker="x", ls="none", ms=4, label="diverged"))
         plotting.add_heading(figure, page, selection.title_of(groups), handles)
-        remark = f"train: mini-batches, means of {width} iterations" if width > 1 else "train: mini-batches"
+        remark = "train: mini-batches" + (f", running median of {window} iterations" if window > 1 else "")
         counts = {group.label: len(group.runs) - group.diverged for group in groups}
         most = max(counts.values())
         fewer = "".join(f", {count} of {label}" for label, count in counts.items() if count < most)
@@ -86,17 +84,17 @@ def accuracies_of(group: selection.Group) -> list[pd.Series]:
     return [100 * run.table("evaluation").set_index("iteration")["test_accuracy"].dropna() for run in group.runs]
 
 
-def stretch(groups: Sequence[selection.Group]) -> int:
-    """Number of iterations over which mini-batch losses are averaged."""
-    return max(1, max((len(series.loss_of(run)) for group in groups for run in group.runs), default=1) // STRETCHES)
+def window_of(groups: Sequence[selection.Group]) -> int:
+    """Width of the running median of training losses."""
+    return series.window_of(max(len(series.loss_of(run)) for group in groups for run in group.runs))
 
 
-def draw_loss(ax: Axes, groups: Sequence[selection.Group], width: int) -> None:
-    """Draw training loss, as means over ``width`` iterations, and test loss on a logarithmic axis."""
+def draw_loss(ax: Axes, groups: Sequence[selection.Group], window: int) -> None:
+    """Draw training loss, as running medians over ``window`` iterations, and test loss on a logarithmic axis."""
     looks = selection.looks_of(groups)
     ax.set_yscale("log", nonpositive="mask")
     for group in groups:
-        train = [series.means_of_stretches(series.loss_of(run), width) for run in group.runs]
+        train = [series.running_median(series.loss_of(run), window) for run in group.runs]
         test = [series.finite(run.table("evaluation").set_index("iteration")["test_loss"]) for run in group.runs]
         plotting.draw_seeds(ax, group, train, looks[group.label], palette.DASHED, f"{group.label}-train-loss")
         plotting.draw_seeds(ax, group, test, looks[group.label], "-", f"{group.label}-test-loss")
@@ -118,7 +116,7 @@ def draw_accuracy(ax: Axes, groups: Sequence[selection.Group]) -> None:
 def loss_axes(ax: Axes, runs: Sequence[StoredRun]) -> Axes:
     """Draw training loss (dashed) and test loss (solid), as `training_figure` does."""
     groups = trained_groups(runs)
-    draw_loss(ax, groups, stretch(groups))
+    draw_loss(ax, groups, window_of(groups))
     ax.set_xlabel("iteration")
     return ax
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatterMathtext, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, ScalarFormatter
 
 from hesscond.report import plotting, registry, selection, series, verdict
 from hesscond.report.page import Page
@@ -49,7 +49,7 @@ def equal_loss_figure(
                 left, curves, LOSS, color, series.window_of(max(map(len, curves))), f"{group.label}-loss"
             )
         left.set(yscale="log", xlabel="iteration", ylabel=f"training {plotting.loss_name(runs)}")
-        left.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=True))
+        plotting.along_iterations(left)
         plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
         probes = {group.label: verdict.Probes.of(chosen, members) for group, members in groups}

@@ -219,21 +219,8 @@ def quartiles(rows: pd.DataFrame) -> dict[str, float]:
 # --- heat map ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cells:
-    """Bounds of the median in each cell of a heat map, (rows, columns); NaN where there is no value."""
-
-    lower: np.ndarray
-    upper: np.ndarray
-
-    @property
-    def open(self) -> np.ndarray:
-        """Cells whose median is left open by unresolved values."""
-        return ~np.isnan(self.lower) & (self.lower < self.upper)
-
-
-def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dict[str, Cells], list[Row], np.ndarray]:
-    """The cells of each method, the rows, and the first iteration of each column."""
+def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dict[str, Ends], list[Row], np.ndarray]:
+    """Bounds (rows, columns) of the medians of each method, the rows, and the first iteration of each column."""
     probes, rows = block_probes(runs, by, quantity)
     starts, _ = stretches_of(probes, CELLS)
     found = {}
@@ -242,7 +229,7 @@ def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dic
         for place, cell in probe.groupby([probe["row"].to_numpy(), stretch_of(probe, starts)]):
             ends = cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float)
             lower[place], upper[place] = series.quantile(*ends, 0.5)
-        found[label] = Cells(lower, upper)
+        found[label] = lower, upper
     return found, rows, starts
 
 
@@ -271,7 +258,9 @@ def heatmap_figure(
     """
     cells, rows, starts = heat_cells(runs, by=by, quantity=quantity)
     chosen = quantity_of(quantity)
-    medians = {label: np.where(one.open, chosen.bound(one.lower, one.upper), one.lower) for label, one in cells.items()}
+    medians = {label: chosen.bound(lower, upper) for label, (lower, upper) in cells.items()}
+    # left open by unresolved values
+    is_open = {label: lower < upper for label, (lower, upper) in cells.items()}
     colors = medians
     if chosen.logarithmic:
         colors = {label: np.log10(np.where(one != 0, np.abs(one), np.nan)) for label, one in medians.items()}
@@ -286,8 +275,8 @@ def heatmap_figure(
         axes = plotting.panels(figure, len(cells), columns, sharey=True)
         # beside the names of the rows and the bar
         letters = page.letters((page.width - 1.6) / columns, page.style["axes.titlesize"])
-        for ax, (label, one) in zip(axes, cells.items(), strict=True):
-            draw_cells(ax, colors[label], one.open, medians[label] < 0, scale, label)
+        for ax, label in zip(axes, cells, strict=True):
+            draw_cells(ax, colors[label], is_open[label], medians[label] < 0, scale, label)
             for place in range(1, len(rows)):
                 if rows[place][0] != rows[place - 1][0]:
                     ax.axhline(place - 0.5, color="white", lw=1.0)
@@ -299,7 +288,7 @@ def heatmap_figure(
         bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
         bar.outline.set_linewidth(0.5)
         handles: list[Artist] = []
-        if any(one.open.any() for one in cells.values()):
+        if any(map(np.any, is_open.values())):
             label = f"unresolved: {chosen.known} bound of the median"
             handles.append(Patch(facecolor="0.75", edgecolor=plotting.NEUTRAL, hatch=HATCH, lw=0.4, label=label))
         if any((values < 0).any() for values in medians.values()):

@@ -372,7 +372,7 @@ def draw_panel(
 ) -> None:
     """Draw a quantity above the training loss, by epoch."""
     above, below = axes
-    width = curves.stretch(groups)
+    window = curves.window_of(groups)
     for group in groups:
         look = looks[group.label]
         # before the first epoch all are at chance, and the axis would show little else
@@ -380,7 +380,7 @@ def draw_panel(
         plotting.draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run in group.runs:
-            smooth = series.means_of_stretches(series.loss_of(run), width)
+            smooth = series.running_median(series.loss_of(run), window)
             smooth.index = smooth.index / iterations_per_epoch(run)
             trained.append(smooth)
         plotting.draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")

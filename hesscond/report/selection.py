@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from hesscond.errors import ConfigError
 from hesscond.report import palette
-from hesscond.report.series import is_collapsed
 from hesscond.runs import place_name
 
 if TYPE_CHECKING:
@@ -144,11 +143,6 @@ class Group:
     def diverged(self) -> int:
         """Number of runs that diverged."""
         return sum(run.status == "diverged" for run in self.runs)
-
-    @property
-    def collapsed(self) -> int:
-        """Number of finished runs that ended with constant outputs."""
-        return sum(map(is_collapsed, self.finished))
 
     @property
     def unfinished(self) -> int:

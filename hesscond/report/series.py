@@ -124,18 +124,6 @@ def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def means_of_stretches(values: pd.Series, width: int) -> pd.Series:
-    """Means over ``width`` iterations each, at their middles; NaN where one value is; the rest is dropped."""
-    import pandas as pd
-
-    if width <= 1 or len(values) < width:
-        return values
-    whole = len(values) // width * width
-    rows = values.to_numpy(dtype=float)[:whole].reshape(-1, width)
-    places = values.index.to_numpy(dtype=float)[:whole].reshape(-1, width)
-    return pd.Series(rows.mean(axis=1), index=pd.Index(places.mean(axis=1), name=values.index.name))
-
-
 def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
     """Columns mean, low and high where every seed has a value, one row per iteration: no mean of fewer seeds."""
     import pandas as pd

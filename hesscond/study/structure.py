@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -17,11 +17,6 @@ from hesscond.models import MODELS, OptionError
 from hesscond.study import sections
 from hesscond.study.config import StudyConfig
 from hesscond.theorems import base as theorems
-
-
-def layers_of(model: sections.ModelConfig, form: Form) -> Mapping[str, Geometry]:
-    """The dense and convolutional layers, by name, in the order of the network; the last is the output layer."""
-    return {name: Geometry.of(layer) for name, layer in eligible_layers(catalogue_of(model, form).model).items()}
 
 
 def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue:

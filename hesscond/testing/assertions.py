@@ -303,21 +303,7 @@ def assert_preconditioner_improves(
     factor
         Smallest factor by which κ must decrease; 1: it must not increase.
     layer, unit, share, unresolved, **options
-        As for `assert_condition_number`.
-
-    Returns
-    -------
-    Assertion
-        With the finding for every Hessian.
-
-    Raises
-    ------
-    ConditionNumberError
-        The bounds decide against it.
-    UnresolvedError
-        They do not decide, and the policy is to fail. Both are an ``AssertionError``.
-    ConfigError
-        Bad use.
+        As for `assert_condition_number`, which returns and raises the same.
 
     Examples
     --------
@@ -367,21 +353,7 @@ def assert_no_regression(
     at_most
         Largest factor by which κ may grow: 10 for ten times.
     share, unresolved
-        As for `assert_condition_number`.
-
-    Returns
-    -------
-    Assertion
-        With the finding for every Hessian.
-
-    Raises
-    ------
-    ConditionNumberError
-        The bounds decide against it.
-    UnresolvedError
-        They do not decide, and the policy is to fail. Both are an ``AssertionError``.
-    ConfigError
-        Bad use; no Hessian in common.
+        As for `assert_condition_number`, which returns and raises the same.
 
     Examples
     --------

@@ -165,7 +165,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder, runs, quantity):
             own = [row for row in own if int(row["iteration"]) == iteration]
             assert len(own) == 4
             low, high = quantile_of(own, quantity, 0.5)
-            assert (pictures["vanilla"].lower[place, column], pictures["vanilla"].upper[place, column]) == (low, high)
+            assert (pictures["vanilla"][0][place, column], pictures["vanilla"][1][place, column]) == (low, high)
             shown = high if quantity == "lambda_min" else low
             expected = shown if quantity in ("rank", "negative") else np.log10(abs(shown)) if shown else np.nan
             assert colours[place, column] == pytest.approx(expected, rel=1e-12, nan_ok=True)
@@ -233,11 +233,11 @@ def test_zero_blocks_and_uncounted_negatives(tmp_path):
     run = logged(tmp_path / "run", rows)
     pictures, names, _ = heat_cells([run], by="kind", quantity="kappa")
     assert names == [("norm", 0), ("norm", 1), ("head", None)]
-    assert np.isnan(pictures["vanilla"].lower[0, 0])
-    assert pictures["vanilla"].lower[1:, 0].tolist() == [9.0, 4.0]
+    assert np.isnan(pictures["vanilla"][0][0, 0])
+    assert pictures["vanilla"][0][1:, 0].tolist() == [9.0, 4.0]
     pictures, _, _ = heat_cells([run], by="kind", quantity="negative")
-    assert pictures["vanilla"].lower[:, 0].tolist() == [0.0, 0.0, 0.0]
-    assert pictures["vanilla"].upper[:, 0].tolist() == [0.0, 1.0, 0.0]
+    assert pictures["vanilla"][0][:, 0].tolist() == [0.0, 0.0, 0.0]
+    assert pictures["vanilla"][1][:, 0].tolist() == [0.0, 1.0, 0.0]
     for kind in ("blocks", "block-bands"):
         assert FIGURES[kind].draw([run]).axes
 
@@ -245,7 +245,7 @@ def test_zero_blocks_and_uncounted_negatives(tmp_path):
 def test_a_row_measured_again_after_a_resume_counts_once(tmp_path):
     rows = [row("fc1", 2.0), row("fc1", 8.0, unit=1), row("fc2", 5.0)]
     once, twice = (logged(tmp_path / name, rows * count) for name, count in (("once", 1), ("twice", 2)))
-    cells = [heat_cells([run], by="kind", quantity="kappa")[0]["vanilla"].lower for run in (once, twice)]
+    cells = [heat_cells([run], by="kind", quantity="kappa")[0]["vanilla"][0] for run in (once, twice)]
     np.testing.assert_array_equal(*cells)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hesscond.errors import ConfigError
 from hesscond.study import load_study, resolve_device
-from hesscond.study.structure import layers_of
+from hesscond.study.structure import probed_layers
 from tests.cli_targets import STUDY
 
 
@@ -65,7 +65,7 @@ def test_an_alias_is_the_study_under_the_name_that_was_typed(alias, name):
 def test_a_study_file_is_read(written):
     study = load_study(written())
     assert (study.name, study.model.name, study.training.iterations) == ("tiny", "mlp", 3)
-    assert list(layers_of(study.model, study.data.form)) == ["fc1", "fc2"]
+    assert probed_layers(study) == ["fc2"]
     assert study.learning_rate("bnp", 60) == 0.5
     assert load_study(str(written("vanilla = 0.1", "vanilla = 1"))).learning_rate("vanilla", 60) == 1
 
