@@ -6,6 +6,7 @@ within a family, and in black and white.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -91,26 +92,14 @@ SHADES = (-0.5, 0.45, -0.35, 0.6, -0.65, 0.3)
 
 
 def method_look(method: str) -> MethodLook:
-    """Look of a method, fixed by its name: options give a shade of its colour, a plus sign a mixture."""
-    from matplotlib.colors import to_hex, to_rgb
-
-    parts = [look_of_part(part) for part in method.split("+")]
-    if len(parts) == 1:
-        return parts[0]
-    # darker than any of them, and more like the first: neither is taken for the mixture
-    weights = np.array([1.5, *(1.0,) * (len(parts) - 1)])
-    mixed = weights @ np.array([to_rgb(part.color) for part in parts]) / weights.sum()
-    return MethodLook(to_hex(0.6 * mixed).upper(), parts[-1].marker, DASHES[(DASHES.index(parts[0].dash) + 1) % 4])
-
-
-def look_of_part(part: str) -> MethodLook:
-    """The look of one method, with options or without."""
-    name, _, options = LEGENDS.get(part, part).partition(":")
+    """Look of a method, fixed by its name: options, and methods joined to it, give a shade of its colour."""
+    name, sign, rest = re.fullmatch(r"([^:+]*)([:+]?)(.*)", method, re.DOTALL).groups()  # type: ignore[union-attr]
+    name = LEGENDS.get(name, name)
     number = zlib.crc32(name.encode())
     look = METHOD_LOOKS.get(name) or MethodLook(
         OTHER_COLORS[number % len(OTHER_COLORS)], MARKERS[number // 8 % len(MARKERS)], DASHES[number // 128 % 4]
     )
-    return varied(look, zlib.crc32(options.encode())) if options else look
+    return varied(look, zlib.crc32(rest.encode())) if sign else look
 
 
 def varied(look: MethodLook, number: int) -> MethodLook:
