@@ -83,14 +83,14 @@ def sized(page: pages.Page, font_size: float | None, size: str | None) -> pages.
 
 def drawn_rate(names: list[str], page: pages.Page) -> Any:
     """Figure of the rates of a statement; by default of the first statement that has one."""
-    from hesscond.report.margins import rate_figure, rate_trials
+    from hesscond.report import margins
 
     id, *others = names or registry.RATED[:1]
     if others or Path(id).is_dir():
         raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
     with printing.sign_of_life(id) as say:
-        found = rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
-    return rate_figure(found, id, page=page)
+        found = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return margins.rate_figure(found, id, page=page)
 
 
 def table(
@@ -140,8 +140,8 @@ def report(
 
     Example: hesscond report runs/fc-digits-1 -o report.html
     """
-    from hesscond.report.html_report import SUFFIXES, write_report
+    from hesscond.report import html_report
 
-    options.check_file("--output", output, SUFFIXES)
-    write_report(options.collect(runs), output, title=title, layer=layer, unit=unit)
+    options.check_file("--output", output, html_report.SUFFIXES)
+    html_report.write_report(options.collect(runs), output, title=title, layer=layer, unit=unit)
     printing.stdout.print(str(output), soft_wrap=True)

@@ -15,10 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hesscond.errors import ConfigError
-from hesscond.report import curves, plotting, selection, series
+from hesscond.report import curves, plotting, selection, series, tables
 from hesscond.report.page import COLUMN, Page, save_both
 from hesscond.report.palette import DASHED
-from hesscond.report.tables import Column, TextTable, text_table, words, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -292,10 +291,10 @@ def claim_row(panel: Panel, claim: files.Claim, runs: Sequence[StoredRun]) -> di
     }
 
 
-def replication_columns(frame: pd.DataFrame) -> list[Column]:
+def replication_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """The columns of `replication_frame` that are shown: the panel where there are several."""
-    several = frame["panel"].nunique() > 1
-    return [words(title, title) for title in (*(["panel"] if several else []), "what", "paper", "here", "verdict")]
+    titles = ["panel"] if frame["panel"].nunique() > 1 else []
+    return [tables.words(title, title) for title in (*titles, "what", "paper", "here", "verdict")]
 
 
 def caption(found: Replication, frame: pd.DataFrame) -> str:
@@ -312,12 +311,12 @@ def caption(found: Replication, frame: pd.DataFrame) -> str:
 
 def write_replication(
     found: Replication, runs: Mapping[str, Sequence[StoredRun]], folder: Path
-) -> tuple[TextTable, Path, list[Path]]:
+) -> tuple[tables.TextTable, Path, list[Path]]:
     """The table for the terminal, and the paths without endings of the table and the figures written to a folder."""
     frame = replication_frame(found, runs)
     columns, said = replication_columns(frame), caption(found, frame)
     stem = folder / found.name.replace("/", "-")
-    stem.with_name(f"{stem.name}.md").write_text(write_table(frame, columns, said, "md"), encoding="utf-8")
+    stem.with_name(f"{stem.name}.md").write_text(tables.write_table(frame, columns, said, "md"), encoding="utf-8")
     frame.to_csv(stem.with_name(f"{stem.name}.csv"), index=False, lineterminator="\n")
     drawn = {stem: replication_figure(found, runs, page=Page(WIDTH))}
     if found.cost.figure == "conditioning":
@@ -326,7 +325,7 @@ def write_replication(
             drawn[folder / name] = curves.conditioning_figure(own, page=Page(WIDTH))
     for path, figure in drawn.items():
         save_both(figure, path)
-    return text_table(frame, columns, said), stem, list(drawn)
+    return tables.text_table(frame, columns, said), stem, list(drawn)
 
 
 def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
