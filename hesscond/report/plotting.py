@@ -251,9 +251,6 @@ def method_legend(ax: Axes, runs: Sequence[StoredRun], **options: object) -> Leg
     return ax.legend(handles=[method_handle(group.label, looks[group.label]) for group in groups], **options)
 
 
-#: Names of the samples of a probe.
-SAMPLES = {"batch": "mini-batch", "train": "training set"}
-
 #: Size in points of the open triangle of an unresolved κ.
 UNRESOLVED_SIZE = {"batch": 2.8, "train": 5.0}
 
@@ -312,7 +309,7 @@ def draw_curve(
         return False
     if len(curves) == 1 and look.raw and window > 1:
         ax.plot(curves[0].index, curves[0], color=color, lw=0.35, alpha=0.28, zorder=2, gid=f"{name}-raw")
-    together = series.across_seeds([series.running_median(curve, window) for curve in curves])
+    together = series.over_seeds("median", [series.running_median(curve, window) for curve in curves])
     if len(curves) > 1:
         draw_band(ax, together, color, name)
     median = together["median"]
@@ -335,7 +332,7 @@ def draw_seeds(
     there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
     whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))
     if whole:
-        together = series.mean_over_seeds(whole)
+        together = series.over_seeds("mean", whole)
         if len(whole) > 1:
             draw_band(ax, together, look.color, name)
         mean = together["mean"]
@@ -358,7 +355,7 @@ def draw_points(ax: Axes, curves: Sequence[pd.Series], look: Look, color: str, n
     curves = [curve for curve in curves if curve.notna().any()]
     if not curves:
         return False
-    points = series.across_seeds(curves)
+    points = series.over_seeds("median", curves)
     if len(curves) > 1:
         bars = ax.vlines(points.index, points["low"], points["high"], color=color, lw=0.8, zorder=4)
         bars.set_gid(f"{name}-range")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -104,13 +104,14 @@ def running_median(values: pd.Series, window: int) -> pd.Series:
     return median.where(share >= 0.5)
 
 
-def across_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
-    """Columns median, low and high of the seeds' values, one row per iteration that any of them has."""
+def over_seeds(middle: Literal["median", "mean"], curves: Sequence[pd.Series]) -> pd.DataFrame:
+    """Median or mean, low and high of the seeds, a row for each iteration: a mean only where every seed has a value."""
     import pandas as pd
 
     table = pd.concat(curves, axis=1).sort_index()
-    together = pd.DataFrame({"median": table.median(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
-    return together.dropna(how="all")
+    table = table.dropna() if middle == "mean" else table
+    found = {middle: getattr(table, middle)(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
+    return pd.DataFrame(found).dropna(how="all")
 
 
 def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
@@ -122,14 +123,6 @@ def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
     return groups.agg(iteration=("iteration", "median"), low=("low", "min"), high=("high", "max")).set_index(
         "iteration"
     )
-
-
-def mean_over_seeds(curves: Sequence[pd.Series]) -> pd.DataFrame:
-    """Columns mean, low and high where every seed has a value, one row per iteration: no mean of fewer seeds."""
-    import pandas as pd
-
-    table = pd.concat(curves, axis=1).sort_index().dropna()
-    return pd.DataFrame({"mean": table.mean(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)})
 
 
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:

@@ -273,11 +273,7 @@ class Watch:
         if self._idle:
             return None
         self._training(value)
-        return self._guarded(self._if_due) or None
-
-    def _if_due(self) -> dict[str, Any]:
-        """Probe if it is time to."""
-        return self._probed() if self._due(self.steps) and self._affordable() else {}
+        return self._guarded(lambda: self._probed() if self._due(self.steps) and self._affordable() else {}) or None
 
     def _open(self, consequence: str) -> None:
         """Raise an error if the watch is closed."""
