@@ -128,6 +128,7 @@ BAD = {
     "report done -o nowhere/report.html": ["no folder nowhere"],
     "report done --layer fc9": ["'fc9'", "not probed"],
     "report nothing": ["no folder nothing"],
+    "report done/config.toml": ["done/config.toml is a file", "or done for all"],
     "check done": ["say what is expected"],
     "check done --expect 'kapa < 3'": ["at character 1, 'kapa' is not a column of the log: did you mean kappa?"],
     "check done --expect 'vanilla.kappa < 3'": ["none of the runs is of method 'vanilla': they are of bnp"],

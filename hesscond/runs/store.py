@@ -358,6 +358,8 @@ def alive(pid: str) -> bool:
 def run_folders(folder: Path | str) -> list[Path]:
     """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed."""
     folder = Path(folder)
+    if folder.is_file():
+        raise RunError(f"{folder} is a file: give the folders of runs, or {folder.parent} for all that are in it")
     if not folder.is_dir():
         raise RunError(f"no folder {folder}")
     # a run holds no other run: what else lies in it need not be looked through
