@@ -30,7 +30,7 @@ from hesscond.errors import NoDerivativeError, NotFiniteError
 from hesscond.operators.threads import one_thread, side_by_side, threads_for
 from hesscond.problem import graph
 from hesscond.problem.evaluation import is_finite
-from hesscond.problem.precision import Perturbed
+from hesscond.problem.precision import perturbed
 
 DOUBLE_ROUTE = "double backward"
 TANGENT_ROUTE = "forward derivatives in the parameters"
@@ -126,13 +126,22 @@ class SecondDerivatives:
             # found again, and noted, when the layer is captured
             with suppress(NoDerivativeError):
                 exact[request.name] = self.derivatives(request, seeds[request.name]) or ()
+
+        def differences() -> dict[str, list[torch.Tensor | None]]:
+            first, found = backward.slopes(loss, every), {}
+            for name, own in self.variables.items():
+                other = backward.Derivatives([next(first) for _ in own], own)
+                if name in exact:
+                    # a shorter one, if it is zero, stands for zeros
+                    pairs = zip(exact[name], other(seeds[name]), strict=False)
+                    found[name] = [None if x is None or y is None else (y - x).abs() for x, y in pairs]
+            return found
+
         for trial in range(TRIALS):
-            with Perturbed(trial << 20):
-                first = backward.slopes(loss, every)
-                for name, own in self.variables.items():
-                    other = backward.Derivatives([next(first) for _ in own], own)
-                    if name in exact:
-                        self.note_errors(name, exact[name], other(seeds[name]))
+            for name, found in perturbed(trial << 20, differences).items():
+                known = self.errors.setdefault(name, [torch.zeros_like(v)[None] for v in self.variables[name]])
+                for k, error in enumerate(found):
+                    known[k] = known[k] if error is None else torch.maximum(known[k], error)
         softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
@@ -143,16 +152,6 @@ class SecondDerivatives:
                 # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
-
-    def note_errors(
-        self, name: str, exact: Sequence[torch.Tensor | None], other: Sequence[torch.Tensor | None]
-    ) -> None:
-        """Record the differences between second derivatives of a layer and the same with perturbed numbers."""
-        for k, (x, y) in enumerate(zip(exact, other, strict=False)):
-            if x is not None and y is not None:
-                zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
-                known = self.errors.setdefault(name, zeros)
-                known[k] = torch.maximum(known[k], (y - x).abs())
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""

@@ -25,7 +25,7 @@ from hesscond.hessians.parameters import Layout
 from hesscond.probing.differences import Culprit, Difference, Differences, functions, worst
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
 from hesscond.problem.graph import nodes
-from hesscond.problem.precision import Operations, Perturbed, Precision
+from hesscond.problem.precision import Operations, Precision, perturbed
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.untouched import RandomState
 from hesscond.spectra.forms import SolverLimits
@@ -318,11 +318,13 @@ class ReferenceProducts:
     ) -> None:
         """Add the rounding of cancelled terms in the loss of a batch to the directions' ``cancellation_error``."""
         if second_derivatives.may_cancel(nodes([evaluation.loss.grad_fn])):
-            trials, used = [], self._used(directions)
-            for trial in range(2):
-                with Perturbed(trial << 20):
-                    first = self._gradient(evaluation, used)
-                    trials.append([product for _, product, _ in self._derivatives(first, directions)])
+            used = self._used(directions)
+
+            def again() -> list[torch.Tensor]:
+                first = self._gradient(evaluation, used)
+                return [product for _, product, _ in self._derivatives(first, directions)]
+
+            trials = [perturbed(trial << 20, again) for trial in range(2)]
             for direction, one, other in zip(directions, *trials, strict=True):
                 direction.cancellation_error += weight * ratio(
                     4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5

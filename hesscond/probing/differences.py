@@ -26,7 +26,7 @@ from hesscond.hessians.linearization import gradients
 from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
 from hesscond.problem.graph import nodes
-from hesscond.problem.precision import Perturbed
+from hesscond.problem.precision import perturbed
 
 #: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
 AGREES = 1e-6
@@ -197,8 +197,8 @@ class Differences:
         loss = self.loss_at(leaves)
         second = product
         # a solver that compares its own numbers may refuse perturbed ones
-        with suppress(AssertionError, ArithmeticError, ValueError), Perturbed(0):
-            second = gradients(gradients([loss], leaves, None, create_graph=True), leaves, self.v)
+        with suppress(AssertionError, ArithmeticError, ValueError):
+            second = perturbed(0, lambda: gradients(gradients([loss], leaves, None, create_graph=True), leaves, self.v))
         found = [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
         for parts in without_cancellation(loss, leaves):
             along = sum(length(w * v) for w, v in zip(parts, self.v, strict=True))

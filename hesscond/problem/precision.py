@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from hesscond.problem.containers import tensors_of
 from hesscond.problem.references import ran_again
 
 #: Least number of random factors of `Perturbed`, largest number that is used at a time, and a prime that their places
@@ -45,6 +47,7 @@ DROPOUTS = frozenset(
 #: Types that lifted casts convert to.
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 TO_OTHER = frozenset({torch.Tensor.to, torch.Tensor.type_as})
+Found = TypeVar("Found")
 NAMES_OF_FLOAT32 = ("torch.FloatTensor", torch.FloatTensor)
 
 
@@ -87,9 +90,9 @@ class Perturbed(Observer):
     #: Operations that only copy numbers, or would find equal numbers unequal.
     LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, careful: bool) -> None:
         super().__init__()
-        self.seed = seed
+        self.seed, self.careful = seed, careful
         self.factors: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,11 +105,13 @@ class Perturbed(Observer):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
         if x.numel() <= MOST:
-            return x * self.drawn(x, x.numel()).view(x.shape)
-        found = x.clone(memory_format=torch.contiguous_format)
-        for part in found.view(-1).split(MOST):
-            part.mul_(self.drawn(x, len(part)))
-        return found
+            found = x * self.drawn(x, x.numel()).view(x.shape)
+        else:
+            found = x.clone(memory_format=torch.contiguous_format)
+            for part in found.view(-1).split(MOST):
+                part.mul_(self.drawn(x, len(part)))
+        # the largest double, which stands for infinity in torch and in masks, may overflow
+        return torch.where(found.isinf(), x, found) if self.careful else found
 
     def drawn(self, like: torch.Tensor, count: int) -> torch.Tensor:
         """Random factors with the dtype and device of a tensor."""
@@ -120,6 +125,16 @@ class Perturbed(Observer):
         # a part for each number of the mode: drawing new ones would take longer than the operations themselves
         start = self.seed * STRIDE % (len(factors) - count + 1)
         return factors[start : start + count]
+
+
+def perturbed(seed: int, derivatives: Callable[[], Found]) -> Found:
+    """Derivatives from numbers that are perturbed as by `Perturbed`, once more where the largest double overflows."""
+    for careful in (False, True):
+        with Perturbed(seed, careful):
+            found = derivatives()
+        if all(bool(tensor.isfinite().all()) for tensor in tensors_of(found)):
+            break
+    return found
 
 
 class Operations(Observer):

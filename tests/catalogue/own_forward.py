@@ -177,6 +177,8 @@ own("custom_function_once", "custom autograd.Function without a second derivativ
     twin=changed(lambda twin: setattr(twin[1], "function", Cube.apply)))  # fmt: skip
 own("hard_sigmoid", "hard sigmoid", headed(lambda: nn.Linear(4, 3), nn.Hardsigmoid()),
     twin=changed(lambda twin: setattr(twin, "1", Applied(lambda x: F.hardtanh(x / 6 + 0.5, 0, 1)))))  # fmt: skip
+# torch masks its derivatives by the largest double, which overflows where numbers are perturbed
+own("cumulative", "torch.logcumsumexp", headed(lambda: nn.Linear(4, 3), Applied(lambda h: torch.logcumsumexp(h, 1))))
 own("embedding_bag", "EmbeddingBag",
     lambda: (Net(lambda m, x: m.head(torch.tanh(m.bag(x))), bag=nn.EmbeddingBag(6, 3), head=nn.Linear(3, 3)), CE,
              (torch.randint(0, 6, (20, 2)), torch.randint(0, 3, (20,)))), "bag",
