@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from scipy.linalg import hadamard
 
 import hesscond
 from hesscond.commands import printing
+from hesscond.runs.log import versions
 from hesscond.spectra import condition_number
 
 #: κ(FᵀF) of the graded matrix, far beyond 1/eps, and the largest relative error that passes.
@@ -54,9 +54,8 @@ def result(check: Callable[[], Check]) -> Check:
 
 def packages() -> Check:
     """Versions of hesscond and of what it computes with; ``pip check`` finds what is missing."""
-    there = {"hesscond": hesscond, "torch": torch, "numpy": np, "scipy": scipy}
-    versions = ", ".join(f"{name} {package.__version__}" for name, package in there.items())
-    return Check("ok", f"{versions}, Python {platform.python_version()}")
+    there = versions(hesscond, torch, np, scipy)
+    return Check("ok", ", ".join(f"{name} {version}" for name, version in there.items()))
 
 
 def threads() -> Check:

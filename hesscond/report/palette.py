@@ -92,14 +92,14 @@ SHADES = (-0.5, 0.45, -0.35, 0.6, -0.65, 0.3)
 
 
 def method_look(method: str) -> MethodLook:
-    """Look of a method, fixed by its name: options, and methods joined to it, give a shade of its colour."""
-    name, sign, rest = re.fullmatch(r"([^:+]*)([:+]?)(.*)", method, re.DOTALL).groups()  # type: ignore[union-attr]
-    name = LEGENDS.get(name, name)
+    """Look of a method, fixed by its name: options, methods joined to it, and rates give a shade of its colour."""
+    start, *_ = re.split(r"[:+]| · ", method, maxsplit=1)
+    rest, name = method[len(start) + 1 :], LEGENDS.get(start, start)
     number = zlib.crc32(name.encode())
     look = METHOD_LOOKS.get(name) or MethodLook(
         OTHER_COLORS[number % len(OTHER_COLORS)], MARKERS[number // 8 % len(MARKERS)], DASHES[number // 128 % 4]
     )
-    return varied(look, zlib.crc32(rest.encode())) if sign else look
+    return varied(look, zlib.crc32(rest.encode())) if rest else look
 
 
 def varied(look: MethodLook, number: int) -> MethodLook:

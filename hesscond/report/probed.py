@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator
 
 from hesscond.probing import tables
 from hesscond.report import plotting
@@ -71,7 +70,7 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
         if handles:
             plotting.logarithmic_x(ax)
         else:
-            say_empty_row(ax, count)
+            plotting.say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
         plotting.add_heading(figure, page, title, handles)
         ax.set_xlabel(r"$\kappa$ of the whole layer" if whole else r"$\kappa$ of the output units")
         label_ranks(ax, layers)
@@ -145,12 +144,3 @@ def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
     right.set_yticks(range(len(layers)), labels)
     right.tick_params(axis="y", length=0)
     ax.annotate("rank / nullity", (1, 0), (2, -15), xycoords="axes fraction", textcoords="offset points", va="top")
-
-
-def say_empty_row(ax: Axes, count: int) -> None:
-    """Say that there is nothing to draw, and keep the names of the layers."""
-    ticks, labels = ax.get_yticks(), ax.get_yticklabels()
-    plotting.say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
-    ax.set_yticks(ticks, [label.get_text() for label in labels])
-    ax.xaxis.set_major_locator(NullLocator())
-    ax.xaxis.set_minor_locator(NullLocator())

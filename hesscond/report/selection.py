@@ -194,14 +194,8 @@ def is_probed(run: StoredRun) -> bool:
 
 
 def looks_of(groups: Sequence[Group]) -> dict[str, palette.MethodLook]:
-    """The look of each group by its label: that of its method, further groups of a method in other shades of it."""
-    methods = palette.method_looks(group.method for group in groups)
-    looks = {group.label: methods[group.method] for group in groups}
-    for one, other in pairwise(groups):
-        if one.method == other.method:
-            place = sum(group.method == other.method for group in groups[: groups.index(other)])
-            looks[other.label] = palette.varied(methods[other.method], place - 1)
-    return looks
+    """The look of each group by its label: that of its method, or a shade of it where a method has several groups."""
+    return palette.method_looks(group.label for group in groups)
 
 
 def title_of(groups: Sequence[Group]) -> str:

@@ -9,13 +9,14 @@ import hashlib
 import io
 import logging
 import os
+import platform
 import socket
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import tomli_w
@@ -192,6 +193,11 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute(f"CREATE UNIQUE INDEX one_{table} ON {table} ({once})")
     connection.execute(f"PRAGMA application_id = {store.APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {store.SCHEMA_VERSION}")
+
+
+def versions(*packages: ModuleType) -> dict[str, str]:
+    """Versions of packages and of Python, for ``config.toml``."""
+    return {one.__name__: one.__version__ for one in packages} | {"python": platform.python_version()}
 
 
 def running() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -115,13 +114,7 @@ class RunPlan:
             "learning_rate": self.learning_rate,
             "device": str(self.device),
             "data_source": data.source,
-            "versions": {
-                "hesscond": hesscond.__version__,
-                "torch": torch.__version__,
-                "numpy": numpy.__version__,
-                "scipy": scipy.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": run_log.versions(hesscond, torch, numpy, scipy),
         }
         return study
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import platform
 import random
 import sys
 import time
@@ -22,7 +21,7 @@ from hesscond.methods.optimizers import named
 from hesscond.probing.processes import check_group
 from hesscond.problem import evaluation
 from hesscond.problem.devices import runtime
-from hesscond.runs import place_name
+from hesscond.runs import log as run_log, place_name
 from hesscond.sheets import CONDITION
 from hesscond.watching.destinations import Destination, destinations
 from hesscond.watching.measuring import Measuring, Row, rates_of
@@ -208,11 +207,6 @@ class Watch:
         own, loss_fn = self._measuring, self._measuring.loss_fn
         loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss")
         probe = {"layers": list(own.blocks), "units": "all", "levels": [own.level], "precision": "float64"}
-        versions = {
-            "hesscond": sys.modules["hesscond"].__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
         return {
             "name": name,
             "data": {"name": "watched"},
@@ -223,7 +217,7 @@ class Watch:
                 "method": named(self._optimizer) if isinstance(self._optimizer, Optimizer) else "watched",
                 "seed": 0,
                 "learning_rate": self._rate or 0.0,
-                "versions": versions,
+                "versions": run_log.versions(sys.modules["hesscond"], torch),
             },
         }
 
