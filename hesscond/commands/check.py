@@ -11,8 +11,6 @@ from dataclasses import asdict
 from typing import IO, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from hesscond.commands import options, printing
@@ -118,16 +116,10 @@ def escaped_property(text: str) -> str:
 
 
 def show(found: Sequence[Decision]) -> None:
-    """Print a row for each decision, with what was found below it."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1), title_justify="left")
-    table.add_column("", no_wrap=True)
-    table.add_column("runs", overflow="fold")
-    table.add_column("expected, and what was found", overflow="fold")
+    """Print each decision with what was found below it, and how many there are."""
     for one in found:
-        words = Text(f"{one.expectation}\n")
-        words.append(one.reason, style="dim" if one.status == "met" else "")
-        table.add_row(Text(one.status, style=STYLES[one.status]), Text(one.runs), words)
-    printing.print_table(table)
+        said = f": {one.expectation} ({one.runs})\n  {one.reason}"
+        printing.stdout.print(Text.assemble((one.status, STYLES[one.status]), said), soft_wrap=True)
     counts = {status: sum(one.status == status for one in found) for status in STYLES}
     printing.stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
 
