@@ -36,10 +36,6 @@ class RowValues:
     rows: pd.DataFrame | None = None
     unmatched: int = 0
 
-    def replaced(self, values: Any) -> RowValues:
-        """The same rows with other values."""
-        return RowValues(values, self.rows, self.unmatched)
-
 
 class Log:
     """The tables of a run, read once."""
@@ -186,12 +182,12 @@ class Evaluation:
             return self._remember(node, reduced(node, replace(self, named={}).value(node.parts[0])))
         found, *others = map(self.value, node.parts)
         if not others:
-            return found.replaced(~found.values if node.kind == "not" else -found.values)
+            return replace(found, values=~found.values if node.kind == "not" else -found.values)
         if node.kind == "/" and not parser.columns_of(node.parts[1]) and float(others[0].values.lower) == 0:
             raise ConfigError(f"{self._source(node)!r} divides by zero")
         for other in others:
             x, y = matched(found, other, node.kind)
-            found = x.replaced(OPERATIONS[node.kind](x.values, y.values))
+            found = replace(x, values=OPERATIONS[node.kind](x.values, y.values))
         return found
 
     def _source(self, node: parser.Node) -> str:
