@@ -52,15 +52,15 @@ class ProbeRow(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Probe of a mini-batch before κ of its captured layers is computed."""
+    """Probe before κ of its captured layers is computed; ``taken`` is None where all its rows are complete."""
 
-    taken: training.TakenProbe
-    others: list[ProbeRow]  # rows that are complete already
+    taken: training.TakenProbe | None
+    others: list[ProbeRow]
 
     @property
     def waits(self) -> bool:
         """Whether κ may be computed after the next steps."""
-        return self.taken.waits
+        return self.taken is not None and self.taken.waits
 
 
 class Prober:
@@ -141,15 +141,15 @@ class Prober:
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
         """Rows of several probes."""
-        found = self.layers.measured([probe.taken for probe in probes])
-        rows = iter(self._rows([one for units in found for one in units]))
+        found = self.layers.measured([probe.taken for probe in probes if probe.taken is not None])
+        rows, counts = iter(self._rows([one for units in found for one in units])), map(len, found)
         return [
-            self._in_order([*islice(rows, len(units)), *probe.others])
-            for units, probe in zip(found, probes, strict=True)
+            probe.others if probe.taken is None else self._in_order([*islice(rows, next(counts)), *probe.others])
+            for probe in probes
         ]
 
-    def train_rows(self, inputs: dataset.Samples, targets: torch.Tensor) -> list[ProbeRow]:
-        """Rows for the training set, streamed through the model as it is now."""
+    def train(self, inputs: dataset.Samples, targets: torch.Tensor) -> Probe:
+        """Complete probe of the training set, streamed through the model as it is now."""
         samples = len(inputs)
         chunk = min(CHUNK, max(1, ROOM // activations(self.model, inputs[:1])))
         parts = [slice(start, start + chunk) for start in range(0, samples, chunk)]
@@ -174,7 +174,8 @@ class Prober:
         found = self.layers.streamed(chunks, data, samples)
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
-        return self._in_order([*self._rows(found), *self._others("train", whole or pairs, samples, weights)])
+        rows = [*self._rows(found), *self._others("train", whole or pairs, samples, weights)]
+        return Probe(None, self._in_order(rows))
 
     # blocks that are not captured
 

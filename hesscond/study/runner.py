@@ -45,9 +45,6 @@ WORTH_THREADS = 2_500_000
 #: Probes whose rows are made together.
 WAITING = 32
 
-#: A probe whose rows are yet to be made, or its rows.
-Taken = probing.Probe | list[probing.ProbeRow]
-
 
 class CrossEntropy(nn.CrossEntropyLoss):
     """Cross-entropy of the classes, the mean over samples, and over the tokens of each."""
@@ -357,7 +354,7 @@ class Training:
         #: training loss of the first iteration, and the largest one with its iteration
         self.first_loss, self.largest = math.nan, (-math.inf, 0)
         #: Probes whose rows are yet to be made, with iteration and epoch.
-        self.waiting: list[tuple[int, int, Taken]] = []
+        self.waiting: list[tuple[int, int, probing.Probe]] = []
 
     def run(self, checkpoints: run_log.Checkpoints) -> None:
         """Train through all iterations, from the first or from the last checkpoint."""
@@ -422,13 +419,14 @@ class Training:
         """The order of the samples in the next epoch."""
         return torch.randperm(len(self.targets), generator=self.order, device="cpu").to(self.targets.device)
 
-    def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[Taken], lr: float) -> None:
+    def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[probing.Probe], lr: float) -> None:
         """Log an iteration and report the progress."""
-        if len(self.waiting) >= WAITING or self.log.due or not all(isinstance(one, probing.Probe) for one in probes):
+        waits = all(one.waits for one in probes)
+        if len(self.waiting) >= WAITING or self.log.due or not waits:
             self.settle()
         self.log.training(iteration, epoch, loss, lr)
         self.waiting += [(iteration, epoch, one) for one in probes]
-        if not all(isinstance(one, probing.Probe) for one in probes):
+        if not waits:
             self.settle()
         if self.on_progress is not None:
             self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
@@ -436,20 +434,15 @@ class Training:
     def settle(self) -> None:
         """Make and log the rows of the probes that wait: a probe feeds nothing back, and many at once are cheaper."""
         try:
-            self.log_probes(self.rows_of(self.waiting))
+            self.log_probes(self.prober.rows([one for *_, one in self.waiting]))
         except (NotFiniteError, MatrixError):
             # one by one, up to the one that is to blame
             waiting, self.waiting = self.waiting, []
             for one in waiting:
                 with self.explaining(one[0]):
-                    rows = self.rows_of([one])
+                    rows = self.prober.rows([one[-1]])
                 self.waiting = [one]
                 self.log_probes(rows)
-
-    def rows_of(self, waiting: Sequence[tuple[int, int, Taken]]) -> list[list[probing.ProbeRow]]:
-        """The rows of probes."""
-        made = iter(self.prober.rows([one for *_, one in waiting if isinstance(one, probing.Probe)]))
-        return [next(made) if isinstance(one, probing.Probe) else one for *_, one in waiting]
 
     def due(self, iteration: int) -> bool:
         """Whether the mini-batch of an iteration is probed."""
@@ -491,7 +484,7 @@ class Training:
             devices.runtime(device).set_rng_state(state["random_gpu"].cpu(), device)
         return state["iteration"], state["permutation"]
 
-    def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[Taken]]:
+    def step(self, iteration: int, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, list[probing.Probe]]:
         """One iteration; returns its loss and its probes."""
         due = self.due(iteration)
         self.prober.layers.recorder.armed = due
@@ -511,15 +504,15 @@ class Training:
             raise diverged("loss", loss, iteration, rate(self.optimizer))
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
-        probes: list[Taken] = []
+        probes: list[probing.Probe] = []
         if random is not None:
             with self.explaining(iteration):
                 # dropout is that of the training pass
                 probe = self.prober.batch(inputs, targets, output, again=random.again, check=self.compares(iteration))
-                probes.append(probe if probe.waits else self.prober.rows([probe])[0])
+                probes.append(probe if probe.waits else probing.Probe(None, self.prober.rows([probe])[0]))
         if iteration in self.plan.study.probe.at:
             with self.explaining(iteration):
-                probes.append(self.prober.train_rows(*self.probed_part()))
+                probes.append(self.prober.train(*self.probed_part()))
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -538,7 +531,7 @@ class Training:
         every = self.plan.study.probe.train_every_epochs
         if every > 0 and (last or epoch % every == 0):
             with self.explaining(iteration):
-                self.waiting.append((iteration, epoch, self.prober.train_rows(*self.probed_part())))
+                self.waiting.append((iteration, epoch, self.prober.train(*self.probed_part())))
             self.settle()
 
     def probed_part(self) -> tuple[dataset.Samples, torch.Tensor]:
