@@ -172,7 +172,8 @@ def conditioning_figure(
     # as wide as a panel
     panel = replace(page, width=page.width / (2 if page.wide else 1) - 0.4)
     with page.styled():
-        figure, axes = stacked(page, 1 + len(shown))
+        figure = page.figure(4.6 if page.wide else 3.6 + 1.4 * len(shown), hspace=0.0)
+        axes = plotting.panels(figure, 1 + len(shown), 2 if page.wide else 1)
         draw_training(axes[0], groups, window, panel)
         drawn = [
             draw_quantities(ax, chosen, groups, window, own, panel) for ax, own in zip(axes[1:], shown, strict=True)
@@ -188,27 +189,10 @@ def conditioning_figure(
         for letter, ax in zip("abcd", axes, strict=False):
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
             plotting.along_iterations(ax, 6)
-            place = ax.get_subplotspec()
-            assert place is not None
-            ax.set_xlabel("iteration" if place.is_last_row() else "")
-            ax.tick_params(labelbottom=place.is_last_row())
         parts = [remark(groups, window), CLAIM if "expected" in drawn[0] else "", *plotting.out_of_view(axes)]
         plotting.label_figure(figure, page, chosen.title, "; ".join(filter(None, parts)))
         figure.align_ylabels(axes)
     return figure
-
-
-def stacked(page: Page, count: int) -> tuple[Figure, list[Axes]]:
-    """Figure with three or four panels: below one another, or in two columns on a wide page."""
-    if page.wide:
-        figure = page.figure(4.6, hspace=0.0)
-        mosaic = figure.subplot_mosaic("ab;cd" if count == 4 else "ab;cb", sharex=True)
-        axes = [mosaic[letter] for letter in "abcd"[:count]]
-    else:
-        figure = page.figure(7.8 if count == 4 else 6.4, hspace=0.0)
-        heights = (1.0, 1.2, 1.2, 1.0) if count == 4 else (1.0, 1.45, 1.0)
-        axes = list(figure.subplots(count, 1, sharex=True, height_ratios=heights))
-    return figure, axes
 
 
 def remark(groups: Sequence[selection.Group], window: int) -> str:

@@ -195,7 +195,8 @@ def is_probed(run: StoredRun) -> bool:
 
 def looks_of(groups: Sequence[Group]) -> dict[str, palette.MethodLook]:
     """The look of each group by its label: that of its method, or a shade of it where a method has several groups."""
-    return palette.method_looks(group.label for group in groups)
+    looks = palette.method_looks(group.label for group in groups)
+    return {group.label: looks[group.label] for group in groups}
 
 
 def title_of(groups: Sequence[Group]) -> str:
