@@ -8,7 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import chain
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -143,11 +145,11 @@ def block_probes(
         noun = "layer" if by == "kind" else "unit"
         raise ConfigError(f"only one {noun} was probed: blocks are compared where the study's [probe] names several")
     # a row for each of many units would be too thin to be seen
-    places = row_of_blocks(blocks, "layer" if by == "unit" and len(blocks) > LABELLED else by)
-    order = in_order(places.values(), roles.KINDS if by == "kind" else ())
+    by = "layer" if by == "unit" and len(blocks) > LABELLED else by
+    named = {label: [row_of(*one, by) for one in zip(r["layer"], r["unit"], strict=True)] for label, r in found.items()}
+    order = in_order(chain.from_iterable(named.values()), roles.KINDS if by == "kind" else ())
     for label, rows in found.items():
-        keys = zip(rows["layer"], rows["unit"].fillna(NO_UNIT), strict=True)
-        rows = rows.assign(row=[order.index(places[key]) for key in keys])
+        rows = rows.assign(row=list(map(order.index, named[label])))
         found[label] = rows if layer is None else rows[rows["layer"] == layer]
     return found, order
 
@@ -174,18 +176,13 @@ def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, p
     return found
 
 
-#: Stands for the unit of a block that is a whole layer, among keys.
-NO_UNIT = -1
-
-
-def row_of_blocks(blocks: pd.DataFrame, by: By) -> dict[tuple[str, int], Row]:
-    """The row of the figure that shows each block, by layer and unit."""
-    found: dict[tuple[str, int], Row] = {}
-    for layer, unit in zip(blocks["layer"], blocks["unit"].fillna(NO_UNIT), strict=True):
-        number = None if by == "layer" or unit == NO_UNIT else int(unit)
+@cache
+def row_of(layer: str, unit: Any, by: By) -> Row:
+    """The row of the figure that shows a block."""
+    if by == "kind":
         role = roles.role_of(layer)
-        found[layer, unit] = (role.kind, role.depth) if by == "kind" else (layer, number)
-    return found
+        return role.kind, role.depth
+    return layer, int(unit) if by == "unit" and isinstance(unit, Integral) else None
 
 
 def in_order(rows: Iterable[Row], first: Sequence[str]) -> list[Row]:
