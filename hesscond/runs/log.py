@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 
 from hesscond.errors import ConfigError, RunError
 from hesscond.runs import store
+from hesscond.sheets import listed
 
 if TYPE_CHECKING:
     import torch
@@ -36,8 +37,6 @@ SET_FACT = "INSERT OR REPLACE INTO run (key, value) VALUES (?, ?)"
 #: Keys of [training] that say how long a run is, and schedules whose learning rates depend on it.
 LENGTH = ("iterations", "epochs")
 UNTIL_THE_END = ("cosine", "linear")
-#: Differences between two configurations that a message names.
-SHOWN = 3
 
 #: Files that a start that was killed before its log existed can leave behind.
 LEFTOVERS = ("config.toml", "config.toml.partial", f"{store.LOG}.partial", f"{store.LOG}.partial-journal")
@@ -64,10 +63,9 @@ class RunLog:
                 connection.executemany(SET_FACT, facts_of(**running(), started=now()))
                 connection.execute("COMMIT")
             partial.replace(folder / store.LOG)
-        except OSError as error:
-            raise ConfigError(f"the run folder {folder} cannot be written: {error.strerror}") from None
-        except sqlite3.Error as error:
-            raise ConfigError(f"the run folder {folder} cannot be written: {error}") from None
+        except (OSError, sqlite3.Error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"the run folder {folder} cannot be written: {why}") from None
         self._open(folder)
 
     @classmethod
@@ -257,7 +255,7 @@ def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Seq
                     found.append(f"{table}.{key}: {own.get(key)!r} there, {asked.get(key)!r} here")
         elif own != asked:
             found.append(table)
-    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    return listed(found)
 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:
@@ -267,8 +265,7 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
         return
     below = sorted(log.parent.name for log in folder.glob(f"*/{store.LOG}"))
     if below:
-        more = f" and {len(below) - 1} more" if len(below) > 1 else ""
-        raise ConfigError(f"{folder} is a folder of runs ({below[0]}{more}): give another --out, or a folder in it")
+        raise ConfigError(f"{folder} is a folder of runs ({listed(below)}): give another --out, or a folder in it")
     for path in folder.iterdir():
         if path.name == LOCK.parent.name and path.is_dir() and {own.name for own in path.iterdir()} <= {LOCK.name}:
             continue

@@ -23,6 +23,7 @@ from hesscond.errors import ConfigError
 from hesscond.lazy import located
 from hesscond.methods import parse
 from hesscond.runs import log
+from hesscond.sheets import listed
 from hesscond.study import sections
 from hesscond.study.config import StudyConfig, Variant
 from hesscond.study.runner import RunPlan
@@ -285,7 +286,7 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
         p.folder.name for p in plan_sweep(config, folder, device)
     }
     if left_out:
-        differing.append(f"without {min(left_out)}" + (f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""))
+        differing.append(f"without {listed(sorted(left_out))}")
     if differing:
         raise ConfigError(
             f"{folder} holds another sweep ({', '.join(differing)}): a grid may grow but not change, give another --out"

@@ -29,7 +29,6 @@ from hesscond.problem import devices, untouched
 from hesscond.runs import log as run_log, store
 from hesscond.study import datasets, metrics, probing, structure
 from hesscond.study.config import StudyConfig
-from hesscond.study.metrics import multiplications
 from hesscond.study.sections import ModelConfig
 from hesscond.theorems import base as theorems
 
@@ -386,7 +385,7 @@ class Training:
         if self.plan.device.type != "cpu":
             return torch.get_num_threads()
         one = self.inputs[torch.zeros(1, dtype=torch.int64, device="cpu")]
-        work = self.batch_size * multiplications(self.model, one)
+        work = self.batch_size * metrics.multiplications(self.model, one)
         return 1 if work < WORTH_THREADS else torch.get_num_threads()
 
     @contextmanager
