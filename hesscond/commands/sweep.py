@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -99,11 +97,7 @@ def sweep(
     stored = [open_run(p.folder) for p in plans if outcomes[p.folder.name].status in ("finished", "diverged")]
     if stored:
         keys = dict(zip(config.axes, config.settings, strict=True))
-        rows = [
-            (run, {axis: reduce(getitem, key.split("."), run.config) for axis, key in keys.items()}, run.seconds)
-            for run in stored
-        ]
-        frame, cells = sweeps.sweep_frame(rows), sweeps.cells_frame(stored)
+        frame, cells = sweeps.sweep_frame(stored, keys), sweeps.cells_frame(stored)
         best = sweeps.best_frame(frame, cells, config.axes)
         if time:
             best["time"] = times(frame, plans, kept, config)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +22,13 @@ if TYPE_CHECKING:
     from hesscond.runs import StoredRun
 
 
-def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> pd.DataFrame:
-    """Results of each run with the sweep's settings and seconds; κ: medians over mini-batches, and of lower bounds."""
+def sweep_frame(runs: Sequence[StoredRun], keys: Mapping[str, str]) -> pd.DataFrame:
+    """Results of each run, with settings by names of their dotted keys; κ: medians over mini-batches, lower bounds."""
     import pandas as pd
 
     rows = []
-    for run, settings, seconds in runs:
+    for run in runs:
+        settings = {name: reduce(getitem, key.split("."), run.config) for name, key in keys.items()}
         summary = summary_frame([run]).iloc[0]
         row: dict[str, Any] = {"run": run.folder.name, "method": run.legend}
         row |= {name: summary[name] for name in ("batch_size", "learning_rate")}
@@ -33,7 +36,7 @@ def sweep_frame(runs: Sequence[tuple[StoredRun, Mapping[str, Any], float]]) -> p
         row |= {name: summary[name] for name in ("seed", "status", "iterations", "collapsed")}
         row |= {"loss": summary["training_loss_tail_mean"], "accuracy": summary["test_accuracy"]}
         kappas = ("kappa", "kappa_lower", "kappa_own", "kappa_own_lower")
-        rows.append(row | {name: summary[f"batch_{name}"] for name in kappas} | {"seconds": seconds})
+        rows.append(row | {name: summary[f"batch_{name}"] for name in kappas} | {"seconds": run.seconds})
     return pd.DataFrame(rows)
 
 

@@ -38,7 +38,6 @@ class Replication:
     """A figure or table of a paper."""
 
     name: str
-    description: str
     source: str
     panels: tuple[Panel, ...]
     claims: tuple[files.Claim, ...]
@@ -59,9 +58,7 @@ def replication(name: str, scale: str | None = None) -> Replication:
         raise ConfigError(f"{file.path}: a claim is of the panel {unknown[0]!r}, which is not there")
     kept = tuple(claim for claim in layout.claims if {panel.name for panel in panels} & set(claim.of_panels))
     first = studies[0]
-    return Replication(
-        first.full_name if chosen else first.name, first.description, first.source, panels, kept, layout.replicate
-    )
+    return Replication(first.full_name if chosen else first.name, first.source, panels, kept, layout.replicate)
 
 
 def check_names(path: Path, panel: Panel, claims: Sequence[files.Claim]) -> None:
