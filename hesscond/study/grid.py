@@ -60,19 +60,16 @@ class Overrides:
             raise ConfigError(
                 f"--lr must be positive and at most {sections.LARGEST_RATE:.3g}, got {self.learning_rate}"
             )
-        training = dict(study.training)
-        probe = dict(study.probe.unmeasured if self.probe_every == 0 else study.probe)
-        if self.iterations is not None:
-            training |= {"iterations": self.iterations, "epochs": None}
-        if self.epochs is not None:
-            training |= {"epochs": self.epochs, "iterations": None}
-        if self.batch_size is not None:
-            training["batch_size"] = self.batch_size
-        if self.probe_every is not None:
-            probe["every"] = self.probe_every
-        statements = [*(dict(own) for own in study.statements), *({"id": id} for id in self.statements)]
-        changed = {"training": training, "probe": probe, "statements": statements}
-        return sections.validated(StudyConfig, {**dict(study), **changed})
+        given = {"training.batch_size": self.batch_size, "probe.every": self.probe_every}
+        settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+        if self.iterations is not None or self.epochs is not None:
+            settings |= {"training.iterations": self.iterations, "training.epochs": self.epochs}
+        if self.probe_every == 0:
+            settings |= {"probe.train_every_epochs": 0, "probe.at": []}
+        if self.statements:
+            ids = [*(own.id for own in study.statements), *self.statements]
+            settings["statements"] = [{"id": id} for id in ids]
+        return with_settings(study, settings)
 
 
 def asked(
