@@ -94,8 +94,8 @@ def dense_truth(problem: Problem, layer: str) -> Truth:
 
 
 def off(found: float, true: float) -> str:
-    """A relative error."""
-    return f"{abs(found - true) / abs(true):.0e} off"
+    """A relative error of the size of a number."""
+    return f"{abs(abs(found) - abs(true)) / abs(true):.0e} off"
 
 
 @dataclass

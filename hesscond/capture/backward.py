@@ -14,7 +14,7 @@ import torch
 from hesscond.capture import captured
 from hesscond.errors import CaptureError, TooLargeError, readable
 from hesscond.operators.operator import in_halves
-from hesscond.problem.graph import nodes
+from hesscond.problem.graph import differentiable, nodes
 
 #: Size of an intermediate result, over all directions taken at once, that stays in a processor's cache; size that is
 #: worth being shared by several threads; and least number of directions that outweighs the overhead of operations.
@@ -64,7 +64,7 @@ class Budget:
 
 def slopes(loss: torch.Tensor, variables: Sequence[torch.Tensor]) -> Iterator[torch.Tensor | None]:
     """Gradients of a loss in some variables, with their graph; None: there is none."""
-    with lean_convolutions([loss.grad_fn]):
+    with differentiable(), lean_convolutions([loss.grad_fn]):
         return iter(torch.autograd.grad(loss, variables, create_graph=True, allow_unused=True))
 
 

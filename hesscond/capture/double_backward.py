@@ -139,9 +139,11 @@ class SecondDerivatives:
 
         for trial in range(TRIALS):
             for name, found in perturbed(trial << 20, differences).items():
-                known = self.errors.setdefault(name, [torch.zeros_like(v)[None] for v in self.variables[name]])
+                zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
                 for k, error in enumerate(found):
-                    known[k] = known[k] if error is None else torch.maximum(known[k], error)
+                    if error is not None:
+                        known = self.errors.setdefault(name, zeros)
+                        known[k] = torch.maximum(known[k], error)
         softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
@@ -171,14 +173,8 @@ class SecondDerivatives:
         """Return second derivatives in all variables of a layer along k directions; None: all are zero."""
         if not self.along[request.name].nonconstant:
             return None
-        try:
+        with graph.differentiable(f"the second derivatives behind layer {request.name!r} are not in torch"):
             return self.along[request.name](seeds)
-        except RuntimeError as error:
-            if "derivative" not in str(error):
-                raise
-            raise NoDerivativeError(
-                f"the second derivatives behind layer {request.name!r} are not in torch: {first_line(error)}"
-            ) from error
 
     def is_apart(self, request: Request, blocks: int) -> bool:
         """Whether blocks, samples or positions, do not influence each other: proved, or S exactly zero between them."""
@@ -395,14 +391,12 @@ class SecondDerivatives:
             return None
         units = Geometry.of(request.layer).units
         entries = units if request.whole else len(request.units)
+        found = None
         try:
-            segment = self.separators.segment(request, entries * positions, entries)
-            found = None if segment is None else self.separators.curvature(segment, request, blocks)
-        except RuntimeError as error:
-            if "derivative" not in str(error):
-                raise
             # without separators it fails too, and the error is raised there
-            found = None
+            with suppress(NoDerivativeError), graph.differentiable():
+                segment = self.separators.segment(request, entries * positions, entries)
+                found = None if segment is None else self.separators.curvature(segment, request, blocks)
         finally:
             self.separators.release(request)
         if found is None or not self.confirms(request, *found):
@@ -594,11 +588,6 @@ def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None)
     B, signs, norms = signed_roots(S)
     norms = norms if sizes is None else torch.maximum(norms, sizes)
     return FactoredS(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
-
-
-def first_line(error: Exception) -> str:
-    """First line of a message, without a final period."""
-    return str(error).splitlines()[0].rstrip(".")
 
 
 def variables(request: Request) -> list[torch.Tensor]:

@@ -13,8 +13,8 @@ from hesscond.capture.captured import EPS
 from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import base
-from hesscond.hessians.linearization import differentiable
 from hesscond.hessians.network_operator import HessianOperator
+from hesscond.problem import graph
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm
 
@@ -130,7 +130,7 @@ def unit_matrices(
             for name, (own, index) in left.items()
         ]
         budget = backward.Budget(memory, 1, linearization.largest, H.device)
-        with differentiable():
+        with graph.differentiable():
             separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
             for rows in wanted:
                 budget.taken = 8 * sum(own.H.numel() for own in found.values())

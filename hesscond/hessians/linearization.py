@@ -7,10 +7,8 @@ to Schraudolph (Neural Computation 14 (2002)); J v is here the derivative of uáµ
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from hesscond.capture import backward
 from hesscond.capture.curved import curved_nodes
 from hesscond.capture.forward import variables_of
-from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError
+from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import containers, graph
 from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, scalar
 from hesscond.problem.problem import WatchedEvaluation
@@ -37,7 +35,7 @@ class Linearization(ABC):
         self.depends = evaluation.loss.requires_grad
         if self.loss != self.loss or abs(self.loss) == float("inf"):
             raise CaptureError(f"the loss of a batch is {self.loss}: its derivatives are not defined")
-        with differentiable():
+        with graph.differentiable():
             self.gradient = [g.detach() for g in self._prepare(evaluation)]
         if not all(map(is_finite, self.gradient)):
             raise NotFiniteError("the gradient of the loss of a batch has NaN or infinite entries")
@@ -99,7 +97,7 @@ class HessianLinearization(Linearization):
         curved = [(g, seed) for i, seed in zip(chosen, seeds, strict=True) if (g := self._slopes[i]) is not None]
         if not curved:
             return [torch.zeros_like(leaf) for leaf in leaves]
-        with differentiable():
+        with graph.differentiable():
             return gradients([g for g, _ in curved], leaves, [seed for _, seed in curved])
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
@@ -107,7 +105,7 @@ class HessianLinearization(Linearization):
         leaves = [self.leaves[i] for i in chosen]
         if chosen not in self._together:
             self._together[chosen] = backward.Derivatives([self._slopes[i] for i in chosen], leaves)
-        with differentiable():
+        with graph.differentiable():
             found = self._together[chosen](seeds)
         count = len(seeds[0])
         return [leaf.new_zeros(count, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
@@ -163,7 +161,7 @@ class GGNLinearization(Linearization):
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among
-        with differentiable():
+        with graph.differentiable():
             pushed = gradients([self._pulled[i] for i in chosen], self._dummies, seeds)
             curved = gradients(self._slopes, self._points, pushed)
             return gradients(self._outputs, [self.leaves[i] for i in chosen], curved)
@@ -189,19 +187,6 @@ def gradients(outputs: Tensors, inputs: Tensors, seeds: Tensors | None, *, creat
             allow_unused=True,
             materialize_grads=True,
         )
-
-
-@contextmanager
-def differentiable() -> Iterator[None]:
-    """Record graphs, and turn torch's errors about missing derivatives into a NoDerivativeError."""
-    try:
-        with torch.enable_grad():
-            yield
-    except RuntimeError as error:
-        if not re.search(r"derivative|differentiat|double backward", str(error), re.IGNORECASE):
-            raise
-        reason = str(error).splitlines()[0].rstrip(".")
-        raise NoDerivativeError(f"the model or the loss has no second derivatives in torch: {reason}") from error
 
 
 def is_convex(loss: torch.Tensor) -> bool:

@@ -23,8 +23,8 @@ from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_hessian import NetworkHessian
 from hesscond.hessians.parameters import Layout
 from hesscond.probing.differences import Culprit, Difference, Differences, functions, worst
+from hesscond.problem import graph
 from hesscond.problem.evaluation import Batch, Evaluation, LossFunction
-from hesscond.problem.graph import nodes
 from hesscond.problem.precision import Operations, Precision, perturbed
 from hesscond.problem.snapshot import Snapshot
 from hesscond.problem.untouched import RandomState
@@ -256,7 +256,7 @@ class ReferenceProducts:
         if kinds <= self._functions:
             used = [i for i in used if i not in self._central]
         # a straight-through gradient is deliberately not the derivative of the rounding
-        if not used or any(node.name().startswith("FakeQuantize") for node in nodes([evaluation.loss.grad_fn])):
+        if not used or any(node.name().startswith("FakeQuantize") for node in graph.nodes([evaluation.loss.grad_fn])):
             return []
         self._functions |= kinds
         return [i for i in used if i not in self._central or self._central[i].agrees is not False]
@@ -288,7 +288,7 @@ class ReferenceProducts:
                 return moved.evaluate(self.loss_fn, batch).loss
 
         differences = Differences(loss_at, leaves, torch.finfo(narrowest or torch.float64).eps)
-        with linearization.differentiable():
+        with graph.differentiable():
             product = linearization.gradients([first[i] for i in chosen], leaves, differences.v)
         gradient = [first[i].detach() for i in chosen]
         first.clear()
@@ -317,7 +317,7 @@ class ReferenceProducts:
         self, evaluation: Evaluation, directions: Sequence[CheckDirection], weight: float
     ) -> None:
         """Add the rounding of cancelled terms in the loss of a batch to the directions' ``cancellation_error``."""
-        if second_derivatives.may_cancel(nodes([evaluation.loss.grad_fn])):
+        if second_derivatives.may_cancel(graph.nodes([evaluation.loss.grad_fn])):
             used = self._used(directions)
 
             def again() -> list[torch.Tensor]:
@@ -342,7 +342,7 @@ class ReferenceProducts:
         leaves = (snapshot or self._snapshot).leaves
         if not chosen:
             return {}
-        with linearization.differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
+        with graph.differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
             found = linearization.gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
         return dict(zip(chosen, found, strict=True))
 
@@ -351,7 +351,7 @@ class ReferenceProducts:
     ) -> Iterator[tuple[CheckDirection, torch.Tensor, torch.Tensor]]:
         """Yield H v and ∇L of each direction on one batch, from the gradient with its graph."""
         leaves = self._snapshot.leaves
-        with linearization.differentiable():
+        with graph.differentiable():
             for direction in directions:
                 own = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
@@ -442,7 +442,7 @@ class ReferenceProducts:
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
         own = [self._snapshot.leaves[i] for i in sorted(indices)]
-        lost = second_derivatives.saturates(nodes([loss.grad_fn]))
+        lost = second_derivatives.saturates(graph.nodes([loss.grad_fn]))
         return bool(lost) or any(True for _ in curved.without_cancellation(loss, own, below=curved.CANCELLED))
 
     def perturbed(self, direction: CheckDirection, size: float) -> float:

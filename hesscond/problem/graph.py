@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,6 +59,18 @@ def nodes(start: Iterable[Any]) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions)
+
+
+@contextmanager
+def differentiable(failure: str = "the model or the loss has no second derivatives in torch") -> Iterator[None]:
+    """Record graphs, and turn torch's errors about missing derivatives into a NoDerivativeError."""
+    try:
+        with torch.enable_grad():
+            yield
+    except RuntimeError as error:
+        if not re.search(r"derivative|differentiat|double backward", str(error), re.IGNORECASE):
+            raise
+        raise NoDerivativeError(f"{failure}: {str(error).splitlines()[0].rstrip('.')}") from error
 
 
 def is_transformed(value: Any) -> bool:

@@ -53,6 +53,15 @@ class Weighing(nn.Linear):
         return F.linear(x, self.weigh(self.weight), self.shift(self.bias))
 
 
+class InPlace(Cube):
+    """x³ with a backward that writes into a tensor of its own, which torch does not differentiate."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.mul(3 * x.detach() ** 2, gradient, out=torch.empty_like(x))
+
+
 class CosineLinear(nn.Linear):
     """Cosine similarities."""
 
@@ -174,6 +183,9 @@ own("fake_quantized", "torch's fake quantization", headed(lambda: Weighing(fake_
 own("custom_function", "custom autograd.Function", headed(lambda: nn.Linear(4, 3), Applied(Cube.apply)))
 own("custom_function_once", "custom autograd.Function without a second derivative",
     headed(lambda: nn.Linear(4, 3), Applied(OnceOnly.apply)),
+    twin=changed(lambda twin: setattr(twin[1], "function", Cube.apply)))  # fmt: skip
+own("custom_function_out", "custom autograd.Function whose backward writes with out=",
+    headed(lambda: nn.Linear(4, 3), Applied(InPlace.apply)),
     twin=changed(lambda twin: setattr(twin[1], "function", Cube.apply)))  # fmt: skip
 own("hard_sigmoid", "hard sigmoid", headed(lambda: nn.Linear(4, 3), nn.Hardsigmoid()),
     twin=changed(lambda twin: setattr(twin, "1", Applied(lambda x: F.hardtanh(x / 6 + 0.5, 0, 1)))))  # fmt: skip
