@@ -237,8 +237,9 @@ def heatmap_figure(
 
     A cell is the median over the blocks of a row, their probed units, the seeds, and the iterations of a column where
     there are more than fit. Where unresolved values leave it open, the cell has the colour of its bound and is hatched;
-    white: not measured, negative, as a trace may be, or zero, as for a unit that is never active. The data are
-    mini-batches, or the training set where only that was probed.
+    where it is negative, as a trace may be, the cell has the colour of its absolute value and a minus; white: not
+    measured, or zero, as for a unit that is never active. The data are mini-batches, or the training set where only
+    that was probed.
 
     Parameters
     ----------
@@ -259,7 +260,7 @@ def heatmap_figure(
     is_open = {label: lower < upper for label, (lower, upper) in cells.items()}
     colors = medians
     if chosen.logarithmic:
-        colors = {label: np.log10(np.where(one > 0, one, np.nan)) for label, one in medians.items()}
+        colors = {label: np.log10(np.where(one != 0, np.abs(one), np.nan)) for label, one in medians.items()}
     shown = np.concatenate([values[~np.isnan(values)] for values in colors.values()])
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
     scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
@@ -272,7 +273,7 @@ def heatmap_figure(
         # beside the names of the rows and the bar
         letters = page.letters((page.width - 1.6) / columns, page.style["axes.titlesize"])
         for ax, label in zip(axes, cells, strict=True):
-            draw_cells(ax, colors[label], is_open[label], scale, label)
+            draw_cells(ax, colors[label], is_open[label], medians[label] < 0, scale, label)
             for place in range(1, len(rows)):
                 if rows[place][0] != rows[place - 1][0]:
                     ax.axhline(place - 0.5, color="white", lw=1.0)
@@ -287,16 +288,22 @@ def heatmap_figure(
         if any(map(np.any, is_open.values())):
             label = f"unresolved: {chosen.known} bound of the median"
             handles.append(Patch(facecolor="0.75", edgecolor=plotting.NEUTRAL, hatch=HATCH, lw=0.4, label=label))
+        if any((values < 0).any() for values in medians.values()):
+            handles.append(Line2D([], [], color=plotting.NEUTRAL, **MINUS, label="negative: its absolute value"))
         what = " · blocks by type and depth" if by == "kind" else ""
         plotting.add_heading(figure, page, f"{selection.title_of(selection.probed_groups(runs))}{what}", handles)
     return figure
 
 
 HATCH = "//////"
+#: Style of the mark of a negative median.
+MINUS: Mapping[str, Any] = {"ls": "none", "marker": "_", "ms": 4.0, "mew": 0.8}
 
 
-def draw_cells(ax: Axes, values: np.ndarray, hatched: np.ndarray, scale: Normalize, name: str) -> None:
-    """Draw the cells (``NAME-cells``) and hatches (``NAME-unresolved``)."""
+def draw_cells(
+    ax: Axes, values: np.ndarray, hatched: np.ndarray, negative: np.ndarray, scale: Normalize, name: str
+) -> None:
+    """Draw the cells (``NAME-cells``), hatches (``NAME-unresolved``) and signs (``NAME-negative``)."""
     rows, columns = values.shape
     mesh = ax.pcolormesh(values, cmap=plotting.COLORS, norm=scale, rasterized=True, shading="nearest")
     mesh.set_gid(f"{name}-cells")
@@ -308,6 +315,9 @@ def draw_cells(ax: Axes, values: np.ndarray, hatched: np.ndarray, scale: Normali
         if cells:
             style: dict[str, Any] = {"facecolors": "none", "edgecolors": tone, "linewidths": 0}
             ax.add_collection(PatchCollection(cells, hatch=HATCH, gid=f"{name}-unresolved", **style))
+        y, x = np.nonzero(negative & where)
+        if len(x):
+            ax.plot(x, y, color=tone, gid=f"{name}-negative", **MINUS)
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)

@@ -167,7 +167,7 @@ def test_cells_are_the_medians_of_the_exported_probes(folder, runs, quantity):
             low, high = quantile_of(own, quantity, 0.5)
             assert (pictures["vanilla"][0][place, column], pictures["vanilla"][1][place, column]) == (low, high)
             shown = high if quantity == "lambda_min" else low
-            expected = shown if quantity in ("rank", "negative") else np.log10(shown) if shown > 0 else np.nan
+            expected = shown if quantity in ("rank", "negative") else np.log10(abs(shown)) if shown else np.nan
             assert colours[place, column] == pytest.approx(expected, rel=1e-12, nan_ok=True)
             hatched += low < high
     boxes = [a for a in figure.findobj() if a.get_gid() == "vanilla-unresolved"]
