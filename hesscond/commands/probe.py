@@ -21,6 +21,7 @@ from hesscond.commands import options, printing, target as targets
 from hesscond.commands.runs import write_table
 from hesscond.errors import CaptureError, ConfigError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
+from hesscond.hessians.network_operator import observed
 from hesscond.hessians.roles import NETWORK
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
@@ -177,13 +178,25 @@ class Watched:
                     soft_wrap=True,
                 )
             try:
-                _ = layer.kappa
+                with observed(self._counter(label, share)):
+                    _ = layer.kappa
             except KeyboardInterrupt:
                 self.stopped = True
                 if number == 1:
                     raise
                 return result.first(number - 1, STOPPED)
         return result
+
+    def _counter(self, label: str, share: float | None) -> Callable[[int], None]:
+        """Return a function that shows how many products with the Hessian were made."""
+        count = 0
+
+        def counted(more: int) -> None:
+            nonlocal count
+            count += more
+            self.say(f"{label}: {count:,} products with the Hessian", share)
+
+        return counted
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
