@@ -111,6 +111,8 @@ def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
         (nan_behind_a_layer(), {"layers": ["4"]}, CaptureError, "NaN.*'[24]'|'[24]'.*NaN"),
         (nan_in_a_weight(), {"data": (IMAGES, Y)}, CaptureError, "NaN.*'[03]'|'[03]'.*NaN"),
         (MLP, {"loss_fn": nn.CrossEntropyLoss(reduction="none")}, CaptureError, "scalar"),
+        # the second derivative of a logarithm is finite where the logarithm is not
+        (MLP, {"loss_fn": lambda o, t: -(o.sum() - 1e3).log()}, CaptureError, "the loss of a batch is nan"),
         (MLP, {"loss_fn": lambda o, t: 1.0}, CaptureError, "scalar|differentiab"),
         (MLP, {"loss_fn": lambda o, t: torch.tensor(1.0)}, CaptureError, "differentiab"),
         (MLP, {"loss_fn": accuracy}, CaptureError, "differentiab"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -141,9 +142,13 @@ def capture(
         progress.reason = TIED
     result.failed = differentiator.failed
     explain(result.failed, model, loss_fn, batch, chosen, dtype)
-    if result.failed and not optional:
+    undefined = not math.isfinite(result.loss)
+    if result.failed and (undefined or not optional):
         name, error = next(iter(result.failed.items()))
         raise type(error)(f"layer {name!r} cannot be probed: {error}")
+    if undefined:
+        # the logarithm of a negative number is NaN, its formula for the derivative is not
+        raise NotFiniteError(f"the loss of a batch is {result.loss}: its derivatives are not defined")
     wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
     result.take(found, wanted_now, forward)
     return result
