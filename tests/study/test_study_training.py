@@ -407,7 +407,7 @@ def test_rows_made_together_are_those_made_alone_digit_for_digit(tmp_path, digit
             size = 60 if iteration < last else 17
             drawn = torch.randint(1437, (size,), generator=torch.Generator().manual_seed(iteration))
             _, taken = training.step(iteration, training.inputs[drawn], training.targets[drawn])
-            probes += [one for one in taken if isinstance(one, probing_module.Probe)]
+            probes += [one for one in taken if one.waits]
         together = training.prober.rows(probes)
         alone = [training.prober.rows([probe])[0] for probe in probes]
     finally:
