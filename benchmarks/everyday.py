@@ -196,7 +196,8 @@ def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, s
 def beside(given: Namespace) -> None:
     """The tasks of `waits`, and what other tools say of the same blocks, in float64."""
     rows = []
-    for task in waits(given.quick, CPU):
+    # quick: those of seconds
+    for task in islice(waits(given.quick, CPU), *((1, 6) if given.quick else (None,))):
         began, found = processor(task.row.run)
         gradient = statistics.median(processor(task.problem.gradients)[0] for _ in range(5))
         sizes = [max(abs(kappa.lambda_max), abs(kappa.lambda_min)) for kappa in found]

@@ -106,10 +106,14 @@ def test_engine_quick(tmp_path):
 def test_everyday_quick(tmp_path):
     done = run("everyday.py", "--quick", "--threads", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    tasks, waits, peaks, growth, checks, _, study, watch = done.stdout.strip().split("\n\n")[1:]
+    tasks, waits, beside, peaks, growth, checks, _, study, watch = done.stdout.strip().split("\n\n")[1:]
     # ten where CIFAR-10 is at hand
     assert [float(line.split("|")[2]) > 0 for line in tasks.splitlines()[2:]] in ([True] * 9, [True] * 10)
     assert waits.splitlines()[2:]
+    # of a unit, a unit, and a network, by two tools each
+    offs = re.findall(r"largest (\S+) off", beside)
+    assert len(offs) == 6
+    assert max(map(float, offs)) < 1e-12
     assert [float(line.split("|")[4]) < 1.2 for line in peaks.splitlines()[2:]] == [True] * 4
     assert [line.split()[1] for line in growth.splitlines()[2:]] == ["width", "batch", "depth", "classes", "positions"]
     assert [line.split("|")[2].strip() for line in checks.splitlines()[2:]] == ["unit", "layer", "network"] * 2
