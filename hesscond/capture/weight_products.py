@@ -90,7 +90,9 @@ class WeightProducts:
                 if product is None or node in found:
                     return []
                 found[node] = product
-        return list(found.values()) if biased <= found.keys() else []
+        # in the order of the forward pass
+        ordered = sorted(found.values(), key=lambda product: product.edge.node._sequence_nr())
+        return ordered if biased <= found.keys() else []
 
     def _product(self, node: Any, number: int, turned: bool, biased: bool) -> Product | None:
         """Product at a node with the weight as an input; None: samples are not its rows, or it is something else."""
@@ -121,45 +123,43 @@ class WeightProducts:
         H = self.weight.new_zeros(len(units), bias + len(inputs), bias + len(inputs))
         largest = H.new_zeros(len(units))
 
-        def add(output: Node, product: Product, left: torch.Tensor, by_unit: bool, times: float) -> None:
-            """Add derivatives along the entries of a slope or factor, times ``left`` (N, n̂) or (N, u)."""
-            for own, found in self._along(output, product, units if by_unit else inputs, budget):
+        def add(output: Node, product: Product, left: torch.Tensor, by_unit: bool, others: Sequence[Product]) -> None:
+            """Add derivatives along the entries of a slope or factor, times ``left`` (N, n̂) or (N, u), in some ε."""
+            for own, found in self._along(output, product, units if by_unit else inputs, others, budget):
                 of, rows = chosen[own] if by_unit else chosen, slice(own.start + bias, own.stop + bias)
                 at = (own, slice(None)) if by_unit else (slice(None), rows)
-                for other, g in zip(self.found, found, strict=True):
+                for other, g in zip(others, found, strict=True):
                     if g is not None:
+                        # both orders of differentiation: twice the symmetric part
+                        times = 1 if output is not product.factor and other is product else 2
                         part = times * terms(other, g, left, of, by_unit, bias)
                         H[at] += part
                         largest[at[0]] = torch.maximum(largest[at[0]], part.abs().amax((1, 2)))
                 advance((SECOND if output is not product.factor else FIRST) * (own.stop - own.start))
 
-        for product, slope in pairs:
+        for place, (product, slope) in enumerate(pairs):
             left = product.rows if product.forward else product.rows[:, chosen]
-            add(slope, product, left, product.forward, 1.0)
+            # a pass back to later products ends there
+            add(slope, product, left, product.forward, [other for other, _ in pairs[place:]])
             if product.factor is not None:
                 own = product.turned(slope.detach())
                 left = own[:, chosen] if product.forward else pad(own, (bias, 0))
-                # both orders of differentiation: twice the symmetric part
-                add(product.factor, product, left, not product.forward, 2.0)
+                add(product.factor, product, left, not product.forward, self.found)
         return (H + H.mT) / 2, largest
 
     def _along(
-        self, output: Node, product: Product, entries: Sequence[int], budget: backward.Budget
+        self, output: Node, product: Product, entries: Sequence[int], others: Sequence[Product], budget: backward.Budget
     ) -> Iterator[tuple[slice, list[torch.Tensor | None]]]:
-        """Yield derivatives (k, N, ·) of a slope or factor in every ε, along k of its entries in all samples."""
-        derivatives, sizes = backward.Derivatives([output], self.edges), [shape_at(edge).numel() for edge in self.edges]
+        """Yield derivatives (k, N, ·) of a slope or factor in some ε, along k of its entries in all samples."""
+        edges = [other.edge for other in others]
+        derivatives, sizes = derivatives_of([output], edges), [shape_at(edge).numel() for edge in edges]
         size = budget.cached(len(entries), 2 * sum(sizes), max(sizes))
         for start in range(0, len(entries), size):
             own = slice(start, min(start + size, len(entries)))
             seeds = self.weight.new_zeros(own.stop - start, *shape_at(output))
             places = torch.tensor(entries[own], device="cpu")
             product.turned(seeds)[torch.arange(len(seeds), device="cpu"), :, places] = 1
-            yield own, self._rows(derivatives, [seeds])
-
-    def _rows(self, derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Derivatives along ``seeds`` in every ε, with samples as rows; None: zero."""
-        found = zip(derivatives(seeds), self.found, strict=True)
-        return [None if g is None else product.turned(g) for g, product in found]
+            yield own, rows_of(derivatives([seeds]), others)
 
     def _mixes(self, outputs: Sequence[tuple[Product, Node]], *, half: bool) -> bool:
         """Whether derivatives of slopes or factors in the ε are not exactly zero between different samples."""
@@ -170,8 +170,21 @@ class WeightProducts:
         shape = torch.Size((self.samples, sum(widths)))
         seeds = torch.stack([backward.on_samples(subset, shape, torch.float64, self.samples) for subset in subsets])
         parts = [product.turned(part) for (product, _), part in zip(outputs, seeds.split(widths, 2), strict=True)]
-        found = self._rows(backward.Derivatives([output for _, output in outputs], self.edges), parts)
+        derivatives = derivatives_of([output for _, output in outputs], [product.edge for product in self.found])
+        found = rows_of(derivatives(parts), self.found)
         return any(bool(g[~torch.stack(subsets)].any()) for g in found if g is not None)
+
+
+def derivatives_of(outputs: Sequence[Node], edges: Sequence[GradientEdge]) -> backward.Derivatives:
+    """Derivatives in batches from the first on: a wrong batching rule shows when the result is `confirmed`."""
+    derivatives = backward.Derivatives(outputs, edges)
+    derivatives.vectorized = True
+    return derivatives
+
+
+def rows_of(found: Sequence[torch.Tensor | None], products: Sequence[Product]) -> list[torch.Tensor | None]:
+    """Derivatives in the ε of some products with samples as rows; None: zero."""
+    return [None if g is None else product.turned(g) for g, product in zip(found, products, strict=True)]
 
 
 def terms(

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,8 @@ EXACT = {
         "bernoulli_",
     )
 }
+#: Operations that would find equal numbers unequal if these were perturbed.
+COMPARISONS = {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}
 #: Position of the copied argument of a copy: a copy into a type with at least as many digits does not round.
 COPIES = {torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
 #: Functions that take a dtype to reinterpret bits as numbers of that type.
@@ -87,16 +90,13 @@ class Observer(TorchDispatchMode):
 class Perturbed(Observer):
     """Dispatch mode that perturbs every number that an operation reads at random by about a unit of round-off."""
 
-    #: Operations that only copy numbers, or would find equal numbers unequal.
-    LEFT = EXACT | {getattr(torch.ops.aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "sgn")}
-
     def __init__(self, seed: int, careful: bool) -> None:
         super().__init__()
         self.seed, self.careful = seed, careful
         self.factors: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (func.is_view or func._schema.is_mutable or func.overloadpacket in self.LEFT or ran_again()):
+        if rounds(func) and not ran_again():
             args = tuple(map(self.perturbed, args))
         return func(*args, **(kwargs or {}))
 
@@ -117,14 +117,20 @@ class Perturbed(Observer):
         """Random factors with the dtype and device of a tensor."""
         self.seed += 1
         factors = self.factors.get((like.device, like.dtype))
-        if factors is None or len(factors) < 2 * count:
+        if factors is None or factors.numel() < 2 * count:
             generator = torch.Generator(like.device).manual_seed(self.seed)
             share = torch.rand(max(LEAST, 3 * count), generator=generator, device=like.device, dtype=like.dtype)
             factors = share.mul_(4).sub_(2).mul_(torch.finfo(like.dtype).eps).add_(1)
             self.factors[like.device, like.dtype] = factors
         # a part for each number of the mode: drawing new ones would take longer than the operations themselves
-        start = self.seed * STRIDE % (len(factors) - count + 1)
+        start = self.seed * STRIDE % (factors.numel() - count + 1)
         return factors[start : start + count]
+
+
+@cache
+def rounds(operation: Any) -> bool:
+    """Whether an operation may round: it does not only copy numbers, and would not find equal numbers unequal."""
+    return not (operation.is_view or operation._schema.is_mutable or operation.overloadpacket in EXACT | COMPARISONS)
 
 
 def perturbed(seed: int, derivatives: Callable[[], Found]) -> Found:
