@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import ApproximateInverse
-from hesscond.spectra.search_space import (
-    CountedProducts,
-    Excluded,
-    RitzSpace,
-    complement,
-    lowest,
-    orthonormal,
-    padded,
-    random_rows,
-)
+from hesscond.spectra import search_space
 
 #: The predicted decrease of θ is compared with that over the next DELAY to OBSERVED expansions, while θ falls by less
 #: than ASYMPTOTIC of it. The largest ratio so far, divided by MEMORY, counts too: θ may stagnate for a while.
@@ -131,43 +120,16 @@ def smaller(first: Errors, second: Errors) -> Errors:
 #: Inner iterations reduce the residual by the first factor, then by increasing ones up to the second …
 REDUCTION, LEAST = 0.1, 0.02
 #: … within this many steps at first, twice as many each time that they do not suffice.
-STEPS = 50
+INNER = 12
 #: A residual this small relative to |θ| makes θ a better shift than zero.
 NEAR = 0.1
+#: Expansions by M⁻¹r without progress before it is given up.
+PATIENCE = 60
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Pair(NamedTuple):
-    """Approximate eigenpair: θ, r (1, n), M⁻¹r (1, n) if there is an M, and the vectors (j, n) found up to it."""
-
-    value: float
-    residual: torch.Tensor
-    solved: torch.Tensor | None
-    vectors: torch.Tensor
-
-
-class Expansion(ABC):
-    """Method to find the next direction, given up after ``patience`` expansions without progress."""
-
-    name: str
-    patience: int
-
-    @abstractmethod
-    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """Return a direction (1, n) that improves the pair, from at most ``allowance`` products."""
-
-
-class PreconditionedResidual(Expansion):
-    """Expansion by M⁻¹r: generalized Davidson (Morgan and Scott 1986)."""
-
-    name, patience = "generalized Davidson", 60
-
-    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        return pair.residual if pair.solved is None else pair.solved
-
-
-class Correction(Expansion):
+class Correction:
     r"""Expansion by t with (I − QQᵀ)(A − σ)(I − QQᵀ) t = −r for the vectors Q found so far, by MINRES.
 
     The correction equation of Jacobi and Davidson (Sleijpen and Van der Vorst 1996, SIAM J. Matrix Anal. Appl. 17).
@@ -178,16 +140,25 @@ class Correction(Expansion):
 
     patience = 8
 
-    def __init__(self, products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> None:
+    def __init__(
+        self,
+        products: search_space.CountedProducts,
+        excluded: search_space.Excluded,
+        inverse: ApproximateInverse | None,
+    ) -> None:
         self.products, self.excluded, self.inverse = products, excluded, inverse
         self.name = "correction equation, " + ("MINRES" if inverse is None else "preconditioned MINRES")
-        self._steps, self._rtol = STEPS, REDUCTION
+        self._steps, self._rtol = INNER, REDUCTION
 
-    def direction(self, pair: Pair, allowance: int) -> torch.Tensor:
-        """Return an approximate solution, or the residual itself if the preconditioner is not positive."""
-        near = float(torch.linalg.vector_norm(pair.residual)) <= NEAR * abs(pair.value)
-        shift = pair.value if near else 0.0
-        Q = torch.linalg.qr(pair.vectors.T).Q.T
+    def direction(self, found: Approximations, i: int, allowance: int) -> torch.Tensor:
+        """Return a direction (1, n) that improves the i-th pair, from at most ``allowance`` products.
+
+        It is an approximate solution, or the residual itself if the preconditioner is not positive.
+        """
+        residual, value = found.remainders[i : i + 1], float(found.values[i])
+        near = float(torch.linalg.vector_norm(residual)) <= NEAR * abs(value)
+        shift = value if near else 0.0
+        Q = torch.linalg.qr(found.vectors[: i + 1].T).Q.T
         solved = None if self.inverse is None else self.inverse.solve(Q.T).T.to(Q)
 
         def projected(row: torch.Tensor) -> torch.Tensor:
@@ -205,53 +176,38 @@ class Correction(Expansion):
             weights = torch.linalg.lstsq(Q @ solved.T, Q @ row.T).solution
             return projected(row - weights.T @ solved)[0]
 
-        right = projected(-pair.residual)[0]
-        found = minres(
+        right = projected(-residual)[0]
+        solution, reduction = minres(
             multiply,
             right,
             precondition=precondition,
             rtol=self._rtol,
             steps=max(1, min(self._steps, allowance, 2 * self.products.order)),
         )
-        if found.reduction > self._rtol:
+        if reduction > self._rtol:
             self._steps *= 2
         self._rtol = max(LEAST, self._rtol / 2)
-        return found.solution[None] if found.steps and found.definite else pair.residual
+        return residual if solution is None else solution[None]
 
 
-def expansions(products: CountedProducts, excluded: Excluded, inverse: ApproximateInverse | None) -> list[Expansion]:
-    """Methods of expansion, to be tried one after the other as each stagnates."""
-    plain = Correction(products, excluded, None)
-    if inverse is None:
-        return [plain]
-    return [PreconditionedResidual(), Correction(products, excluded, inverse), plain]
+def minres(
+    multiply: Function, right: torch.Tensor, *, precondition: Function, rtol: float, steps: int
+) -> tuple[torch.Tensor | None, float]:
+    """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned.
 
-
-class Solved(NamedTuple):
-    """Approximate solution of a symmetric system.
-
-    ``solution`` (n,); ``steps``: products made; ``reduction``: the residual norm over that of the right side, in the
-    norm of the preconditioner, as the recurrence has it; ``definite``: whether the preconditioner proved positive.
+    Returned are x (None: b is zero, or the preconditioner is not positive) and the residual norm over that of b, in the
+    norm of the preconditioner, as the recurrence has it.
     """
-
-    solution: torch.Tensor
-    steps: int
-    reduction: float
-    definite: bool
-
-
-def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, rtol: float, steps: int) -> Solved:
-    """Minimize the residual of A x = b over Krylov spaces (Paige and Saunders 1975), preconditioned."""
     solution = torch.zeros_like(right)
     before, current = torch.zeros_like(right), right
     image = precondition(current)
     square = float(current @ image)
     if not square > 0:
-        return Solved(solution, 0, 1.0, square == 0)
+        return None, 1.0
     beta = first = rest = math.sqrt(square)
     older, cosine, sine, epsilon, delta_bar = 0.0, -1.0, 0.0, 0.0, 0.0
     direction, previous = torch.zeros_like(right), torch.zeros_like(right)
-    definite, step = True, 0
+    definite = True
     for step in range(1, steps + 1):
         v = image / beta
         product = multiply(v)
@@ -278,7 +234,7 @@ def minres(multiply: Function, right: torch.Tensor, *, precondition: Function, r
         rest *= sine
         if not definite or beta == 0 or abs(rest) <= rtol * first:
             break
-    return Solved(solution, step, abs(rest) / first, definite)
+    return solution if definite else None, abs(rest) / first
 
 
 #: Factor by which error estimates from the preconditioned residual are enlarged.
@@ -318,19 +274,9 @@ class Approximations:
     #: columns that lie mostly in the directions added since the search for missed pairs began
     new: list[int] = field(default_factory=list)
 
-    @classmethod
-    def none(cls, order: int) -> Approximations:
-        """Approximations of an empty space."""
-        numbers, vectors = torch.zeros(0, dtype=torch.float64, device="cpu"), torch.zeros(0, order, device="cpu")
-        return cls(numbers, [], numbers, numbers, vectors, vectors)
-
     def coefficients(self, i: int) -> torch.Tensor:
         """Coefficients (m, 1) of the i-th approximation."""
         return self.Y[:, self.indices[i]][:, None]
-
-    def pair(self, i: int, solved: torch.Tensor | None) -> Pair:
-        """Return the i-th pair with M⁻¹r and all vectors found up to it."""
-        return Pair(float(self.values[i]), self.remainders[i : i + 1], solved, self.vectors[: i + 1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,51 +290,44 @@ class Estimates:
     solved: torch.Tensor  # (c, n) M⁻¹r; zero where unknown
 
 
-@dataclass(eq=False)
 class Davidson:
-    """Search for the k eigenvalues of smallest nonzero |λ| of an operator that was scaled to norm about 1."""
+    """Search for the k eigenvalues of smallest nonzero |λ| of an operator A that was scaled to norm about 1."""
 
-    products: CountedProducts  # A
-    space: RitzSpace
-    excluded: Excluded
-    inverse: ApproximateInverse | None
-    fresh: torch.Generator
-    max_products: int
-    k: int  # number of eigenvalues
-    tol: float
-    target: int = field(default=0, init=False)  # index of the pair that was improved last
-    #: (m, 1) coefficients of the target before the last expansions, in the space at that time
-    before: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64, device="cpu"), init=False
-    )
-    current: torch.Tensor = field(
-        default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64, device="cpu"), init=False
-    )
-    ratio: Ratio = field(default_factory=Ratio, init=False)  # observed decrease of the target's value
-    #: present method of expansion, remaining ones, and names of those that were used
-    way: Expansion = field(init=False)
-    ways: list[Expansion] = field(init=False)
-    used: list[str] = field(default_factory=list, init=False)
-    #: reason why the search ended without an answer, if it did
-    stopped: str | None = field(default=None, init=False)
-    found: Approximations = field(init=False)
-    estimates: Estimates = field(init=False)
-    columns: int = field(init=False)  # number of approximations formed
-    #: whether each of the wanted approximations is as accurate as requested
-    settled: list[bool] = field(init=False)
-    #: vectors left out because their eigenvalues can be distinguished neither from zero nor from round-off
-    dubious: int = field(default=0, init=False)
-    #: (m, m) projector on the directions added since the search for missed pairs began
-    family: torch.Tensor | None = field(default=None, init=False)
-    searched: float = field(default=math.inf, init=False)  # |λ| up to which missed pairs were searched for
-    #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
-    shift: float = field(default=0.0, init=False)
+    found: Approximations
+    estimates: Estimates
+    way: Correction | None  # present method of expansion; None: M⁻¹r (generalized Davidson, Morgan and Scott 1986)
+    ways: list[Correction | None]  # those to be tried one after the other as each stagnates
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        products: search_space.CountedProducts,
+        space: search_space.RitzSpace,
+        excluded: search_space.Excluded,
+        inverse: ApproximateInverse | None,
+        fresh: torch.Generator,
+        max_products: int,
+        *,
+        k: int,
+        tol: float,
+    ) -> None:
+        self.products, self.space, self.excluded, self.inverse = products, space, excluded, inverse
+        self.fresh, self.max_products, self.k, self.tol = fresh, max_products, k, tol
+        self.target = 0  # index of the pair that was improved last
+        #: (m, 1) coefficients of the target before the last expansions, in the space at that time
+        self.before = self.current = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+        self.ratio = Ratio()  # observed decrease of the target's value
+        self.used: list[str] = []  # names of the methods of expansion that were used
         self.begin()
-        self.columns, self.settled = self.k + 1, [False] * self.k
-        self.found = Approximations.none(self.products.order)
-        self.estimates = Estimates(Errors([], [], []), self.found.values, self.found.values, self.found.vectors)
+        self.stopped: str | None = None  # reason why the search ended without an answer, if it did
+        self.columns = k + 1  # number of approximations formed
+        self.settled = [False] * k  # whether each of the wanted approximations is as accurate as requested
+        #: vectors left out because their eigenvalues can be distinguished neither from zero nor from round-off
+        self.dubious = 0
+        #: (m, m) projector on the directions added since the search for missed pairs began
+        self.family: torch.Tensor | None = None
+        self.searched = math.inf  # |λ| up to which missed pairs were searched for
+        #: half the estimated smallest eigenvalue of M: M − shift is nearer to A − θ; 0 if A may be indefinite
+        self.shift = 0.0
 
     @property
     def complete(self) -> bool:
@@ -401,7 +340,7 @@ class Davidson:
         """Run the search to its end, from random vectors."""
         count = max(RANDOM, self.k + 1)
         if self.products.psd and self.inverse is not None:
-            row, least = lowest(self.inverse, self.random(1), self.excluded, STEPS)
+            row, least = search_space.lowest(self.inverse, self.random(1), self.excluded, STEPS)
             self.shift = SHARE * least
             self.join(row)
             count -= 1
@@ -452,7 +391,8 @@ class Davidson:
         while self.space.size <= self.k and not self.complete:
             self.join(self.random(1))  # null vectors were left out
         if self.space.size == 0:
-            self.found = Approximations.none(self.products.order)
+            none, vectors = torch.zeros(0, dtype=torch.float64, device="cpu"), self.excluded.found[:0]
+            self.found = Approximations(none, [], none, none, vectors, vectors)
             return
         Y = self.space.pairs(3 * self.products.error)
         new = self.newest(Y)
@@ -492,7 +432,7 @@ class Davidson:
             others = torch.arange(self.space.size, device="cpu") != found.indices[i]
             if len(self.excluded.found) > NULL_LIMIT:
                 self.stopped = f"more than {NULL_LIMIT} null directions: give their span as null_space"
-            self.rotate(complement(found.coefficients(i), found.Y[:, others]))
+            self.rotate(search_space.complement(found.coefficients(i), found.Y[:, others]))
             self.ratio.history.clear()
             return True
         return False
@@ -602,18 +542,18 @@ class Davidson:
         if target != self.target:
             self.target = target
             self.forget()
-        if self.ratio.stagnates(self.way.patience):
+        if self.ratio.stagnates(PATIENCE if self.way is None else self.way.patience):
             if not self.ways:
                 self.stopped = "stagnated"
                 return
             self.next_way()
             self.ratio.history.clear()
-        solved = None
-        if self.inverse is not None:
-            solved = self.estimates.solved[target : target + 1]
-            if self.shift or not bool(solved.any()):
-                solved = self.solutions([target], self.shift)
-        direction = self.way.direction(self.found.pair(target, solved), self.max_products - self.products.count)
+        if self.way is not None:
+            direction = self.way.direction(self.found, target, self.max_products - self.products.count)
+        else:
+            direction = self.estimates.solved[target : target + 1]
+            if self.shift or not bool(direction.any()):
+                direction = self.solutions([target], self.shift)
         self.before, self.current = self.current, self.found.coefficients(target)
         self.join(direction)
 
@@ -641,17 +581,20 @@ class Davidson:
 
     def random(self, count: int) -> torch.Tensor:
         """Random vectors (count, n), multiplied by (M − shift)⁻¹ to enlarge components of small eigenvalues."""
-        return random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
+        return search_space.random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
 
     def begin(self) -> None:
         """Start again with the first method of expansion."""
-        self.ways = expansions(self.products, self.excluded, self.inverse)
+        plain = Correction(self.products, self.excluded, None)
+        preconditioned = Correction(self.products, self.excluded, self.inverse)
+        self.ways = [plain] if self.inverse is None else [None, preconditioned, plain]
         self.next_way()
 
     def next_way(self) -> None:
         """Replace the present method of expansion by the next."""
         self.way = self.ways.pop(0)
-        self.used = list(dict.fromkeys([*self.used, self.way.name]))
+        name = "generalized Davidson" if self.way is None else self.way.name
+        self.used = list(dict.fromkeys([*self.used, name]))
 
     def forget(self) -> None:
         """Forget the history of the target."""
@@ -662,9 +605,11 @@ class Davidson:
         """Expand the space by the new component of ``row`` (1, n), or by a random direction if there is none."""
         if self.complete:
             return
-        v = orthonormal(row, self.excluded, self.space.V)
+        v = search_space.orthonormal(row, self.excluded, self.space.V)
         while v is None:
-            v = orthonormal(random_rows(1, row, None, self.fresh), self.excluded, self.space.V)
+            v = search_space.orthonormal(
+                search_space.random_rows(1, row, None, self.fresh), self.excluded, self.space.V
+            )
         if self.space.size == self.space.capacity:
             self.restart()
         self.space.append(v, self.products.images(v))
@@ -674,12 +619,14 @@ class Davidson:
     def restart(self) -> None:
         """Keep the best pairs, and the target as it was before the last steps (Stathopoulos 2007, GD+k)."""
         size = self.space.size
-        earlier = [padded(Y, size) for Y in (self.before, self.current) if len(Y)]
+        earlier = [search_space.padded(Y, size) for Y in (self.before, self.current) if len(Y)]
         self.rotate(torch.cat([self.space.pairs()[:, : self.kept], *earlier], 1))
 
     def rotate(self, Y: torch.Tensor) -> None:
         """Go on with the span of V Y."""
         size = self.space.size
         C = self.space.restart(Y)
-        self.before, self.current = (C.T @ padded(Z, size) if len(Z) else Z for Z in (self.before, self.current))
+        self.before, self.current = (
+            C.T @ search_space.padded(Z, size) if len(Z) else Z for Z in (self.before, self.current)
+        )
         self.family = None if self.family is None else C.T @ self.family @ C
