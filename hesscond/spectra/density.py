@@ -226,16 +226,6 @@ def probes_at_once(
     return max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
 
 
-def refuse_misfits(order: int, *, probes: int, steps: int, method: str, null: Subspace | None) -> None:
-    """Raise an error for arguments that make no sense for an operator of this order."""
-    if method not in METHODS:
-        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
-    if probes < 1 or steps < 1:
-        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
-    if null is not None and null.order != order:
-        raise ConfigError(f"a subspace of R^{null.order} is no null space of an operator of order {order}")
-
-
 def density(
     operator: object,
     *,
@@ -285,7 +275,12 @@ def density(
     """
     A = as_operator(operator)
     known = A.null_space if null_space is None else null_space
-    refuse_misfits(A.order, probes=probes, steps=steps, method=method, null=known)
+    if method not in METHODS:
+        raise ConfigError(f"method is one of {', '.join(METHODS)}, not {method!r}")
+    if probes < 1 or steps < 1:
+        raise ConfigError(f"the density takes at least one probe and one step, not {probes} and {steps}")
+    if known is not None and known.order != A.order:
+        raise ConfigError(f"a subspace of R^{known.order} is no null space of an operator of order {A.order}")
     steps = min(steps, A.order - (0 if known is None else known.dimension))
     block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=A.dtype, memory=bytes_of(memory))
     if not block:
@@ -293,39 +288,27 @@ def density(
     vectors = block * (steps + WORKING)
     size = vectors * A.order * A.dtype.itemsize
     logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
-    return lanczos_density(A, known, probes, steps, block, seed)
-
-
-def lanczos_density(
-    A: SymmetricOperator,
-    known: Subspace | None,
-    probes: int,
-    steps: int,
-    block: int,
-    seed: int,
-) -> Density:
-    """Density by stochastic Lanczos quadrature, ``block`` probes at a time."""
     found: list[Recurrence] = []
     products = 0
-    vectors = unit_vectors(A.order, probes, seed, known, A.device)
+    starts = unit_vectors(A.order, probes, seed, known, A.device)
     while len(found) < probes:
         width = min(block, probes - len(found))
-        own = recurrences(A, vectors, width, steps, null_space=known)
+        own = recurrences(A, starts, width, steps, null_space=known)
         # all take part in the products until the last one has ended
         products += width * max(len(one.alphas) for one in own)
         found += own
     if not all(np.isfinite(one.alphas).all() and np.isfinite(one.betas).all() for one in found):
         raise MatrixError("products of the operator are not finite: look at the loss and the parameters")
-    size = max(float(np.abs(one.gauss()[0]).max()) for one in found)
+    extent = max(float(np.abs(one.gauss()[0]).max()) for one in found)
     rounding = max(A.rounding, ROUNDING * torch.finfo(A.dtype).eps)
     return Density.of(
         found,
         order=A.order,
         null=0 if known is None else known.dimension,
         psd=A.psd,
-        blur=max(BLUR * rounding * size, SMALLEST),
+        blur=max(BLUR * rounding * extent, SMALLEST),
         products=products,
-        vectors=block * (steps + WORKING),
+        vectors=vectors,
         seed=seed,
     )
 
@@ -504,12 +487,12 @@ class Density(Shown):
     @cached_property
     def bottom(self) -> float:
         """Smallest node, an upper bound of the smallest eigenvalue."""
-        return min([float(self.nodes.min())] if self.nodes.numel() else [], default=0.0)
+        return float(self.nodes.min()) if self.nodes.numel() else 0.0
 
     @cached_property
     def top(self) -> float:
         """Largest node, a lower bound of the largest eigenvalue."""
-        return max([float(self.nodes.max())] if self.nodes.numel() else [], default=0.0)
+        return float(self.nodes.max()) if self.nodes.numel() else 0.0
 
     def error_of(self, samples: torch.Tensor) -> torch.Tensor:
         """Standard error of the mean of ``samples`` (p, …) over the probes; infinite for a single probe."""
@@ -521,11 +504,7 @@ class Density(Shown):
 
     def trace(self) -> Estimate[float]:
         """Trace tr A, n times the mean of the eigenvalues."""
-        return self._sum(self.nodes)
-
-    def _sum(self, values: torch.Tensor) -> Estimate[float]:
-        """Sum over all eigenvalues of what is ``values`` (p, k) at the nodes."""
-        means = (self.weights * values).sum(1)
+        means = (self.weights * self.nodes).sum(1)
         error = self.order * float(self.error_of(means))
         return Estimate(self.order * float(means.mean()), error, self.probes, self.products)
 
