@@ -64,7 +64,8 @@ class FormedHessian(base.KeptHessian):
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
         least = (lambda: self.order) if self.vanishing else None
-        return SummedForm(self.matrix(), self._spread(), self.terms, least, self.vanishing, graded).condition(rtol=rtol)
+        form = SummedForm(self.matrix(), self._spread(), self.terms, graded, least_rank=least, lost=self.vanishing)
+        return form.condition(rtol=rtol)
 
 
 #: Two computations of a product may differ by this share of it, or by this multiple of their round-off.

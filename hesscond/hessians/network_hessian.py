@@ -102,7 +102,7 @@ class NetworkHessian(base.BlockHessian):
     @cached_property
     def _formed(self) -> torch.Tensor:
         refuse_dense(self.order, self.limits.memory)
-        H = matrix_free.formed(self.operator).to(torch.float64)
+        H = self.operator.to_dense().to(torch.float64)
         for rows, columns in zip(H.split(matrix_free.ROWS), H.split(matrix_free.ROWS, 1), strict=True):
             own = (rows + columns.T) / 2
             rows.copy_(own)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 
-from hesscond.causes import NOTHING, Cause
 from hesscond.errors import MatrixError
 from hesscond.operators import (
     ApproximateInverse,
@@ -48,8 +47,6 @@ class FactorForm(base.Form):
     rank_bound: base.RankBound | None = None  # returns an upper bound of the rank, if it is needed
     #: with ``signs``: d (n,) such that a relative change eps of the terms of H changes entry (k, l) by eps·d_k·d_l
     spread: np.ndarray | None = None
-    least_rank: base.RankBound | None = None
-    lost: Cause = NOTHING
 
     def measured(self, rtol: float) -> ConditionNumber:
         if self.signs is None:
@@ -133,8 +130,6 @@ class DualForm(base.Form):
     signs: torch.Tensor | None = None  # (m,) of ±1; None: H ≥ 0
     #: with ``signs``: change of H by a relative change eps of its terms, divided by eps, in the 2-norm
     noise: float = 0.0
-    least_rank: base.RankBound | None = None
-    lost: Cause = NOTHING
     #: returns F itself, if it fits, where the dual does not resolve κ: its errors are bounded column by column
     factor: Callable[[], FactorForm] | None = None
     work: float = 0.0  # floating-point operations of ``triangular``, if they may be many
@@ -148,8 +143,6 @@ class SummedForm(base.Form):
     #: d (n,) such that a relative change eps of the products changes entry (i, j) by eps·d_i·d_j
     spread: object
     terms: int  # number of products summed up for an entry
-    least_rank: base.RankBound | None = None
-    lost: Cause = NOTHING
     graded: bool = True  # whether there is memory for Jacobi's method
 
     def measured(self, rtol: float) -> ConditionNumber:

@@ -67,7 +67,7 @@ def factor_condition(
         jacobi_order=jacobi_order,
     )
     with few_threads(matrix):
-        found = base.solve(form, rtol)
+        found = form.measured(rtol)
     if found.rank_decision == "numerical" and power == 2:
         # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
@@ -129,37 +129,35 @@ def symmetric_condition(
         # Jacobi is no better than an error that is larger than that of the eigenvalues
         graded = error <= error_factor(*core.shape) * EPS * float(np.linalg.norm(core)) / len(core) ** 0.5
         form = base.EigenvalueForm(core, len(matrix), scale, bounds_of(core, rank_bound), rank, error, floor, graded)
-        return within_range(base.solve(form, rtol), matrix, core)
-
-
-class Rounding(NamedTuple):
-    """Rounding of a symmetric matrix (k, k) that was summed up.
-
-    ``size`` (k, k): a relative change eps of the terms changes entry (i, j) by eps·size_ij (None: only the norm is
-    used); ``norm``: and the whole, in the 2-norm, by eps·norm; ``growth`` and ``norm_growth``: the constants by which
-    errors may exceed these; ``given`` and ``given_norm``: bounds of other errors.
-    """
-
-    size: np.ndarray | None
-    norm: float
-    growth: float
-    norm_growth: float
-    given: np.ndarray | float = 0.0
-    given_norm: float = 0.0
+        return within_range(form.measured(rtol), matrix, core)
 
 
 def uncertain_condition(
-    matrix: np.ndarray, rounding: Rounding, *, order: int, bounds: Sequence[base.RankBound], scale: int, rtol: float
+    matrix: np.ndarray,
+    size: np.ndarray | None,
+    norm: float,
+    shape: tuple[int, int],
+    *,
+    given: np.ndarray | float = 0.0,
+    given_norm: float = 0.0,
+    order: int,
+    bounds: Sequence[base.RankBound],
+    scale: int,
+    rtol: float,
 ) -> ConditionNumber:
-    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries."""
-    unit, size, given = EPS * rounding.norm, rounding.size, rounding.given
-    entries = None
+    """κ of a symmetric matrix (k, k) that is known up to rounding of its entries.
+
+    A relative change eps of the terms that were summed up changes entry (i, j) by eps·size_ij (None: only the norm is
+    used), and the whole, in the 2-norm, by eps·norm; ``shape``: the number of terms, and the order before a reduction,
+    by which errors may grow. ``given`` and ``given_norm`` are bounds of other errors.
+    """
+    unit, entries = EPS * norm, None
     if size is not None and size.diagonal().max() > base.GRADED * size.diagonal().min():
-        entries = EPS * rounding.growth * size + given, NOISE * EPS * size + given
-    error, graded = rounding.norm_growth * unit + rounding.given_norm, entries is not None
+        entries = EPS * error_factor(shape[0], 1) * size + given, NOISE * EPS * size + given
+    error, graded = error_factor(*shape) * unit + given_norm, entries is not None
     form = base.EigenvalueForm(matrix, order, scale, bounds, None, error, NOISE * unit, graded, entries)
     with few_threads(matrix):
-        found = base.solve(form, rtol)
+        found = form.measured(rtol)
     if found.rank == 0:
         return found.because(ALL_ROUNDING)
     return found.because(SUMMED) if found.cause == BELOW_BOUND else found
@@ -179,14 +177,10 @@ def rounded_condition(
     # exactly: d d may overflow where the entries do not
     d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
     size = np.outer(d, d) if graded and (d * d).max() > base.GRADED * (d * d).min() else None
-    rounding = Rounding(size, float(d @ d), error_factor(terms, 1), error_factor(terms, len(matrix)))
+    bounds = [partial(structural_rank_bound, core)]
+    shape = terms, len(matrix)
     return uncertain_condition(
-        core,
-        rounding,
-        order=len(matrix),
-        bounds=[partial(structural_rank_bound, core)],
-        scale=scale,
-        rtol=rtol,
+        core, size, float(d @ d), shape, order=len(matrix), bounds=bounds, scale=scale, rtol=rtol
     )
 
 
@@ -251,8 +245,8 @@ def signed_condition(
     scales of F's columns. ``error`` is as in `factor_condition`; ``noise`` is the change of H by a relative change eps
     of its terms, divided by eps, in the 2-norm, and ``spread`` d (n,) that of entry (k, l) by eps·d_k·d_l.
     """
-    order = matrices.as_matrix(factor).shape[1]
     core, sign, scale, rows, columns = prepared(factor, signs)
+    order = len(columns)
     if core.size == 0:
         return zero_matrix(order)
     form = small_form(core, sign)
@@ -267,12 +261,9 @@ def signed_condition(
         d = np.ldexp(spread[columns], -scale)
         size, total = size + carried(form.basis, d, d), total + float(d @ d)
     found = uncertain_condition(
-        form.matrix,
-        Rounding(
-            *(size, total, error_factor(len(core), 1), error_factor(*core.shape)),
-            given=given,
-            given_norm=whole * (2 * norm + whole),
-        ),
+        *(form.matrix, size, total, core.shape),
+        given=given,
+        given_norm=whole * (2 * norm + whole),
         order=order,
         bounds=bounds_of(core, rank_bound),
         scale=2 * scale,
@@ -328,11 +319,13 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
     return np.ldexp(values[:rank] ** 2, 2 * scale), vectors
 
 
-def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-    """Nonzero eigenvalues of a prepared F, descending, and orthonormal eigenvectors; by Jacobi if it was used."""
+def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
+    """Nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r), as κ was found."""
+    core, sign, scale, _, columns = prepared(factor, signs)
+    found = np.zeros((len(columns), condition.rank))
     if condition.rank == 0:
-        return np.zeros(0), np.zeros((core.shape[1], 0))
-    form = small_form(core, signs)
+        return np.zeros(0), found
+    form = small_form(core, sign)
     if "Jacobi" in condition.solver:
         magnitudes, sign, _, vectors = jacobi.signed_jacobi(form.matrix)
         values = magnitudes * sign
@@ -340,12 +333,5 @@ def signed_pairs(core: np.ndarray, signs: np.ndarray, condition: ConditionNumber
         values, vectors = np.linalg.eigh(form.matrix)
     largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
     kept = largest[np.argsort(-values[largest], kind="stable")]
-    return values[kept], vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
-
-
-def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
-    """Nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r)."""
-    core, sign, scale, _, columns = prepared(factor, signs)
-    vectors = np.zeros((len(columns), condition.rank))
-    values, vectors[columns] = signed_pairs(core, sign, condition)
-    return np.ldexp(values, 2 * scale), vectors
+    found[columns] = vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
+    return np.ldexp(values[kept], 2 * scale), found

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from hesscond.capture import Geometry, LayerInputs
@@ -23,7 +22,7 @@ from hesscond.hessians.network_operator import NetworkOperator
 from hesscond.hessians.streaming import StreamedBlock
 from hesscond.operators import ApproximateInverse, DiagonalInverse, SymmetricOperator, subspace
 from hesscond.problem.problem import WatchedEvaluation
-from hesscond.spectra.condition import EPS, NOISE, Values, conclude, error_factor
+from hesscond.spectra import condition
 
 #: Bytes of Ĥ that are formed at a time.
 CHUNK = 2**26
@@ -226,7 +225,9 @@ def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
     scaled = R[:, live] / lengths[live]
     _, sigma, Vh = torch.linalg.svd(scaled, full_matrices=False)
     carried = 0.0 if error is None else float((error[live] / lengths[live]).square().sum().sqrt())
-    rank = certain_rank(sigma.cpu().numpy(), tuple(scaled.shape), carried)
+    values = condition.Values.normwise(sigma.cpu().numpy(), tuple(scaled.shape), carried, power=2, solver="SVD")
+    found = condition.conclude(values, order=len(live), limit=len(live), scale=0)
+    rank = found.rank if found.resolved else None
     Q = R.new_zeros(n, len(live) if rank is None else rank)
     if rank is None or rank == len(live):
         Q[live, torch.arange(len(live), device=R.device)] = 1
@@ -234,15 +235,6 @@ def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
         # the row space of R is that of the scaled one with its entries scaled back
         Q[live] = torch.linalg.qr(Vh[:rank].T * lengths[live, None]).Q
     return RowSpace(Q.to(like), R.to(like), dead.to(like.device))
-
-
-def certain_rank(sigma: np.ndarray, shape: tuple[int, int], error: float) -> int | None:
-    """Rank of a matrix with singular values ``sigma``, or None if it cannot be decided."""
-    unit = EPS * float(sigma[0])
-    bound = np.full(len(sigma), error_factor(*shape) * unit + error)
-    floors = np.full(len(sigma), NOISE * unit)
-    found = conclude(Values(sigma, bound, floors, 2, "SVD"), order=shape[1], limit=shape[1], scale=0)
-    return found.rank if found.resolved else None
 
 
 #: Least number of random terms times samples from a batch, and largest number of terms.

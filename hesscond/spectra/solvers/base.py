@@ -30,24 +30,26 @@ GRADED = 100.0
 GRAM_RANGE = (1e-200, 1e200)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Form:
-    """Symmetric matrix H as far as it is known.
+    """Symmetric matrix H as far as it is known."""
 
-    Attributes
-    ----------
-    least_rank
-        Function that finds the rank that H has unless entries were lost to underflow: with a smaller rank, κ is
-        unresolved. None: no entries can have been lost.
-    lost
-        Cause of lost entries.
-    """
-
+    #: returns the rank that H has unless entries were lost to underflow: with a smaller rank, κ is unresolved; None: no
+    #: entries can have been lost
     least_rank: RankBound | None = None
-    lost: Cause = NOTHING
+    lost: Cause = NOTHING  # cause of lost entries
 
     def measured(self, rtol: float) -> ConditionNumber:
         """κ(H) with no entry lost, by the cheapest solver that resolves it."""
-        return solve(self, rtol)
+        found: ConditionNumber | None = None
+        for solver in fitting(self, rtol):
+            result = solver.values(self, rtol)
+            if isinstance(result, ConditionNumber) and (found is None or result.resolved):
+                found = result
+            if found is not None and found.resolved:
+                break
+        assert found is not None
+        return found
 
     def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """Return κ(H), with an interval no wider than ``rtol`` if a more expensive solver can achieve it."""
@@ -78,6 +80,39 @@ class CoreForm(Form):
     scale: int  # the values are those of the core times 2**scale
     bounds: Sequence[RankBound]  # functions that return upper bounds of the rank, cheapest first
     exact: Callable[[], int | None] | None  # returns the rank; None: values of the size of round-off are zeros
+
+    def measured(self, rtol: float) -> ConditionNumber:
+        """κ from the values of the first solver whose error bounds resolve it to ``rtol``, else from those of all."""
+        limit, waiting, solvers = self.order, list(self.bounds), fitting(self, rtol)
+        best: ConditionNumber | None = None
+        found: list[Values] = []
+        for number, solver in enumerate(solvers, 1):
+            values = solver.values(self, rtol)
+            assert isinstance(values, Values)
+            if found:
+                values = sharpened(values, found[-1])
+            found.append(values)
+            result = conclude(values, order=self.order, limit=limit, scale=self.scale)
+            kept = 0 if number >= len(solvers) - 1 else 1
+            while result.rank_decision != "structural" and len(waiting) > kept:
+                limit = min(limit, waiting.pop(0)())
+                result = conclude(values, order=self.order, limit=limit, scale=self.scale)
+            if is_good_enough(result, rtol):
+                return result
+            certain = result.rank_decision == "structural"
+            if best is None or best.rank_decision != "structural" or (certain and result.width < best.width):
+                best = result
+        assert best is not None
+        if self.exact is None or best.rank_decision == "structural":
+            return best
+        rank = self.exact()
+        if rank is None:
+            # sizes do not tell a small value from a zero
+            return unresolved(best, TOO_LARGE)
+        settled = [
+            conclude(values, order=self.order, limit=min(limit, rank), scale=self.scale, exact=True) for values in found
+        ]
+        return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,56 +222,10 @@ def discover() -> None:
         import_module(f"{__package__}.{module.name}")
 
 
-def solve(form: Form, rtol: float) -> ConditionNumber:
-    """κ of a form by the solvers that fit, cheapest first, until one resolves it to ``rtol``."""
+def fitting(form: Form, rtol: float) -> list[Solver]:
+    """Solvers that fit a form, the cheapest first."""
     discover()
-    solvers = sorted((solver for solver in SOLVERS if solver.fits(form, rtol)), key=lambda solver: solver.cost(form))
-    if isinstance(form, CoreForm):
-        return search(form, solvers, rtol)
-    found = None
-    for solver in solvers:
-        result = solver.values(form, rtol)
-        assert not isinstance(result, Values)
-        if result is not None and (found is None or result.resolved):
-            found = result
-        if found is not None and found.resolved:
-            break
-    assert found is not None
-    return found
-
-
-def search(form: CoreForm, solvers: Sequence[Solver], rtol: float) -> ConditionNumber:
-    """κ from the values of the first solver whose error bounds resolve it to ``rtol``, else from those of all."""
-    limit, waiting = form.order, list(form.bounds)
-    best: ConditionNumber | None = None
-    found: list[Values] = []
-    for number, solver in enumerate(solvers, 1):
-        values = solver.values(form, rtol)
-        assert isinstance(values, Values)
-        if found:
-            values = sharpened(values, found[-1])
-        found.append(values)
-        result = conclude(values, order=form.order, limit=limit, scale=form.scale)
-        kept = 0 if number >= len(solvers) - 1 else 1
-        while result.rank_decision != "structural" and len(waiting) > kept:
-            limit = min(limit, waiting.pop(0)())
-            result = conclude(values, order=form.order, limit=limit, scale=form.scale)
-        if is_good_enough(result, rtol):
-            return result
-        certain = result.rank_decision == "structural"
-        if best is None or best.rank_decision != "structural" or (certain and result.width < best.width):
-            best = result
-    assert best is not None
-    if form.exact is None or best.rank_decision == "structural":
-        return best
-    rank = form.exact()
-    if rank is None:
-        # sizes do not tell a small value from a zero
-        return unresolved(best, TOO_LARGE)
-    settled = [
-        conclude(values, order=form.order, limit=min(limit, rank), scale=form.scale, exact=True) for values in found
-    ]
-    return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
+    return sorted((solver for solver in SOLVERS if solver.fits(form, rtol)), key=lambda solver: solver.cost(form))
 
 
 def sharpened(values: Values, earlier: Values) -> Values:

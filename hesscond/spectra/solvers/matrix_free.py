@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
-from hesscond.operators import Subspace, SymmetricOperator
+from hesscond.operators import Subspace
 from hesscond.spectra import forms
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
 from hesscond.spectra.eigen import EigenResult
@@ -44,7 +44,7 @@ class Formed(base.Solver[forms.ProductForm]):
         # that of float64 shows in the asymmetry, and costs products to measure
         rounding = 0.0 if A.dtype == torch.float64 else A.rounding
         jacobi = A.order <= JACOBI_ORDER and form.limits.holds(A.order, JACOBI)
-        kappa = dense_condition(formed(A), null_space, rounding, rtol, jacobi=jacobi, more=A.error)
+        kappa = dense_condition(A.to_dense(), null_space, rounding, rtol, jacobi=jacobi, more=A.error)
         return replace(kappa, nullity=kappa.nullity + form.operator.order - A.order)
 
 
@@ -82,11 +82,6 @@ class Iteration(base.Solver[forms.ProductForm]):
         formable = A.order <= limits.dense_order and not limits.holds(A.order)
         # half of the memory is for the graphs
         return found.because(unconverged(message, A.order, 2 * 8 * forms.MATRICES * A.order**2 if formable else 0))
-
-
-def formed(operator: SymmetricOperator) -> torch.Tensor:
-    """Matrix (n, n) of an operator, not yet symmetric to the last bit."""
-    return operator.to_dense()
 
 
 def dense_condition(
