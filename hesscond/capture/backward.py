@@ -74,9 +74,17 @@ def batched_gradients(
     """Gradients (k, *shape) for each of k seeds; one by one where an operation cannot be vectorized."""
     options = {"retain_graph": True, "allow_unused": True}
 
+    used: list[bool] = []
+
+    def one(*directions: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(outputs, inputs, directions, **options)
+        used[:] = [g is not None for g in found]
+        return [g for g in found if g is not None]
+
     def together(part: slice) -> Sequence[torch.Tensor | None]:
-        some = [seed[part] for seed in seeds]
-        return torch.autograd.grad(outputs, inputs, some, is_grads_batched=True, **options)
+        # is_grads_batched= loops over derivatives of tanh, and fails at group normalization
+        found = iter(torch.vmap(one)(*(seed[part] for seed in seeds)))
+        return [next(found) if own else None for own in used]
 
     if vectorized:
         with warnings.catch_warnings():
@@ -129,8 +137,7 @@ def joined(halves: Sequence[Sequence[torch.Tensor | None]]) -> list[torch.Tensor
 class Derivatives:
     """Derivatives of some tensors of a graph in some variables along many directions.
 
-    The first directions are compared with one that is not vectorized, since some operations (group normalization in
-    torch 2.13) have a wrong batching rule for their second derivative.
+    The first directions are compared with one that is not vectorized, since operations may have a wrong batching rule.
     """
 
     #: Fewer are taken one by one at first: comparing one of them with a batched pass would cost more.

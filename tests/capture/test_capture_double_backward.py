@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
+from hesscond.capture.backward import Derivatives
 from hesscond.capture.double_backward import SecondDerivatives
 from tests.catalogue.parts import Net
 from tests.truth import block, layer_truth
@@ -130,3 +131,18 @@ def test_products_through_convolutions_are_those_of_double_backward_without_need
 def scaled(channels):
     scale = nn.Parameter(torch.linspace(0.5, 1.5, channels))
     return Net(lambda m, x: x * m.scale.view(-1, *[1] * (x.ndim - 2)), scale=scale)
+
+
+@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.Tanh()])
+def test_directions_behind_a_group_normalization_or_a_tanh_are_taken_together(monkeypatch, module):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(module.double()(x).pow(3).sum(), x, create_graph=True)
+    seeds = torch.randn(5, 3, 4, 2, dtype=torch.float64)
+    expected = torch.stack([torch.autograd.grad(slope, x, seed, retain_graph=True)[0] for seed in seeds])
+    passes, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: passes.append(1) or grad(*args, **options))
+    (found,) = Derivatives([slope], [x])([seeds])
+    # one is compared with the batch
+    assert len(passes) == 2
+    torch.testing.assert_close(found, expected)
