@@ -130,7 +130,7 @@ class StatementConfig(sections.Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if not isinstance(found, theorems.LayerStatement):
-            raise ValueError(f"statement {value!r} {found.elsewhere}: use hesscond verify {value}")
+            raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
         return found.id
 
 

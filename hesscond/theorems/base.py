@@ -273,8 +273,6 @@ class Statement(ABC):
     claims: ClassVar[tuple[Claim, ...]]
     #: Trials unless another number is asked for: seconds on one core.
     trials: ClassVar[int] = 200
-    #: Why it cannot be followed along a study, unless it is a `LayerStatement`.
-    elsewhere: ClassVar[str] = "does not speak of a layer in training"
 
     @abstractmethod
     def trial(self, rng: np.random.Generator) -> Sequence[Outcome]:

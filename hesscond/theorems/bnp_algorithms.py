@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -180,12 +181,13 @@ class WrittenOut(base.Statement):
     claims = (base.Claim("with the updated G_w", "step 5 with the G_w of step 4, 1/q² on G_b alone = P Pᵀ ∇", True),)
 
     def step_4(self, G_w: np.ndarray, G_b: np.ndarray, mu: np.ndarray, variance: np.ndarray, q2: float) -> np.ndarray:
-        """G_w ← (G_w − G_b μᵀ) / (q² σ̃²)."""
+        """G_w ← (G_w − G_b μᵀ) / (q² σ̃²), G_w (m, n), or (m, c, k, k) with μ and σ̃ of each channel."""
+        mu, variance = (values.reshape(-1, *[1] * (G_w.ndim - 2)) for values in (mu, variance))
         return (G_w - np.multiply.outer(G_b, mu)) / (q2 * variance)
 
     def step_5(self, new: np.ndarray, G_b: np.ndarray, mu: np.ndarray, q2: float) -> np.ndarray:
-        """G_b ← G_b / q² − G_w μ."""
-        return G_b / q2 - new @ mu
+        """G_b ← G_b / q² − G_w μ, G_w summed over the entries of a kernel."""
+        return G_b / q2 - new.sum(tuple(range(2, new.ndim))) @ mu
 
     def compare(
         self, G_w: np.ndarray, G_b: np.ndarray, mu: np.ndarray, variance: np.ndarray, q2: float
@@ -238,63 +240,32 @@ class BNPAlgorithm3(WrittenOut):
         "two conditions as Algorithm 2."
     )
 
-    def step_4(self, G_w: np.ndarray, G_b: np.ndarray, mu: np.ndarray, variance: np.ndarray, q2: float) -> np.ndarray:
-        """G_w ← (G_w − G_b μᵀ) / (q² σ̃²) with μ and σ̃ of each channel; G_w (m, c, k, k)."""
-        by_channel = (slice(None), None, None)
-        return (G_w - np.multiply.outer(G_b, mu)[:, *by_channel]) / (q2 * variance)[by_channel]
-
-    def step_5(self, new: np.ndarray, G_b: np.ndarray, mu: np.ndarray, q2: float) -> np.ndarray:
-        """G_b ← G_b / q² − Σ_c μ_c Σ_uv G_w."""
-        return G_b / q2 - new.sum((2, 3)) @ mu
-
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         m, channels, k = matrices.random_size(rng, 20), matrices.random_size(rng, 30), int(rng.choice([1, 3, 5]))
         G_w = matrices.random_matrix(rng, m, channels * k**2).reshape(m, channels, k, k)
         return self.compare(G_w, rng.standard_normal(m), *random_statistics(rng, channels))
 
 
-class Counted:
-    """A number that counts its operations (+ − × ÷ √, comparisons) in ``tally``, shared by a whole computation."""
+class Counted(np.ndarray):
+    """Array that adds the operations on its entries (+ − × ÷ √, comparisons) to ``tally``, shared by a computation."""
 
-    __slots__ = ("tally", "value")
+    tally: list[int]
 
-    def __init__(self, value: float, tally: list[int]) -> None:
-        self.value, self.tally = value, tally
+    def __array_finalize__(self, other: object) -> None:
+        self.tally = getattr(other, "tally", [0])
 
-    def made(self, value: float) -> Counted:
-        """The result of one operation."""
-        self.tally[0] += 1
-        return Counted(value, self.tally)
-
-    def __add__(self, other: Counted | float) -> Counted:
-        return self.made(self.value + plain(other))
-
-    def __sub__(self, other: Counted | float) -> Counted:
-        return self.made(self.value - plain(other))
-
-    def __mul__(self, other: Counted | float) -> Counted:
-        return self.made(self.value * plain(other))
-
-    def __truediv__(self, other: Counted | float) -> Counted:
-        return self.made(self.value / plain(other))
-
-    def __rtruediv__(self, other: float) -> Counted:
-        return self.made(other / self.value)
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __ge__(self, other: Counted) -> bool:
-        self.tally[0] += 1
-        return self.value >= other.value
-
-    def sqrt(self) -> Counted:
-        """Square root, which numpy calls for arrays of objects."""
-        return self.made(self.value**0.5)
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: object = None, **options: Any) -> Any:
+        found = getattr(ufunc, method)(*map(np.asarray, inputs), **options)
+        each = 2 * inputs[0].shape[-1] - 1 if ufunc is np.matmul else 1
+        self.tally[0] += inputs[0].size - found.size if method == "reduce" else each * np.size(found)
+        return counted(found, self.tally)
 
 
-def plain(number: Counted | float) -> float:
-    """Value of a number, counted or not."""
-    return number.value if isinstance(number, Counted) else number
+def counted(values: object, tally: list[int]) -> Counted:
+    """Array whose operations are counted in ``tally``."""
+    found = np.asarray(values, dtype=float).view(Counted)
+    found.tally = tally
+    return found
 
 
 #: What a computation takes: arrays of numbers, all of one tally.
@@ -308,10 +279,9 @@ def random_layer(rng: np.random.Generator, n: int, N: int, m: int) -> Arrays:
 
 
 def flops(compute: Callable[[Arrays], object], arrays: Arrays) -> int:
-    """How many operations ``compute`` makes, one by one."""
+    """How many operations on single numbers ``compute`` makes."""
     tally = [0]
-    count = np.frompyfunc(lambda value: Counted(float(value), tally), 1, 1)
-    compute({name: count(values) for name, values in arrays.items()})
+    compute({name: counted(values, tally) for name, values in arrays.items()})
     return tally[0]
 
 

@@ -166,18 +166,14 @@ class BNPTheorem4(base.LayerStatement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Inputs of mean zero in small integers, so that Ĥ = ĤU; three features: of two, Ĝ is the best scaling."""
-        for half in matrices.integer_matrices(seed, 3, 3):
-            H = np.vstack([half, -half])
-            if not matrices.kappa(normalized(H)).exceeds(matrices.kappa(extended(H))):
-                continue
-            plain, variances = rational(H, 0), [Fraction(int(v), len(H)) for v in (H**2).sum(0)]
-            # κ(Ĝ)² is that of the pencil (ĤᵀĤ, D⁻²), which is rational where D is not
-            low = exact.kappa_squared(exact.gram(plain), metric=[Fraction(1), *variances])[0]
-            high = exact.kappa_squared(exact.gram(plain))[1]
-            if low > high:
-                text = f"κ(Ĝ) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(Ĥ) = κ(ĤU)"
-                yield base.Counterexample("both together", H.tolist(), text, float(low / high) ** 0.5)
-                return
+        halves = matrices.integer_matrices(seed, 3, 3)
+        yield matrices.first(self.refuted(np.vstack([half, -half])) for half in halves)
+
+    def refuted(self, H: np.ndarray) -> base.Counterexample | None:
+        """Counterexample to both parts together; κ(Ĝ)² is that of the pencil (ĤᵀĤ, D⁻²), rational where D is not."""
+        G, variances = exact.gram(rational(H, 0)), [Fraction(int(v), len(H)) for v in (H**2).sum(0)]
+        one, other = (normalized(H), G, [Fraction(1), *variances]), (extended(H), G, None)
+        return matrices.larger(self.claims[2].name, H, one, other, "κ(Ĝ)", "κ(Ĥ) = κ(ĤU)")
 
 
 @base.register
@@ -210,15 +206,13 @@ class PRECTheorem4(base.LayerStatement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Three samples of three features; κ⁺² is that of the Gram matrix of the rows."""
-        for H in matrices.integer_matrices(seed, 3, 3):
-            if not matrices.kappa(centred(H)).exceeds(matrices.kappa(extended(H))):
-                continue
-            rows = [exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0)]
-            low, high = exact.kappa_squared(rows[0])[0], exact.kappa_squared(rows[1])[1]
-            if low > high:
-                text = f"κ⁺(ĤU) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ⁺(Ĥ)"
-                yield base.Counterexample(self.claims[1].name, H.tolist(), text, float(low / high) ** 0.5)
-                return
+        yield matrices.first(self.refuted(H) for H in matrices.integer_matrices(seed, 3, 3))
+
+    def refuted(self, H: np.ndarray) -> base.Counterexample | None:
+        """Counterexample for a smaller rank, of independent rows."""
+        one, other = (exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0))
+        claim = self.claims[1].name
+        return matrices.larger(claim, H, (centred(H), one, None), (extended(H), other, None), "κ⁺(ĤU)", "κ⁺(Ĥ)")
 
 
 @base.register
@@ -272,21 +266,20 @@ class PRECInputScaling(base.Statement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Six samples of two features in small integers, scaled in rational numbers."""
-        for H in matrices.integer_matrices(seed, 6, 2):
-            spans = H.max(0) - H.min(0)
-            if not spans.all() or np.linalg.matrix_rank(extended(H)) < 3:
-                continue
-            if not matrices.kappa(extended(self.minmax(H))).exceeds(matrices.kappa(extended(H))):
-                continue
-            ends = list(zip(H.min(0).tolist(), spans.tolist(), strict=True))
-            rows = [[(h - least, span) for h, (least, span) in zip(row, ends, strict=True)] for row in H.tolist()]
-            scaled = [[Fraction(1), *(Fraction(*pair) for pair in row)] for row in rows]
-            low = exact.kappa_squared(exact.gram(scaled))[0]
-            high = exact.kappa_squared(exact.gram(rational(H, 0)))[1]
-            if low > high:
-                text = f"κ([eᵀ; X']) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ([eᵀ; X]): Xᵀ"
-                yield base.Counterexample(self.claims[2].name, H.tolist(), text, float(low / high) ** 0.5)
-                return
+        yield matrices.first(self.refuted(H) for H in matrices.integer_matrices(seed, 6, 2))
+
+    def refuted(self, H: np.ndarray) -> base.Counterexample | None:
+        """Counterexample for min-max scaling."""
+        least, spans = H.min(0).tolist(), (H.max(0) - H.min(0)).tolist()
+        if not all(spans) or np.linalg.matrix_rank(extended(H)) < 3:
+            return None
+        scaled = [
+            [Fraction(1), *(Fraction(h - low, span) for h, low, span in zip(row, least, spans, strict=True))]
+            for row in H.tolist()
+        ]
+        one = extended(self.minmax(H)), exact.gram(scaled), None
+        other = extended(H), exact.gram(rational(H, 0)), None
+        return matrices.larger(self.claims[2].name, H, one, other, "κ([eᵀ; X'])", "κ([eᵀ; X]) for Xᵀ")
 
 
 @base.register
@@ -519,8 +512,8 @@ class BNPGain(base.LayerStatement):
                 continue
             moved = rational(H, 1)
             squares = [Fraction(1), *(sum((row[j] ** 2 for row in moved), Fraction(0)) / len(H) for j in (1, 2, 3))]
-            after = exact.kappa_squared(exact.gram(moved), metric=squares)[0]
-            before = exact.kappa_squared(exact.gram(extended(H).astype(int).tolist()))[1]
+            after = exact.kappa(exact.gram(moved), metric=squares)[0]
+            before = exact.kappa(exact.gram(extended(H).astype(int).tolist()))[1]
             factor = max(squares) / min(squares) * after / (before * Fraction(ABOUT))
             if factor > matrices.CLEAR:
                 D = float(max(squares) / min(squares))

@@ -61,7 +61,6 @@ class ProjectedStep(base.Statement):
         base.Claim("decay without √c", "the same with β = 1 − 1/‖w̃‖, α' = α/‖w̃‖, as printed", False),
         base.Claim("without √c", "(w − α Pg)/‖w − α Pg‖ solves (9), as printed", False),
     )
-    elsewhere = "speaks of a step from any weights, whatever the network"
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A random feasible point and gradient."""
@@ -187,7 +186,6 @@ class KeptVariance(base.Statement):
         base.Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
     )
     trials = 60
-    elsewhere = "speaks of random weights, of which a network in training is one draw"
 
     def kept(self, before: Law, n: int, variance: float) -> float:
         """(n/2) Var(w) Var(y_{l−1})."""
@@ -301,7 +299,6 @@ class StandardizedGradient(base.Statement):
         base.Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False),
     )
     trials = 100
-    elsewhere = "speaks of any weights and gradients, whatever the network"
 
     def formula(self, w: Tensor, g: Tensor, along: Tensor) -> Tensor:
         """(1/σ_w) P(g − ⟨a, g⟩ a/n) for rows; a is ŵ, or w where the hats are exchanged."""
@@ -508,7 +505,6 @@ class ProjectedRate(base.Statement):
         base.Claim("ambient", "rate = (κ − 1)/(κ + 1), κ = κ(∇²L)", False, published=False),
     )
     trials = 30
-    elsewhere = "speaks of a minimum, and of the steps to it"
 
     def riemannian(self, found: SphereTangentOperator) -> Tensor:
         """Hess_R (d, d), zero on the normals."""

@@ -43,7 +43,6 @@ class AdamDiagonal(base.Statement):
         base.Claim("dense", "κ(M^½HM^½) ≥ κ(H) for all diagonal M if |y_i| = |z_i|", True),
     )
     trials = 100
-    elsewhere = "speaks of quadratic functions"
 
     def preconditioner(self, g: np.ndarray) -> np.ndarray:
         """The diagonal of M."""
@@ -105,7 +104,6 @@ class MuonRowBlocks(base.Statement):
         base.Claim("κ(E)", "κ(P^½HP^½) ≤ κ(E), P = I ⊗ (MᵀM)^−½", True, published=False),
     )
     trials = 150
-    elsewhere = "speaks of the square loss"
 
     def exponent(self) -> float:
         """Exponent of MᵀM in P."""

@@ -49,21 +49,16 @@ def below(M: Rational, x: Fraction, metric: Sequence[Fraction] | None = None) ->
     return negative
 
 
-def eigenvalue(
-    M: Rational, index: int, *, digits: int = 12, metric: Sequence[Fraction] | None = None
-) -> tuple[Fraction, Fraction]:
+def eigenvalue(M: Rational, index: int, *, metric: Sequence[Fraction] | None = None) -> tuple[Fraction, Fraction]:
     """An interval (low, high] around the eigenvalue number ``index`` (0: the smallest), by bisection.
 
-    Relative width 10^−digits, or absolute where the eigenvalue is that close to zero.
+    Relative width 10⁻¹², or less than 10⁻⁴⁸ where the eigenvalue is that close to zero.
     """
-    n = len(M)
-    scale = [Fraction(1)] * n if metric is None else list(metric)
-    bound = max(sum(abs(entry) for entry in row) / scale[i] for i, row in enumerate(M)) + 1
-    if metric is not None:
-        # Gershgorin of the symmetrized pencil, whose off-diagonal entries are at most this
-        bound = sum(abs(entry) for row in M for entry in row) / min(scale) + 1
+    scale = [Fraction(1)] * len(M) if metric is None else metric
+    # Gershgorin's, of the symmetrized pencil
+    bound = sum(abs(entry) for row in M for entry in row) / min(scale) + 1
     low, high = -bound, bound
-    tolerance = Fraction(1, 10**digits)
+    tolerance = Fraction(1, 10**12)
     while high - low > tolerance * max(abs(low), abs(high)) and high - low > tolerance**4:
         middle = (low + high) / 2
         if below(M, middle, metric) > index:
@@ -73,24 +68,13 @@ def eigenvalue(
     return low, high
 
 
-def kappa_squared(M: Rational, *, metric: Sequence[Fraction] | None = None) -> tuple[Fraction, Fraction]:
-    """Bounds of λ_max/λ_min of a positive definite M, exactly."""
-    least, most = (eigenvalue(M, i, metric=metric) for i in (0, len(M) - 1))
-    if least[0] <= 0:
-        raise ValueError("the matrix is not certainly positive definite")
-    return most[0] / least[1], most[1] / least[0]
-
-
-def kappa_absolute(M: Rational) -> tuple[Fraction, Fraction]:
-    """Bounds of |λ|_max/|λ|_min of a symmetric M that is not singular, exactly."""
-    negative, last = below(M, Fraction(0)), len(M) - 1
+def kappa(M: Rational, metric: Sequence[Fraction] | None = None) -> tuple[Fraction, Fraction]:
+    """Bounds of |λ|_max/|λ|_min of a symmetric M that is not singular (of the pencil with a metric), exactly."""
+    negative, last = below(M, Fraction(0), metric), len(M) - 1
     # the ends of the spectrum, and what lies next to zero
     indices = {0, last, max(negative - 1, 0), min(negative, last)}
-    lows, highs = [], []
-    for index in sorted(indices):
-        low, high = eigenvalue(M, index, digits=6)
-        if low <= 0 <= high:
-            raise ValueError("an eigenvalue was not distinguished from zero")
-        lows.append(min(abs(low), abs(high)))
-        highs.append(max(abs(low), abs(high)))
+    ends = [eigenvalue(M, index, metric=metric) for index in indices]
+    if any(low <= 0 <= high for low, high in ends):
+        raise ValueError("an eigenvalue was not distinguished from zero")
+    lows, highs = zip(*(sorted((abs(low), abs(high))) for low, high in ends), strict=True)
     return max(lows) / min(highs), max(highs) / min(lows)

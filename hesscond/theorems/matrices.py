@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from hesscond.spectra.forms import FactorForm
+from hesscond.theorems import base, exact
 
 #: Sizes of matrices.
 LEAST, MOST = 2, 100
@@ -93,3 +95,25 @@ def integer_matrices(seed: int, rows: int, columns: int) -> Iterator[np.ndarray]
             A = rng.integers(-bound, bound + 1, (rows, columns))
             if A.any(1).all() and A.any(0).all() and np.linalg.matrix_rank(A) == min(rows, columns):
                 yield A
+
+
+#: A matrix in floating-point numbers, by which a search is guided, and the rational pencil of its Gram matrix.
+Compared = tuple[np.ndarray, exact.Rational, Sequence[Fraction] | None]
+
+
+def larger(
+    claim: str, A: np.ndarray, one: Compared, other: Compared, left: str, right: str
+) -> base.Counterexample | None:
+    """Counterexample A, if κ of one matrix that is made of it, ``left``, certainly exceeds that of the other."""
+    if not kappa(one[0]).exceeds(kappa(other[0])):
+        return None
+    low, high = exact.kappa(*one[1:])[0], exact.kappa(*other[1:])[1]
+    if low <= high:
+        return None
+    text = f"{left} ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ {right}"
+    return base.Counterexample(claim, A.tolist(), text, float(low / high) ** 0.5)
+
+
+def first(found: Iterable[base.Counterexample | None]) -> base.Counterexample:
+    """The first counterexample of a search."""
+    return next(filter(None, found))

@@ -281,9 +281,9 @@ class AdaptivePreconditioning(base.Statement):
                 continue
             H = [[Fraction(a), Fraction(b)], [Fraction(b), Fraction(c)]]
             norms = [Fraction(isqrt(x * x + b * b)) for x in (a, c)]
-            low = exact.kappa_squared(H, metric=norms)[0]
+            low = exact.kappa(H, metric=norms)[0]
             # Jacobi's scaling is one of those that the minimum is taken over
-            high = exact.kappa_squared(H, metric=[H[0][0], H[1][1]])[1]
+            high = exact.kappa(H, metric=[H[0][0], H[1][1]])[1]
             if low**2 > 2 * high**2 * Fraction(matrices.CLEAR) ** 2:
                 text = f"κ(M^½HM^½) ≥ {float(low):.6f} > √2 · {float(high):.6f} ≥ √2 κ(DHD), D = diag(H)^−½"
                 yield base.Counterexample(self.claims[1].name, [[a, b], [b, c]], text, float(low / high) / 2**0.5)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import grad, hessian
 
 from hesscond.hessians import HessianOperator
-from hesscond.scaling import optimal_diagonal_scaling
+from hesscond.scaling import optimal
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import base, exact, matrices, networks
 
@@ -29,6 +29,14 @@ def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
     return column_equilibrated(matrices.equilibrated(A))
 
 
+#: Equilibration of the sides that `optimal_diagonal_scaling` scales.
+EQUILIBRATED: dict[optimal.Side, Callable[[np.ndarray], np.ndarray]] = {
+    "row": matrices.equilibrated,
+    "column": column_equilibrated,
+    "both": row_column_equilibrated,
+}
+
+
 def row_weights(A: np.ndarray) -> list[Fraction]:
     """E² of an integer matrix whose rows are not zero."""
     return [Fraction(1, int(row @ row)) for row in A]
@@ -40,9 +48,41 @@ def column_squares(A: np.ndarray) -> list[Fraction]:
     return [sum((int(a) ** 2 * w for a, w in zip(column, weights, strict=True)), Fraction(0)) for column in A.T]
 
 
-def row_column_kappa(A: np.ndarray) -> tuple[Fraction, Fraction]:
-    """Bounds of κ(EAF)² of an integer matrix: that of the pencil (AᵀE²A, F⁻²)."""
-    return exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)), metric=column_squares(A))
+def beaten(
+    claim: str, A: np.ndarray, side: optimal.Side, P: np.ndarray, Q: np.ndarray, left: str, right: str
+) -> base.Counterexample | None:
+    """Counterexample if κ(EA), or κ(EAF), exceeds κ(P^½AQ^½) for diagonals P, Q of integers."""
+    rows = A.tolist()
+    return matrices.larger(
+        claim,
+        A,
+        (EQUILIBRATED[side](A), exact.gram(rows, row_weights(A)), column_squares(A) if side == "both" else None),
+        (
+            np.sqrt(P)[:, None] * A * np.sqrt(Q),
+            exact.gram(rows, [Fraction(int(p)) for p in P]),
+            [Fraction(1, int(q)) for q in Q],
+        ),
+        left,
+        right,
+    )
+
+
+def transposed(found: base.Counterexample, claim: str, *words: tuple[str, str]) -> base.Counterexample:
+    """The same counterexample for columns, with other words for the scalings."""
+    text = found.text
+    for before, after in words:
+        text = text.replace(before, after)
+    return replace(found, claim=claim, matrix=np.transpose(found.matrix).tolist(), text=text)
+
+
+def whole(scaling: np.ndarray) -> np.ndarray:
+    """Integers up to 100 next to multiples of the squares of a scaling: their roots scale rationally."""
+    return np.maximum(1, np.round(100 * scaling**2 / (scaling**2).max())).astype(int)
+
+
+def diagonal(weights: np.ndarray) -> str:
+    """Text of the diagonal matrix of the roots of ``weights``."""
+    return f"diag({', '.join(f'√{weight}' for weight in weights)})"
 
 
 @base.register
@@ -73,104 +113,51 @@ class WeightConditioningTheorem1(base.LayerStatement):
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Two rows against random scalings, more against the best one; so for columns, and for both."""
         found = []
-        for _ in ("rows", "columns"):
+        sides: tuple[optimal.Side, ...] = ("row", "column")
+        for side in sides:
             two = matrices.random_matrix(rng, 2, matrices.random_size(rng))
             other = two / matrices.row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
             more = matrices.random_matrix(rng, max(3, matrices.random_size(rng, 40)), matrices.random_size(rng, 40))
-            best = optimal_diagonal_scaling(more, side="row").row[:, None] * more
-            found.append((two, other, more, best))
-        (two, other, more, best), columns = found[0], [A.T for A in found[1]]
+            if side == "column":
+                two, other, more = two.T, other.T, more.T
+            found += [self.compare(side, two, other), self.compare(side, more)]
         n = matrices.random_size(rng, BOTH)
-        return [
-            self.compare(two, other),
-            self.compare(more, best),
-            self.by_column(columns[0], columns[1]),
-            self.by_column(columns[2], columns[3]),
-            self.both(matrices.random_matrix(rng, n, n)),
-        ]
+        return [*found, self.compare("both", matrices.random_matrix(rng, n, n))]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs, against its best scalings."""
         W = seen.weight.T
-        rows = self.compare(W, optimal_diagonal_scaling(W, side="row").row[:, None] * W)
-        columns = self.by_column(W, W * optimal_diagonal_scaling(W, side="column").column)
-        found = []
+        found, (rows, columns, both) = [], (self.compare(side, W) for side in EQUILIBRATED)
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
             nothing = base.not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
             found += [nothing, outcome] if count > 2 else [outcome, nothing]
-        return [*found, self.both(W)]
+        return [*found, both]
 
-    def compare(self, A: np.ndarray, scaled: np.ndarray) -> base.Outcome:
-        """κ(EA) over κ(PA)."""
-        return base.decided(*(matrices.kappa(matrices.equilibrated(A)) / matrices.kappa(scaled)))
-
-    def by_column(self, A: np.ndarray, scaled: np.ndarray) -> base.Outcome:
-        """κ(AF) over κ(AQ)."""
-        return base.decided(*(matrices.kappa(column_equilibrated(A)) / matrices.kappa(scaled)))
-
-    def both(self, A: np.ndarray) -> base.Outcome:
-        """κ(EAF) over κ(PAQ), the best that is found."""
-        best = optimal_diagonal_scaling(A, side="both")
-        return base.decided(
-            *(matrices.kappa(row_column_equilibrated(A)) / matrices.kappa(best.row[:, None] * A * best.column))
-        )
+    def compare(self, side: optimal.Side, A: np.ndarray, scaled: np.ndarray | None = None) -> base.Outcome:
+        """κ of the equilibrated A over κ of another scaling, by default the best."""
+        if scaled is None:
+            best = optimal.optimal_diagonal_scaling(A, side=side)
+            scaled = best.row[:, None] * A * best.column
+        return base.decided(*(matrices.kappa(EQUILIBRATED[side](A)) / matrices.kappa(scaled)))
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """3×3 matrices of small integers, and integer weights p_i², q_j² that beat equilibration."""
-        yield from self.by_row(seed)
-        yield self.in_both(seed)
+        rows = matrices.first(self.beaten_by_row(A) for A in matrices.integer_matrices(seed, 3, 3))
+        yield rows
+        yield transposed(rows, self.claims[3].name, ("EA", "AF"), ("PA", "AQ"), ("P =", "Q ="))
+        yield matrices.first(self.beaten_in_both(A) for A in matrices.integer_matrices(seed, 3, 3))
 
-    def by_row(self, seed: int) -> Iterator[base.Counterexample]:
-        """Counterexample for row equilibration, and its transpose for column equilibration."""
-        for A in matrices.integer_matrices(seed, 3, 3):
-            weights = whole(optimal_diagonal_scaling(A.astype(float), side="row").row)
-            if not matrices.kappa(matrices.equilibrated(A)).exceeds(matrices.kappa(np.sqrt(weights)[:, None] * A)):
-                continue
-            low = exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)))[0]
-            high = exact.kappa_squared(exact.gram(A.tolist(), fractions(weights)))[1]
-            if low > high:
-                bounds = f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥"
-                factor = float(low / high) ** 0.5
-                text = f"κ(EA) {bounds} κ(PA) for P = {diagonal(weights)}"
-                yield base.Counterexample("three rows or more", A.tolist(), text, factor)
-                text = f"κ(AF) {bounds} κ(AQ) for Q = {diagonal(weights)}"
-                yield base.Counterexample("three columns or more", A.T.tolist(), text, factor)
-                return
+    def beaten_by_row(self, A: np.ndarray) -> base.Counterexample | None:
+        """Counterexample for row equilibration."""
+        P = whole(optimal.optimal_diagonal_scaling(A, side="row").row)
+        return beaten(self.claims[1].name, A, "row", P, np.ones(3), "κ(EA)", f"κ(PA) for P = {diagonal(P)}")
 
-    def in_both(self, seed: int) -> base.Counterexample:
+    def beaten_in_both(self, A: np.ndarray) -> base.Counterexample | None:
         """Counterexample for equilibration of rows, then columns."""
-        for A in matrices.integer_matrices(seed, 3, 3):
-            best = optimal_diagonal_scaling(A.astype(float), side="both")
-            P, Q = whole(best.row), whole(best.column)
-            if not matrices.kappa(row_column_equilibrated(A)).exceeds(
-                matrices.kappa(np.sqrt(P)[:, None] * A * np.sqrt(Q))
-            ):
-                continue
-            low = row_column_kappa(A)[0]
-            squares = [1 / weight for weight in fractions(Q)]
-            high = exact.kappa_squared(exact.gram(A.tolist(), fractions(P)), metric=squares)[1]
-            if low > high:
-                text = (
-                    f"κ(EAF) ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(PAQ) for P = {diagonal(P)}, "
-                    f"Q = {diagonal(Q)}"
-                )
-                return base.Counterexample("row-column", A.tolist(), text, float(low / high) ** 0.5)
-        raise AssertionError("some of thousands of matrices are none that equilibration scales best")
-
-
-def whole(scaling: np.ndarray) -> np.ndarray:
-    """Integers up to 100 next to multiples of the squares of a scaling: their roots scale rationally."""
-    return np.maximum(1, np.round(100 * scaling**2 / (scaling**2).max())).astype(int)
-
-
-def fractions(weights: np.ndarray) -> list[Fraction]:
-    """Integers as fractions, for exact arithmetic."""
-    return [Fraction(int(weight)) for weight in weights]
-
-
-def diagonal(weights: np.ndarray) -> str:
-    """Text of the diagonal matrix of the roots of ``weights``."""
-    return f"diag({', '.join(f'√{weight}' for weight in weights)})"
+        best = optimal.optimal_diagonal_scaling(A, side="both")
+        P, Q = whole(best.row), whole(best.column)
+        other = f"κ(PAQ) for P = {diagonal(P)}, Q = {diagonal(Q)}"
+        return beaten(self.claims[4].name, A, "both", P, Q, "κ(EAF)", other)
 
 
 @base.register
@@ -205,10 +192,7 @@ class WeightConditioningProposition1(base.LayerStatement):
     def check(self, W: np.ndarray) -> Sequence[base.Outcome]:
         """The outcomes of all claims for W."""
         before = matrices.kappa(W)
-        rows, columns, both = (
-            matrices.kappa(scaled(W)) / before
-            for scaled in (matrices.equilibrated, column_equilibrated, row_column_equilibrated)
-        )
+        rows, columns, both = (matrices.kappa(scaled(W)) / before for scaled in EQUILIBRATED.values())
         return [
             base.decided(*rows),
             base.decided(*rows, len(W) ** 0.5),
@@ -219,30 +203,15 @@ class WeightConditioningProposition1(base.LayerStatement):
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """The first 3×3 matrices of small integers, and for columns its transpose."""
-        wanted = {"improves": matrices.equilibrated, "row-column": row_column_equilibrated}
-        for A in matrices.integer_matrices(seed, 3, 3):
-            for name, equilibrate in list(wanted.items()):
-                if not matrices.kappa(equilibrate(A)).exceeds(matrices.kappa(A.astype(float))):
-                    continue
-                if name == "row-column":
-                    low = row_column_kappa(A)[0]
-                else:
-                    low = exact.kappa_squared(exact.gram(A.tolist(), row_weights(A)))[0]
-                high = exact.kappa_squared(exact.gram(A.tolist()))[1]
-                if low <= high:
-                    continue
-                del wanted[name]
-                bounds, factor = (
-                    f"≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ κ(W)",
-                    float(low / high) ** 0.5,
-                )
-                yield base.Counterexample(
-                    name, A.tolist(), f"κ({'EWF' if name == 'row-column' else 'EW'}) {bounds}", factor
-                )
-                if name == "improves":
-                    yield base.Counterexample("columns", A.T.tolist(), f"κ(WF) {bounds}", factor)
-            if not wanted:
-                return
+
+        def search(claim: str, side: optimal.Side, name: str) -> base.Counterexample:
+            every, ones = matrices.integer_matrices(seed, 3, 3), np.ones(3)
+            return matrices.first(beaten(claim, A, side, ones, ones, name, "κ(W)") for A in every)
+
+        rows = search("improves", "row", "κ(EW)")
+        yield rows
+        yield transposed(rows, "columns", ("EW", "WF"))
+        yield search("row-column", "both", "κ(EWF)")
 
 
 #: Rows of two integers of integer norm, up to order and signs.
@@ -288,22 +257,15 @@ class LinearNetwork:
 
     def derivatives(self, W: np.ndarray, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian of the loss at W, V."""
-        X, residuals = rational(self.X), rational(self.X) @ W @ V - rational(self.Y)
-        units, outputs = V.shape
-        split = W.size
-        H = np.full((split + V.size, split + V.size), Fraction(0), dtype=object)
-        for x, residual in zip(X, residuals, strict=True):
-            for o in range(outputs):
-                slope = np.full(len(H), Fraction(0), dtype=object)
-                slope[:split] = np.multiply.outer(x, V[:, o]).ravel()
-                slope[split + o :: outputs] = x @ W
-                H += np.multiply.outer(slope, slope)
-                for i in range(units):
-                    # ∂²/∂W_ki ∂V_io of the output o is x_k
-                    H[i:split:units, split + i * outputs + o] += residual[o] * x
-                    H[split + i * outputs + o, i:split:units] += residual[o] * x
-        gradient = np.concatenate([(X.T @ residuals @ V.T).ravel(), ((X @ W).T @ residuals).ravel()])
-        return gradient, H
+        X = rational(self.X)
+        residuals = X @ W @ V - rational(self.Y)
+        J = np.hstack([np.kron(X, V.T), np.kron(X @ W, np.eye(V.shape[1], dtype=int))])
+        H = J.T @ J
+        # the derivative of the gradient Xᵀ residuals Vᵀ in W, with the residuals held fixed, in V
+        mixed = np.multiply.outer(X.T @ residuals, np.eye(len(V), dtype=int)).transpose(0, 2, 3, 1)
+        H[: W.size, W.size :] += mixed.reshape(W.size, V.size)
+        H[W.size :, : W.size] += mixed.reshape(W.size, V.size).T
+        return J.T @ residuals.ravel(), H
 
     def hessian(self) -> np.ndarray:
         """The exact Hessian of the loss at W, V."""
@@ -376,9 +338,12 @@ FORMED, PRODUCTS = 2000, 2_000_000
 POWER = 4
 
 
-def scaled(weight: Tensor, norms: Tensor) -> Tensor:
-    """[b, W/norms]: biases stay as they are."""
-    return torch.cat([weight[:, :1], weight[:, 1:] / norms], 1)
+def frozen_factors(W: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Factors of the entries of W that E, or E and F, are once they are held fixed."""
+    factors = torch.ones_like(W, dtype=torch.float64)
+    for dim in dims:
+        factors = factors / own_norms(W * factors, dim)
+    return factors
 
 
 @base.register
@@ -411,9 +376,11 @@ class WeightConditioningTheorem2(base.LayerStatement):
     trials = 60
     inputs = False
 
-    def weights(self, weight: Tensor, dim: int) -> Tensor:
-        """[b, E(W) W] of a layer."""
-        return scaled(weight, own_norms(weight[:, 1:], dim))
+    def equilibrated(self, W: Tensor, dims: tuple[int, ...]) -> Tensor:
+        """E(W) W, or E(W) W F(W)."""
+        for dim in dims:
+            W = W / own_norms(W, dim)
+        return W
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A network of one or two layers, equilibrated along one of two dimensions, and along both."""
@@ -433,10 +400,8 @@ class WeightConditioningTheorem2(base.LayerStatement):
 
     def at_equilibrated(self, network: networks.Network, dims: tuple[int, ...]) -> list[Tensor]:
         """The Hessians at the point EW, and in W with E held fixed."""
-        at, factors = list(network.weights), [torch.ones_like(weight) for weight in network.weights]
-        for dim in dims:
-            norms = [own_norms(weight[:, 1:], dim) for weight in at]
-            at, factors = (list(map(scaled, own, norms)) for own in (at, factors))
+        factors = [networks.extended(frozen_factors(weight[:, 1:], dims)) for weight in network.weights]
+        at = [weight * factor for weight, factor in zip(network.weights, factors, strict=True)]
         moved = replace(network, weights=tuple(at))
 
         def frozen(theta: Tensor) -> Tensor:
@@ -444,15 +409,15 @@ class WeightConditioningTheorem2(base.LayerStatement):
 
         return [hessian(networks.flat_loss(moved))(moved.parameters), hessian(frozen)(network.parameters)]
 
-    def both_sides(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """[b, E(W) W], or [b, E(W) W F(W)]."""
-        for dim in dims:
-            weight = self.weights(weight, dim)
-        return weight
+    def moved(self, network: networks.Network, theta: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """[b, E(W) W], or [b, E(W) W F(W)], of all layers, from all weights in one vector."""
+        return tuple(
+            torch.cat([weight[:, :1], self.equilibrated(weight[:, 1:], dims)], 1) for weight in network.split(theta)
+        )
 
     def equilibrated_loss(self, network: networks.Network, dims: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         """The loss in W through E(W) W in all layers, of all weights in one vector."""
-        return lambda theta: network.loss([self.both_sides(weight, dims) for weight in network.split(theta)])
+        return lambda theta: network.loss(self.moved(network, theta, dims))
 
     def identity(self, network: networks.Network, dims: tuple[int, ...], H: Tensor) -> base.Outcome:
         """H w_r = −∇_r L for all rows at once, one column for each; of both sides the first is invariant."""
@@ -463,7 +428,7 @@ class WeightConditioningTheorem2(base.LayerStatement):
 
     def nullity(self, network: networks.Network, dims: tuple[int, ...]) -> base.Outcome:
         """Nullity of the Hessian at a critical point, at which the targets are the outputs of the network."""
-        output = replace(network, weights=tuple(self.both_sides(weight, dims) for weight in network.weights)).output()
+        output = replace(network, weights=self.moved(network, network.parameters, dims)).output()
         taught = replace(network, targets=networks.LINKS[network.criterion](output))
         found = networks.hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
         rows = len(scale_directions(network, dims[0]))
@@ -491,12 +456,10 @@ class WeightConditioningTheorem2(base.LayerStatement):
 
     def readings(self, network: networks.LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
         """κ in the three readings of a layer with weight W."""
-        factors = torch.ones_like(weight, dtype=torch.float64)
-        for dim in dims:
-            factors = factors / own_norms(weight * factors, dim)
+        factors = frozen_factors(weight, dims)
         at = network.reweighted(weight * factors)
         scales = torch.cat([factors.flatten(), factors.new_ones(at.order - factors.numel())]).cpu()
-        H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.own(W, dims))
+        H, through = at.to_dense().cpu(), network.reweighted(weight, lambda W: self.equilibrated(W, dims))
         error = max(networks.ROUND_OFF, at.rounding) * float(H.norm())
         return [
             observed_kappa(through),
@@ -504,17 +467,11 @@ class WeightConditioningTheorem2(base.LayerStatement):
             networks.hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
         ]
 
-    def own(self, weight: Tensor, dims: tuple[int, ...]) -> Tensor:
-        """E(W) W of a layer in training, or E(W) W F(W)."""
-        for dim in dims:
-            weight = weight / own_norms(weight, dim)
-        return weight
-
     def observed_identity(self, network: networks.LayerNetwork) -> base.Outcome:
         """H w = −∇ on the rows, for random multiples of them at once: one product."""
         weight = network.weight
         assert weight is not None
-        H = network.reweighted(weight, lambda W: self.own(W, ROW_COLUMN[:1]))
+        H = network.reweighted(weight, lambda W: self.equilibrated(W, ROW_COLUMN[:1]))
         multiples = torch.randn(
             weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
         )
@@ -630,7 +587,7 @@ def certified(name: str, network: LinearNetwork, after: np.ndarray) -> base.Coun
     # above this κ, which cannot be distinguished from infinity, the matrix counts as singular
     if max(first, second) >= 1 / EXACT or second < matrices.CLEAR * first:
         return None
-    low, high = exact.kappa_absolute(after.tolist())[0], exact.kappa_absolute(before.tolist())[1]
+    low, high = exact.kappa(after.tolist())[0], exact.kappa(before.tolist())[1]
     if low <= high:
         return None
     negative = [exact.below(H.tolist(), Fraction(0)) for H in (before, after)]
@@ -650,7 +607,7 @@ def frozen_counterexample(name: str, seed: int, *, columns: bool) -> base.Counte
             continue
         # κ(E XᵀX E) is that of the pencil (XᵀX, E⁻²)
         G, squares = exact.gram(X.tolist()), [Fraction(int(square)) for square in (W**2).sum(1)]
-        low, high = exact.kappa_squared(G, metric=squares)[0], exact.kappa_squared(G)[1]
+        low, high = exact.kappa(G, metric=squares)[0], exact.kappa(G)[1]
         if columns:
             low *= max(column_squares(W)) / min(column_squares(W))
         if low > Fraction(matrices.CLEAR) * high:
@@ -686,7 +643,6 @@ class QuadraticDescent(base.Statement):
         base.Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False),
     )
     trials = 100
-    elsewhere = "speaks of quadratic functions"
 
     def factors(self, eta: float, sigma: np.ndarray) -> np.ndarray:
         """1 − ησ_i."""

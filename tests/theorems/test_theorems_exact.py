@@ -9,6 +9,7 @@ import sympy
 from hypothesis import given, settings, strategies as st
 
 from hesscond.theorems import exact
+from tests.theorems.verdicts import kappa
 
 
 def fractions(A):
@@ -45,10 +46,12 @@ def test_intervals_hold_the_eigenvalues_also_of_pencils(rows, seed):
             assert high - low <= Fraction(1, 10**12) * max(abs(low), abs(high), Fraction(1))
 
 
-def test_kappa_of_a_known_matrix():
-    """[[2, 1], [1, 2]] has eigenvalues 1 and 3."""
-    low, high = exact.kappa_squared(fractions([[2, 1], [1, 2]]))
-    assert low <= 3 <= high
-    assert high - low < Fraction(1, 10**9)
-    with pytest.raises(ValueError, match="not certainly positive definite"):
-        exact.kappa_squared(fractions([[1, 1], [1, 1]]))
+def test_kappa():
+    """Against LAPACK; indefinite, definite, with a diagonal of zeros; a singular one is refused."""
+    M = [[2, 1, 0], [1, -1, 2], [0, 2, 3]]
+    for A in (M, [[2, 1], [1, 2]], [[-2, 1], [1, -2]], [[0, 1], [1, 0]]):
+        low, high = exact.kappa(A)
+        assert float(low) * (1 - 1e-9) <= kappa(A) <= float(high) * (1 + 1e-9)
+        assert high / low < 1 + 1e-9
+    with pytest.raises(ValueError, match="not distinguished from zero"):
+        exact.kappa([[1, 1], [1, 1]])

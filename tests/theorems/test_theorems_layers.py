@@ -200,9 +200,3 @@ def test_the_row_blocks_of_a_softmax_layer(bias):
     assert found["any weights"].used == pytest.approx(pairs.max() ** 0.5 * 3 / 2, rel=1e-6)
     for other in (outcomes("softmax-row-blocks", *problem, "0"), outcomes("softmax-row-blocks", *regression(), "2")):
         assert {outcome.status for outcome in other.values()} == {"not-applicable"}
-
-
-def test_statements_that_do_not_speak_of_a_layer_say_why():
-    others = [one for one in statements() if not isinstance(one, LayerStatement)]
-    assert {one.id for one in others} >= {"cwo-rate", "cwo-variance", "wc-quadratic", "prec-theorem-1"}
-    assert all(one.elsewhere.startswith(("speaks of", "does not speak of")) for one in others)

@@ -99,9 +99,9 @@ def centred_elsewhere(H):
     return centred(H) + np.hstack([np.zeros((len(H), 1)), np.ones_like(H) * 50 * H.std(0)])
 
 
-def reversed_scaling(self, A, scaled):
+def reversed_scaling(self, side, A, scaled=None):
     """κ of another scaling by κ of the equilibrated matrix."""
-    return decided(*(kappa(scaled) / kappa(by_row(A))))
+    return decided(*(kappa(A if scaled is None else scaled) / kappa(by_row(A))))
 
 
 def improved_by_inverse(self, W):
@@ -116,9 +116,10 @@ def graded_again(self, W):
     return [*WeightConditioningProposition1.check(self, W)[:4], decided(*bounds, W.size**0.5)]
 
 
-def norms_with_epsilon(self, weight, dim):
-    W = weight[:, 1:]
-    return torch.cat([weight[:, :1], W / (W.norm(dim=dim, keepdim=True) + 0.1)], 1)
+def norms_with_epsilon(self, W, dims):
+    for dim in dims:
+        W = W / (W.norm(dim=dim, keepdim=True) + 0.1)
+    return W
 
 
 def uncurved(self, found):
@@ -216,7 +217,7 @@ SLOW = [
     ),
     (BNPTheorem4, "normalized", by_variance, ["scaling"], 40),
     (BNPTheorem4, "centred", centred_elsewhere, ["centring", "strict"], 25),
-    (WeightConditioningTheorem2, "weights", norms_with_epsilon, ["scale identity", "nullity"], 10),
+    (WeightConditioningTheorem2, "equilibrated", norms_with_epsilon, ["scale identity", "nullity"], 10),
     (VanDerSluis, "matrices.equilibrated", lambda A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
     (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
