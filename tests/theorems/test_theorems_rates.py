@@ -170,8 +170,8 @@ def line(weights, *, bias):
 def verdicts():
     return {
         "prec-theorem-1": check_known("prec-theorem-1", trials=40),
-        "bnp-theorem-1": check_known("bnp-theorem-1", trials=40, seldom=("assumption",)),
-        "cwo-rate": check_known("cwo-rate", trials=40, seldom=("one unit", "several units")),
+        "bnp-theorem-1": check_known("bnp-theorem-1", trials=40),
+        "cwo-rate": check_known("cwo-rate", trials=40, seldom=("one unit",)),
     }
 
 
@@ -196,7 +196,6 @@ def test_a_rate_by_another_hessian_is_far_off(verdicts):
 @pytest.mark.slow
 def test_dead_units_are_the_reason(verdicts):
     found = tallies(verdicts["bnp-theorem-1"])
-    assert found["assumption"].violated > 2
     reasons = found["bound"].reasons
     assert any("rescaling explains" in reason and "never active" in reason for reason in reasons)
     assert found["null space"].not_applicable < 20
@@ -209,14 +208,14 @@ def check(network):
 
 
 def test_conditions_are_checked_first():
-    assert [outcome.status for outcome in check(line([2.0], bias=[0.3]))] == ["holds"] * 8
+    assert [outcome.status for outcome in check(line([2.0], bias=[0.3]))] == ["holds"] * 7
     dead = check(line([2.0, -1.0], bias=[0.3, -4.0]))
-    assert [outcome.status for outcome in dead] == ["holds", "violated", *["not-applicable"] * 6]
+    assert [outcome.status for outcome in dead] == ["holds", *["not-applicable"] * 6]
     # b, w and v of the dead unit
-    assert dead[3].reason == "nullity 4, of which rescaling explains 2 (1 unit never active)"
+    assert dead[1].reason == "nullity 4, of which rescaling explains 2 (1 unit never active)"
     # a line that no rescaling explains: b, w, v and the output's c for v (w x + b) + c
     linear = check(line([2.0], bias=[5.0]))
-    assert linear[3].reason == "nullity 2, of which rescaling explains 1"
+    assert linear[1].reason == "nullity 2, of which rescaling explains 1"
     # an input of 2 is off the kink by 1e-9
     kink = check(line([-2.0], bias=[4.0 + 1e-9]))
     assert {(outcome.status, outcome.reason) for outcome in kink} == {
@@ -224,7 +223,7 @@ def test_conditions_are_checked_first():
     }
     saddle = line([2.0], bias=[0.3])
     H = hessian(flat_loss(saddle))(saddle.parameters)
-    assert BNPTheorem1().check(np.random.default_rng(0), saddle, -H)[2].status == "not-applicable"
+    assert BNPTheorem1().check(np.random.default_rng(0), saddle, -H)[1].status == "not-applicable"
 
 
 # ------------------------------------------------------------------------------------------------------ broken variants
