@@ -44,6 +44,11 @@ class Problem:
         """P x for x = Pᵀ p: M p, M = P Pᵀ."""
         return self.P @ (self.P.T @ p)
 
+    @property
+    def step(self) -> Tensor:
+        """M ∇L, the plain step."""
+        return self.in_z(grad(self.loss)(self.p))
+
 
 def random_loss(rng: np.random.Generator) -> tuple[Function, int]:
     """A positive definite quadratic, or the loss of a small network, and its number of parameters."""
@@ -71,25 +76,14 @@ class UpdateFormula(base.Statement):
     hypotheses: ClassVar[tuple[str, ...]] = ("P has full rank and is held fixed in the step",)
 
     @abstractmethod
-    def objectives(self, problem: Problem) -> list[Function]:
-        """For each claim the loss with its penalty, of z."""
-
-    @abstractmethod
-    def updates(self, problem: Problem) -> list[list[Tensor]]:
-        """For each claim the terms of the change of p, −α left out."""
-
-    def problems(self, problem: Problem) -> list[Problem]:
-        """Problem of each claim; the same one for all claims, unless a subclass changes it."""
-        return [problem] * len(self.claims)
+    def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
+        """Problem, penalized loss of z, and both terms of the step of p (M ∇L, and the penalty's) of each claim."""
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         outcomes = []
-        problems = self.problems(random_problem(rng))
-        written = {id(one): list(zip(self.objectives(one), self.updates(one), strict=True)) for one in problems}
-        for number, problem in enumerate(problems):
-            objective, terms = written[id(problem)][number]
+        for problem, objective, *terms in self.updates(random_problem(rng)):
             stepped = problem.P @ (problem.z - problem.alpha * grad(objective)(problem.z))
-            found = problem.p - problem.alpha * torch.stack(terms).sum(0)
+            found = problem.p - problem.alpha * (terms[0] + terms[1])
             # every term is of the size of a product with P and Pᵀ
             sizes = [problem.P.abs() @ problem.z.abs(), *(problem.alpha * term.abs() for term in terms)]
             outcomes.append(base.equal(found.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
@@ -113,24 +107,23 @@ class L2InZ(UpdateFormula):
         base.Claim("scale-adjusted", "p ← p − α M ∇(L + λ‖p√r‖²), M = diag(1/r)", True),
     )
 
-    def problems(self, problem: Problem) -> list[Problem]:
-        """Any P, and P = diag(r)^−½ for the second."""
-        return [problem, replace(problem, P=torch.diag(problem.P.norm(dim=1)))]
-
     def penalty_weights(self, problem: Problem) -> Tensor:
         """√r for M = diag(1/r)."""
         return 1 / problem.P.diagonal()
 
-    def objectives(self, problem: Problem) -> list[Function]:
-        """L(Pz) + λ‖z‖², for both."""
-        return [lambda z: problem.of_z(z) + problem.penalty * z @ z] * 2
+    def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
+        """Any P, and P = diag(r)^−½ for the second claim."""
 
-    def updates(self, problem: Problem) -> list[list[Tensor]]:
-        """M ∇L, and 2λ p or M ∇(λ‖p√r‖²)."""
-        step = problem.in_z(grad(problem.loss)(problem.p))
-        root = self.penalty_weights(problem)
-        penalized = grad(lambda p: problem.penalty * (p * root).square().sum())(problem.p)
-        return [[step, 2 * problem.penalty * problem.p], [step, problem.in_z(penalized)]]
+        def objective(own: Problem) -> Function:
+            return lambda z: own.of_z(z) + own.penalty * z @ z
+
+        scaled = replace(problem, P=torch.diag(problem.P.norm(dim=1)))
+        root = self.penalty_weights(scaled)
+        penalized = grad(lambda p: problem.penalty * (p * root).square().sum())(scaled.p)
+        return [
+            (problem, objective(problem), problem.step, 2 * problem.penalty * problem.p),
+            (scaled, objective(scaled), scaled.step, scaled.in_z(penalized)),
+        ]
 
 
 @base.register
@@ -149,14 +142,14 @@ class L2InP(UpdateFormula):
         base.Claim("minus", "p ← p − α M (∇L − 2λ p), as printed", False),
     )
 
-    def objectives(self, problem: Problem) -> list[Function]:
-        """L(Pz) + λ‖Pz‖², for both."""
-        return [lambda z: problem.of_z(z) + problem.penalty * (problem.P @ z).square().sum()] * 2
-
-    def updates(self, problem: Problem) -> list[list[Tensor]]:
+    def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
         """M (∇L ± 2λ p)."""
-        step, decay = problem.in_z(grad(problem.loss)(problem.p)), 2 * problem.penalty * problem.in_z(problem.p)
-        return [[step, decay], [step, -decay]]
+
+        def objective(z: Tensor) -> Tensor:
+            return problem.of_z(z) + problem.penalty * (problem.P @ z).square().sum()
+
+        decay = 2 * problem.penalty * problem.in_z(problem.p)
+        return [(problem, objective, problem.step, sign * decay) for sign in (1, -1)]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A linear loss gᵀp and diagonal P, with α = λ = 1: all integers."""
@@ -187,19 +180,20 @@ class GradientRegularization(UpdateFormula):
         base.Claim("penalty in p", "p ← p − α M (∇L + 2λ ∇²L ∇L)", True),
     )
 
-    def objectives(self, problem: Problem) -> list[Function]:
+    def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
         """L + λ‖∇_z L‖², L + λ‖∇_p L‖²."""
+        in_p, H = grad(problem.loss), hessian(problem.loss)(problem.p)
 
-        def penalized(gradient: Function) -> Function:
+        def objective(gradient: Function) -> Function:
             return lambda z: problem.of_z(z) + problem.penalty * gradient(z).square().sum()
 
-        return [penalized(grad(problem.of_z)), penalized(lambda z: grad(problem.loss)(problem.P @ z))]
+        def penalized(direction: Tensor) -> Tensor:
+            return 2 * problem.penalty * problem.in_z(H @ direction)
 
-    def updates(self, problem: Problem) -> list[list[Tensor]]:
-        """M ∇L, and what comes of the penalty."""
-        gradient, H = grad(problem.loss)(problem.p), hessian(problem.loss)(problem.p)
-        step = problem.in_z(gradient)
-        return [[step, 2 * problem.penalty * problem.in_z(H @ direction)] for direction in (step, gradient)]
+        return [
+            (problem, objective(grad(problem.of_z)), problem.step, penalized(problem.step)),
+            (problem, objective(lambda z: in_p(problem.P @ z)), problem.step, penalized(in_p(problem.p))),
+        ]
 
 
 #: Largest entries of the matrices that the search looks at.

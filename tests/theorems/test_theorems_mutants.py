@@ -138,7 +138,7 @@ def uncentred(self, w, g, along):
 
 def forgotten(of):
     """An update without the factor 2 of the derivative of a square."""
-    return lambda self, problem: [[step, penalty / 2] for step, penalty in of.updates(self, problem)]
+    return lambda self, problem: [(*others, penalty / 2) for *others, penalty in of.updates(self, problem)]
 
 
 UPDATED = ["with the updated G_w"]
