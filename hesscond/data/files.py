@@ -6,11 +6,9 @@ import hashlib
 import http.client
 import logging
 import os
-import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
@@ -27,29 +25,6 @@ class Download:
     path: str
 
 
-def _new_md5() -> Any:
-    # A checksum, not security: without the flag, hosts in FIPS mode refuse md5.
-    return hashlib.md5(usedforsecurity=False)
-
-
-def file_md5(path: Path) -> str:
-    """md5 of an existing file as 32 hexadecimal digits."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, _new_md5).hexdigest()
-    except OSError as error:
-        raise _unreadable(path, error) from None
-
-
-def require_md5(found: str, expected: str, *, file: str, dataset: str) -> None:
-    """Raise CorruptDataError unless the hexadecimal md5 of a file agrees with the published one."""
-    if found != expected:
-        raise CorruptDataError(
-            f"{file} is not the published {dataset} file (md5 {found} instead of {expected}): "
-            f"delete it and run `hesscond data fetch {dataset}` for a fresh copy."
-        )
-
-
 def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
     """Content of a file after checking its published md5.
 
@@ -58,28 +33,15 @@ def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise _unreadable(path, error) from None
-    _require_content(content, md5, file=str(path), dataset=dataset)
+        raise DataNotFoundError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
+    # A checksum, not security: without the flag, hosts in FIPS mode refuse md5.
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise CorruptDataError(
+            f"{path} is not the published {dataset} file (md5 {found} instead of {md5}): "
+            f"delete it and run `hesscond data fetch {dataset}` for a fresh copy."
+        )
     return content
-
-
-def read_verified_members(
-    archive: Path, archive_md5: str, members: Mapping[str, str], *, dataset: str
-) -> dict[str, bytes]:
-    """Contents of members of a ``.tar.gz``, by path, after checking the archive and then each of them.
-
-    ``members`` are the published md5 of each, by its path in the archive. Nothing is written to disk.
-    """
-    require_md5(file_md5(archive), archive_md5, file=str(archive), dataset=dataset)
-    contents = {}
-    # "r|gz" reads in one pass: looking members up by name would unpack the archive several times over.
-    with tarfile.open(archive, "r|gz") as tar:
-        for member in tar:
-            file = tar.extractfile(member) if member.name in members else None
-            if file is not None:
-                contents[member.name] = content = file.read()
-                _require_content(content, members[member.name], file=f"{archive}:{member.name}", dataset=dataset)
-    return contents
 
 
 def fingerprint(header: str, folder: Path, files: Iterable[str]) -> str:
@@ -98,16 +60,6 @@ def exists(path: Path) -> bool:
     """Whether a path is a file that can be reached."""
     # Path.is_file would raise for a file in a folder that may not be entered.
     return os.path.isfile(path)
-
-
-def _require_content(content: bytes, md5: str, *, file: str, dataset: str) -> None:
-    digest = _new_md5()
-    digest.update(content)
-    require_md5(digest.hexdigest(), md5, file=file, dataset=dataset)
-
-
-def _unreadable(path: Path, error: OSError) -> DataNotFoundError:
-    return DataNotFoundError(f"{path} cannot be read ({error.strerror}): check its permissions.")
 
 
 class DownloadError(Exception):

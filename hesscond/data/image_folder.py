@@ -65,7 +65,11 @@ class ImageFolder(sources.FolderSource):
             )
         files, targets = {}, {}
         for (split, name), own, number in zip(SPLITS.items(), (classes, others), samples, strict=True):
-            files[split], targets[split] = listed(folder / split, own, classes)
+            if not own:
+                where = f"its pictures must lie in {split}/CLASS"
+                raise CorruptDataError(f"{folder / split} has no folders of classes: {where}.")
+            numbers = {one: classes.index(one) for one in own}
+            files[split], targets[split] = listed(folder / split, numbers, SUFFIXES)
             if number is not None:
                 rows = rows_of(self.name, name, targets[split], number)
                 files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
@@ -92,24 +96,24 @@ def class_folders(place: Path, classes: int) -> list[str]:
     return found
 
 
-def listed(place: Path, own: Sequence[str], classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """Paths of the pictures of a split, at any depth below the folders of its classes, and their class numbers."""
-    numbers = {name: number for number, name in enumerate(classes)}
+def listed(place: Path, classes: Mapping[str, int], suffixes: tuple[str, ...]) -> tuple[list[str], torch.Tensor]:
+    """Paths of the files with some suffixes, at any depth below the folders of classes in a place, and their classes.
+
+    ``classes``: number of the class of each folder.
+    """
     files: list[str] = []
     targets: list[int] = []
-    for name in own:
+    for name, number in classes.items():
         before = len(files)
         for folder, inner, names in os.walk(place / name, followlinks=True):
             inner.sort()
             below = Path(folder).relative_to(place).as_posix()
-            files += [f"{below}/{file}" for file in sorted(names) if file.lower().endswith(SUFFIXES)]
+            files += [f"{below}/{file}" for file in sorted(names) if file.lower().endswith(suffixes)]
         if len(files) == before:
             raise CorruptDataError(
-                f"the class {place / name} has no pictures ({' '.join(SUFFIXES)}): add some, or remove the folder."
+                f"the class {place / name} has no files {' '.join(suffixes)}: add some, or remove it."
             )
-        targets += [numbers[name]] * (len(files) - before)
-    if not files:
-        raise CorruptDataError(f"{place} has no folders of classes: its pictures must lie in {place.name}/CLASS.")
+        targets += [number] * (len(files) - before)
     return files, torch.tensor(targets, device="cpu")
 
 

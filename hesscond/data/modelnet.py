@@ -46,7 +46,8 @@ class ModelNet(sources.FolderSource):
         classes = image_folder.class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
         for split, number in zip(SPLITS, samples, strict=True):
-            files, own = listed(folder, split, classes)
+            below = {f"{one}/{split}": number for number, one in enumerate(classes)}
+            files, own = image_folder.listed(folder, below, (".off",))
             if number is not None:
                 rows = rows_of(self.name, split, own, number)
                 files, own = [files[row] for row in rows.tolist()], own[rows]
@@ -56,20 +57,6 @@ class ModelNet(sources.FolderSource):
             names.append(name[: image_folder.DIGITS])
         source = f"{folder} (meshes {', '.join(names)})"
         return Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
-
-
-def listed(folder: Path, split: str, classes: Sequence[str]) -> tuple[list[str], torch.Tensor]:
-    """Paths of the meshes of a split below the folder, and their class numbers."""
-    files: list[str] = []
-    targets: list[int] = []
-    for number, name in enumerate(classes):
-        place = folder / name / split
-        own = sorted(path.name for path in place.glob("*.off")) if place.is_dir() else []
-        if not own:
-            raise CorruptDataError(f"the class {name} of {folder} has no meshes {split}/*.off: complete it.")
-        files += [f"{name}/{split}/{file}" for file in own]
-        targets += [number] * len(own)
-    return files, torch.tensor(targets, device="cpu")
 
 
 def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str, Any]) -> torch.Tensor:

@@ -7,12 +7,12 @@ set is a further `register`.
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
-import struct
+import tarfile
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ import torch
 
 from hesscond.data import files, sources
 from hesscond.data.dataset import Dataset, Form, images_from_bytes
-from hesscond.errors import CorruptDataError, DataNotFoundError
+from hesscond.errors import DataNotFoundError
 
-CIFAR_SHAPE = (3, 32, 32)
 # Every data set of this family has the same four files of the same shapes.
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
@@ -33,12 +32,17 @@ IDX_SHAPES: dict[str, tuple[int, ...]] = {
     TEST_IMAGES: (10_000, 28, 28),
     TEST_LABELS: (10_000,),
 }
+#: Inputs and targets for training, inputs and targets for tests.
+FourTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class PublishedSource(sources.Source):
-    """Layout of the files of a data set, with their checksums."""
+    """Data set in published files: in a folder, as torchvision has it, or in an archive of this folder."""
 
-    folder: str  # below a data directory, as torchvision has it
+    folder: str  # below a data directory, and inside the archive
+    archive: files.Download | None
+    shape: tuple[int, int, int]  # of an image
+    classes: int
     fetchable = True
 
     @property
@@ -46,24 +50,44 @@ class PublishedSource(sources.Source):
     def downloads(self) -> tuple[files.Download, ...]:
         """Files to download for a full copy."""
 
+    @property
     @abstractmethod
-    def find(self, directory: Path) -> Path | None:
-        """Path of the full copy in ``directory``; None: there is none."""
+    def md5_of_files(self) -> dict[str, str]:
+        """Published md5 of each file of the folder, by its name."""
 
     @abstractmethod
+    def decoded(self, contents: Mapping[str, bytes]) -> FourTensors:
+        """Samples in the contents of the published files."""
+
+    def form(self, options: Mapping[str, Any]) -> Form:
+        return Form(self.shape, self.classes, self.classes)
+
+    def find(self, directory: Path) -> Path | None:
+        """Path of the full copy in ``directory``: the folder, else the archive; None: there is none."""
+        if not self.lacking(directory):
+            return directory / self.folder
+        archive = directory / self.archive.path if self.archive else None
+        return archive if archive and files.exists(archive) else None
+
     def lacking(self, directory: Path) -> list[str]:
         """Names of the files that are not in the folder below ``directory``."""
+        return [file for file in self.md5_of_files if not files.exists(directory / self.folder / file)]
 
-    @abstractmethod
     def verified_files(self, place: Path) -> dict[str, bytes]:
-        """Content of every file of a copy by its name, each with its published md5; ``place`` is what `find` gave."""
-
-    @abstractmethod
-    def read(self, place: Path) -> Dataset:
-        """Data set of a copy, checked as in `verified_files`; CorruptDataError also for a wrong layout of a file."""
+        """Content of every file of a copy by its name, as published; ``place`` is what `find` gave."""
+        if place.is_dir() or self.archive is None:
+            md5s = self.md5_of_files.items()
+            return {file: files.read_verified(place / file, md5, dataset=self.name) for file, md5 in md5s}
+        names = {f"{self.folder}/{file}": file for file in self.md5_of_files}
+        archive = files.read_verified(place, self.archive.md5, dataset=self.name)
+        # "r|gz" reads in one pass: looking members up by name would unpack the archive several times over
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r|gz") as tar:
+            found = {names[m.name]: file.read() for m in tar if m.name in names and (file := tar.extractfile(m))}
+        return found
 
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, download: bool, **how: Any) -> Dataset:
-        return self.read(self.present(directories, download=download)[1])
+        place = self.present(directories, download=download)[1]
+        return Dataset(self.name, *self.decoded(self.verified_files(place)), self.classes, str(place))
 
     def locate(self, directories: Sequence[Path]) -> Path | None:
         return next((place for directory in directories if (place := self.find(directory))), None)
@@ -102,8 +126,8 @@ class PublishedSource(sources.Source):
         """A folder that was searched, and what it lacks."""
         if not directory.is_dir():
             return f"{directory} (no such folder)"
-        if (directory / self.folder).is_dir() and (lacking := self.lacking(directory)):
-            return f"{directory} ({self.folder} lacks {', '.join(lacking)})"
+        if (directory / self.folder).is_dir():
+            return f"{directory} ({self.folder} lacks {', '.join(self.lacking(directory))})"
         return str(directory)
 
 
@@ -113,60 +137,35 @@ class CifarSource(PublishedSource):
 
     name: str
     classes: int
-    folder: str  # of the batches below a data directory, and inside the archive
+    folder: str
     archive: files.Download
     train: Mapping[str, str]  # published md5 by file name, in order
     test: Mapping[str, str]
     label_key: bytes  # key of the class numbers in a batch
 
-    def form(self, options: Mapping[str, Any]) -> Form:
-        return Form(CIFAR_SHAPE, self.classes, self.classes)
+    shape = (3, 32, 32)
 
     @property
     def downloads(self) -> tuple[files.Download, ...]:
         return (self.archive,)
 
-    def find(self, directory: Path) -> Path | None:
-        """Folder of batches in ``directory``, else the archive, else None."""
-        folder, archive = directory / self.folder, directory / self.archive.path
-        if folder.is_dir() and not self.lacking(directory):
-            return folder
-        return archive if files.exists(archive) else None
-
-    def lacking(self, directory: Path) -> list[str]:
-        return [batch for batch in self._batches if not files.exists(directory / self.folder / batch)]
-
-    def verified_files(self, place: Path) -> dict[str, bytes]:
-        if place.is_dir():
-            return {
-                batch: files.read_verified(place / batch, md5, dataset=self.name)
-                for batch, md5 in self._batches.items()
-            }
-        members = {f"{self.folder}/{batch}": md5 for batch, md5 in self._batches.items()}
-        contents = files.read_verified_members(place, self.archive.md5, members, dataset=self.name)
-        return {batch: contents[f"{self.folder}/{batch}"] for batch in self._batches}
-
-    def read(self, place: Path) -> Dataset:
-        contents = self.verified_files(place)
-        train_inputs, train_targets = self._decode(contents[batch] for batch in self.train)
-        test_inputs, test_targets = self._decode(contents[batch] for batch in self.test)
-        return Dataset(self.name, train_inputs, train_targets, test_inputs, test_targets, self.classes, str(place))
-
     @property
-    def _batches(self) -> dict[str, str]:
+    def md5_of_files(self) -> dict[str, str]:
         return {**self.train, **self.test}
 
-    def _decode(self, contents: Iterable[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-        # A pickle runs code when loaded; these are bytes whose published md5 has just been checked.
-        batches: list[dict[bytes, Any]] = [pickle.loads(content, encoding="bytes") for content in contents]
-        inputs = images_from_bytes([batch[b"data"] for batch in batches], CIFAR_SHAPE)
-        labels = np.concatenate([np.asarray(batch[self.label_key], dtype=np.int64) for batch in batches])
-        return inputs, torch.from_numpy(labels)
+    def decoded(self, contents: Mapping[str, bytes]) -> FourTensors:
+        found = []
+        for names in (self.train, self.test):
+            # A pickle runs code when loaded; these are bytes whose published md5 has just been checked.
+            batches = [pickle.loads(contents[name], encoding="bytes") for name in names]
+            labels = np.concatenate([np.asarray(batch[self.label_key], dtype=np.int64) for batch in batches])
+            found += [images_from_bytes([batch[b"data"] for batch in batches], self.shape), torch.from_numpy(labels)]
+        return found[0], found[1], found[2], found[3]
 
 
 @dataclass(frozen=True)
 class IdxSource(PublishedSource):
-    """Data set in four gzipped idx files."""
+    """Data set in four gzipped idx files: a header, then 8-bit numbers in C order."""
 
     name: str
     folder: str
@@ -174,58 +173,26 @@ class IdxSource(PublishedSource):
     md5: Mapping[str, str]  # of each file as published, by its name without .gz
     classes: int = 10
 
-    def form(self, options: Mapping[str, Any]) -> Form:
-        return Form((1, *IDX_SHAPES[TRAIN_IMAGES][1:]), self.classes, self.classes)
+    archive = None
+    shape = (1, 28, 28)
 
     @property
     def downloads(self) -> tuple[files.Download, ...]:
-        return tuple(
-            files.Download(f"{self.url}{file}.gz", md5, f"{self.folder}/{file}.gz") for file, md5 in self.md5.items()
+        named = self.md5_of_files.items()
+        return tuple(files.Download(f"{self.url}{file}", md5, f"{self.folder}/{file}") for file, md5 in named)
+
+    @property
+    def md5_of_files(self) -> dict[str, str]:
+        return {f"{file}.gz": md5 for file, md5 in self.md5.items()}
+
+    def decoded(self, contents: Mapping[str, bytes]) -> FourTensors:
+        train, train_labels, test, test_labels = (
+            # four bytes, and four more for each dimension, come before the numbers
+            np.frombuffer(gzip.decompress(contents[f"{file}.gz"]), np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+            for file, shape in IDX_SHAPES.items()
         )
-
-    def find(self, directory: Path) -> Path | None:
-        return None if self.lacking(directory) else directory / self.folder
-
-    def lacking(self, directory: Path) -> list[str]:
-        folder = directory / self.folder
-        return [f"{file}.gz" for file in self.md5 if not files.exists(folder / f"{file}.gz")]
-
-    def verified_files(self, place: Path) -> dict[str, bytes]:
-        return {
-            file: gzip.decompress(files.read_verified(place / f"{file}.gz", md5, dataset=self.name))
-            for file, md5 in self.md5.items()
-        }
-
-    def read(self, place: Path) -> Dataset:
-        arrays = {
-            file: parse_idx(content, IDX_SHAPES[file], file=str(place / file))
-            for file, content in self.verified_files(place).items()
-        }
-        return Dataset(
-            self.name,
-            images_from_bytes([arrays[TRAIN_IMAGES]], (1, 28, 28)),
-            torch.from_numpy(arrays[TRAIN_LABELS].astype(np.int64)),
-            images_from_bytes([arrays[TEST_IMAGES]], (1, 28, 28)),
-            torch.from_numpy(arrays[TEST_LABELS].astype(np.int64)),
-            self.classes,
-            str(place),
-        )
-
-
-def parse_idx(content: bytes, shape: tuple[int, ...], *, file: str) -> np.ndarray:
-    """Array uint8 of an idx file of 8-bit numbers, whose ``shape`` is known; ``file`` is its name in the message.
-
-    The header is two zero bytes, the type (8: unsigned byte), the number of dimensions, and each dimension as a big-
-    endian 32-bit integer; the numbers follow in C order.
-    """
-    header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
-    if content[: len(header)] != header or len(content) != len(header) + prod(shape):
-        raise CorruptDataError(
-            f"{file} is not an idx file of unsigned bytes of shape {shape} (its header is "
-            f"{content[: len(header)].hex()} instead of {header.hex()}, its length {len(content)} bytes "
-            f"instead of {len(header) + prod(shape)}): delete it and fetch it again."
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=len(header)).reshape(shape)
+        targets, test_targets = (torch.from_numpy(labels.astype(np.int64)) for labels in (train_labels, test_labels))
+        return images_from_bytes([train], self.shape), targets, images_from_bytes([test], self.shape), test_targets
 
 
 _MNIST = {

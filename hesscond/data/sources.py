@@ -57,9 +57,9 @@ class Source(ABC):
         """Copy that `load` reads if no option names another; None: there is none."""
         return None
 
-    @abstractmethod
     def fetch(self, directories: Sequence[Path]) -> Path:
         """Folder of a checked copy, downloaded if there is none."""
+        raise ConfigError(f"the data set {self.name!r} is generated, or a file of yours: there is nothing to fetch.")
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Values of all options: the given ones, and the defaults of the others."""
@@ -102,9 +102,7 @@ class Generated(Source):
         return self.fetch(directories)
 
     def fetch(self, directories: Sequence[Path]) -> Path:
-        if self.folder is None:
-            raise ConfigError(f"the data set {self.name!r} is generated: there is nothing to fetch.")
-        return self.folder()
+        return super().fetch(directories) if self.folder is None else self.folder()
 
 
 def in_file(name: str, function: Any) -> Source:

@@ -35,9 +35,6 @@ class Table(sources.Source):
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
         return read(tuple(sorted(options.items())))
 
-    def fetch(self, directories: Sequence[Path]) -> Path:
-        raise ConfigError("csv is a file of yours: there is nothing to fetch")
-
 
 @lru_cache(maxsize=4)
 def read(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:

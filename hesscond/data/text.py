@@ -52,9 +52,6 @@ class Text(sources.Source):
         found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
         return Path(found.origin) if found and found.origin else None
 
-    def fetch(self, directories: Sequence[Path]) -> Path:
-        raise ConfigError("text comes with Python, or is a file of yours: there is nothing to fetch")
-
     def form(self, options: Mapping[str, Any]) -> dataset.Form:
         kinds = len(set(read(options["file"])[0]))
         return dataset.Form((options["context"],), kinds, kinds, tokens=True)

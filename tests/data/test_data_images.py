@@ -261,7 +261,7 @@ def dangling(folder):
         (loose_val, CorruptDataError, "val has no folders of classes: its pictures must lie in val/CLASS"),
         (too_few, ConfigError, r"train has 2 folders of classes, not 3: complete it, or set classes = 2 in \[data\]"),
         (unknown_in_val, CorruptDataError, "val has a class 'bee' that .*train lacks"),
-        (empty, CorruptDataError, "train/ant has no pictures"),
+        (empty, CorruptDataError, r"train/ant has no files \.jpg"),
         (no_picture, CorruptDataError, "train/cat/003.png is no picture: replace or delete it"),
         (cut_off, CorruptDataError, "train/cat/003.png cannot be decoded .*: replace or delete it"),
         (deep, CorruptDataError, "train/cat/003.png cannot be decoded .*more than 8 bits a channel"),

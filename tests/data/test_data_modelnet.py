@@ -138,5 +138,5 @@ def test_classes_that_lack_something(folder):
         loaded(folder, train_samples=7)
     for mesh in (folder / "chair" / "test").glob("*.off"):
         mesh.unlink()
-    with pytest.raises(CorruptDataError, match=r"the class chair of .* has no meshes test/\*\.off"):
+    with pytest.raises(CorruptDataError, match=r"the class .*/chair/test has no files \.off"):
         loaded(folder)

@@ -1,5 +1,6 @@
 """The real CIFAR-10 and MNIST, against published facts and against a second way of reading them."""
 
+import gzip
 import pickle
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_mnist_has_the_published_shapes_and_class_counts(real_data):
     contents = SOURCES["mnist"].verified_files(SOURCES["mnist"].find(folder))
     for file, inputs in ((published.TRAIN_IMAGES, data.train_inputs), (published.TEST_IMAGES, data.test_inputs)):
         for row in (0, 1, 9_999):
-            pixels = list(contents[file][16 + 784 * row : 16 + 784 * (row + 1)])
+            pixels = list(gzip.decompress(contents[f"{file}.gz"])[16 + 784 * row : 16 + 784 * (row + 1)])
             assert torch.equal(inputs[row].flatten(), torch.tensor(pixels, dtype=torch.float32) / 255)
 
 

@@ -40,7 +40,7 @@ def test_the_same_whatever_the_global_random_state(name, requested_urls):
 @pytest.mark.parametrize("name", [name for name in GENERATED if name != "digits"])
 def test_they_are_listed_and_there_is_nothing_to_fetch(name):
     assert name in names()
-    with pytest.raises(ConfigError, match=f"the data set '{name}' is generated: there is nothing to fetch"):
+    with pytest.raises(ConfigError, match=f"'{name}' is generated, or a file of yours: there is nothing to fetch"):
         fetch(name)
 
 

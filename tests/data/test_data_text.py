@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_one_sentence(written, content, options, sentence):
 
 
 def test_a_text_is_not_for_download_and_has_no_mean():
-    with pytest.raises(ConfigError, match="text comes with Python, or is a file of yours: there is nothing to fetch"):
+    with pytest.raises(ConfigError, match="'text' is generated, or a file of yours: there is nothing to fetch"):
         fetch("text")
     with pytest.raises(ConfigError, match="the inputs of text are tokens, which cannot be standardized"):
         standardized(load("text"))
