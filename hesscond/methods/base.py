@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import torch
 from torch import nn
@@ -25,13 +25,6 @@ from hesscond.methods.wrapping import place_of
 
 #: Names of the optimizers of torch that may take a method's steps.
 OptimizerName = Literal["sgd", "adam", "adamw"]
-
-
-class Snapshots(NamedTuple):
-    """Coordinates and diagnostics of a layer, to be computed after later steps have been taken."""
-
-    take: Callable[[], Any]  # a copy of the current state that they are computed from
-    made: Callable[[Sequence[Any]], list[tuple[Coordinates | None, dict[str, float]]]]  # from several such copies
 
 
 class Method:
@@ -249,13 +242,6 @@ class Method:
     def diagnostics(self, layer: str) -> dict[str, float]:
         """Further columns of the study's probe table that only this method knows (see ``runs/store.py``)."""
         return {}
-
-    def snapshots(self, layer: str) -> Snapshots | None:
-        """Snapshots to compute `coordinates` and `diagnostics` of a layer later; None: they are computed at each step.
-
-        Only for a method without `readings`.
-        """
-        return None
 
     # -- its life -----------------------------------------------------------------------------------------------------
 

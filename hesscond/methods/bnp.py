@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hesscond import capture
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling, Coordinates
+from hesscond.hessians import CentringScaling
 from hesscond.hessians.coordinates import linear
 from hesscond.methods import base
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
@@ -36,16 +36,6 @@ def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2:
     return variance + (variance.amax(-1, keepdim=True) * epsilon_1 + epsilon_2)
 
 
-class Snapshot(NamedTuple):
-    """Statistics that define P of a layer, in tensors that later steps do not change; names as in `BNPState`."""
-
-    geometry: capture.Geometry
-    repeat: int
-    q_squared: float
-    mu: torch.Tensor
-    variance: torch.Tensor
-
-
 @dataclass
 class BNPState(LayerState):
     """Running statistics mu and variance (G w,) of a layer's G groups, and the inputs seen since the last step."""
@@ -59,11 +49,11 @@ class BNPState(LayerState):
         self.mu = layer.weight.detach().new_zeros(groups * channels)
         self.variance = torch.ones_like(self.mu)
         #: Shapes of the weights (group, unit, channel, kernel entry) and of the statistics that broadcast to them.
-        self.by_group, self.beside = (groups, -1, channels, self.repeat), (groups, 1, channels, 1)
+        self.grouped, self.beside = (groups, -1, channels, self.repeat), (groups, 1, channels, 1)
 
-    def snapshot(self) -> Snapshot:
-        """The statistics as they are now."""
-        return Snapshot(self.geometry, self.repeat, self.q_squared, self.mu.clone(), self.variance.clone())
+    def by_group(self, statistics: torch.Tensor) -> torch.Tensor:
+        """μ or σ² of each group, (G, w) float64."""
+        return statistics.to(torch.float64).unflatten(0, (self.geometry.groups, -1))
 
     def batch_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """μ_B and σ_B² of the inputs seen; of a single row σ_B² = (h − μ)² with the running mean μ."""
@@ -105,7 +95,7 @@ class BNPState(LayerState):
             G_w.addr_(G_b, self.mu, alpha=-1).mul_(self.inverse)
             G_b.addmv_(G_w, self.mu, beta=1 / self.q_squared, alpha=-1)
             return
-        kernels, inverse = G_w.view(self.by_group), self.inverse.view(self.beside)
+        kernels, inverse = G_w.view(self.grouped), self.inverse.view(self.beside)
         if G_b is None:
             kernels.mul_(inverse)
             return
@@ -225,55 +215,21 @@ class BNP(InputMethod[BNPState]):
 
     def of_groups(self, state: BNPState) -> list[CentringScaling]:
         """P = (1/q) U D with the μ and σ̃ that the last step used."""
-        return self._of_groups([state])[0]
-
-    def _of_groups(self, states: Sequence[BNPState | Snapshot]) -> list[list[CentringScaling]]:
-        bias, repeat = states[0].geometry.bias, states[0].repeat
-        mu, sigma = self._by_group(states, "mu"), self._regularized(self._by_group(states, "variance")).sqrt()
+        sigma = regularized(state.by_group(state.variance), self.epsilon_1, self.epsilon_2).sqrt()
         # copies, which later steps do not change
-        mu, sigma = (part.repeat_interleave(repeat, 2) for part in (mu, sigma))
-        name = f"BNP, {NAMES[self.statistics]}"
-        return [
-            [CentringScaling(m, s, bias, state.q_squared**0.5, name) for m, s in zip(*own, strict=True)]
-            for state, *own in zip(states, mu, sigma, strict=True)
-        ]
+        mu, sigma = (part.repeat_interleave(state.repeat, 1) for part in (state.by_group(state.mu), sigma))
+        bias, q, name = state.geometry.bias, state.q_squared**0.5, f"BNP, {NAMES[self.statistics]}"
+        return [CentringScaling(m, s, bias, q, name) for m, s in zip(mu, sigma, strict=True)]
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         """κ(D) of the statistics (the largest of the groups): raw σ, and with ε₁, ε₂ as the step used it."""
         state = self.find(layer)
-        return {} if state is None else self._diagnostics([state])[0]
-
-    def _diagnostics(self, states: Sequence[BNPState | Snapshot]) -> list[dict[str, float]]:
-        groups, bias = states[0].geometry.groups, states[0].geometry.bias
-        raw = self._by_group(states, "variance")
-        both = {"kappa_D_running": raw, "kappa_D_running_eps": self._regularized(raw)}
-        found: list[dict[str, float]] = [{} for _ in states]
-        for name, variance in both.items():
-            kappas = linear.scaling_conditions(variance.sqrt().flatten(0, 1), bias=bias)
-            for k, own in enumerate(found):
-                own[name] = max(kappas[k * groups : (k + 1) * groups])
-        return found
-
-    @staticmethod
-    def _by_group(states: Sequence[BNPState | Snapshot], name: str) -> torch.Tensor:
-        """μ or σ² of a layer at several times, (k, G, w) float64."""
-        groups = states[0].geometry.groups
-        return torch.stack([getattr(state, name) for state in states]).to(torch.float64).unflatten(1, (groups, -1))
-
-    def _regularized(self, variance: torch.Tensor) -> torch.Tensor:
-        return regularized(variance, self.epsilon_1, self.epsilon_2)
-
-    def snapshots(self, layer: str) -> base.Snapshots | None:
-        """Snapshots of the running statistics, which are few numbers; None for other layers and in subclasses."""
-        state = self.find(layer)
-        # a subclass may have other coordinates
-        return None if state is None or type(self) is not BNP else base.Snapshots(state.snapshot, self._made)
-
-    def _made(self, snapshots: Sequence[Snapshot]) -> list[tuple[Coordinates | None, dict[str, float]]]:
-        geometry, device = snapshots[0].geometry, snapshots[0].mu.device
-        parts = self._of_groups(snapshots)
-        systems = [linear.by_group(own, geometry.units, geometry.n_params, device=device) for own in parts]
-        return [*zip(systems, self._diagnostics(snapshots), strict=True)]
+        if state is None:
+            return {}
+        raw = state.by_group(state.variance)
+        both = torch.cat([raw, regularized(raw, self.epsilon_1, self.epsilon_2)]).sqrt()
+        kappas = linear.scaling_conditions(both, bias=state.geometry.bias)
+        return {"kappa_D_running": max(kappas[: len(raw)]), "kappa_D_running_eps": max(kappas[len(raw) :])}
 
     @classmethod
     def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:

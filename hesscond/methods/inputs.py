@@ -228,13 +228,13 @@ class LayerMethod(base.Method, Generic[State]):
 
     def find(self, layer: str) -> State | None:
         """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
-        there = capture.eligible_layers(self.model)
-        module = there.get(layer, self.layers[layer].module if layer in self.layers else None)
-        if module is None:
-            raise ConfigError(f"no layer {layer!r} in the model: it has {', '.join(there)}")
-        if not trains(module):
-            return None
-        return next((state for state in self.layers.values() if state.module is module), None)
+        found = self.layers.get(layer)
+        if found is None:
+            there = capture.eligible_layers(self.model)
+            if layer not in there:
+                raise ConfigError(f"no layer {layer!r} in the model: it has {', '.join(there)}")
+            found = next((state for state in self.layers.values() if state.module is there[layer]), None)
+        return found if found is not None and trains(found.module) else None
 
     def detach(self) -> None:
         for handle in self._handles:

@@ -87,7 +87,7 @@ class TakenProbe(NamedTuple):
     data: ProbeData
     samples: int
     captured: recorder.Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
-    systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
+    systems: Mapping[str, Systems]  # by layer
     waits: bool  # κ may be computed after the next steps: it needs neither model nor method
 
 
@@ -121,7 +121,6 @@ class TrainedLayers:
 
     def __post_init__(self) -> None:
         self.recorder = recorder.Recorder(self.layers)
-        self._snapshots = {place: self.method.snapshots(place) for place in self.units}
         self._differentiated: set[str] = set()
         # a probe that waits is not evaluated again, and keeps no inputs: the next batch takes their place in memory
         self._kept = ProbeData("batch", (), self.maker(()), {})
@@ -152,10 +151,10 @@ class TrainedLayers:
         if check:
             with again():
                 checks = self.compared(self._captures([captured])[0], batch)
-        systems: dict[str, Any] = {}
-        for place, snapshots in self._snapshots.items():
-            systems[place] = own = self.systems(place) if snapshots is None else snapshots.take()
-            if waits and snapshots is None:
+        systems: dict[str, Systems] = {}
+        for place in self.units:
+            systems[place] = own = self.systems(place)
+            if waits:
                 try:
                     systems[place] = Systems(*copied([*own], KEPT))
                 except TypeError:
@@ -176,7 +175,7 @@ class TrainedLayers:
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
+        for probe, own in zip(probes, captures, strict=True):
             units = []
             for place, captured in own.items():
                 own_statistics = next(statistics)
@@ -184,7 +183,9 @@ class TrainedLayers:
                 layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, systems[place]))
+                    units.append(
+                        Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, probe.systems[place])
+                    )
             found.append(units)
         conditions = iter(self.conditions([unit for units in found for unit in units]))
         return [[*islice(conditions, len(units))] for units in found]
@@ -270,16 +271,6 @@ class TrainedLayers:
             assert made is not None
             for k, captures in zip(members, made, strict=True):
                 found[at[k]] = captures
-        return found
-
-    def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
-        """Systems of each layer at each probe."""
-        found = [dict(probe.systems) for probe in probes]
-        for place, snapshots in self._snapshots.items():
-            if snapshots is not None and found:
-                made = snapshots.made([own[place] for own in found])
-                for own, (system, diagnostics) in zip(found, made, strict=True):
-                    own[place] = Systems(system, {}, diagnostics)
         return found
 
     def systems(self, place: str) -> Systems:
