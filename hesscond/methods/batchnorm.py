@@ -213,7 +213,8 @@ class BatchRenormalization(Normalization):
 
     r = clip(σ_B / σ, 1/r_max, r_max) and d = clip((μ_B − μ) / σ, −d_max, d_max), where μ_B and σ_B = √(var + ε) are of
     the batch and μ and σ running averages of these, from before the batch. Where nothing is clipped, training and
-    inference compute the same function. A probe after the forward pass sees μ and σ after it.
+    inference compute the same function. A study probes the function of its training pass; another probe after that pass
+    sees μ and σ after it.
 
     ``clip=false,debias=true,second_average=true`` is TensorFlow 1.13's with its default arguments and, with
     ``position=post``, that of Lange, Helfrich and Ye (JMLR 2022). It can diverge. Measured on three hidden layers of

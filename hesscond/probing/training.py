@@ -133,7 +133,8 @@ class TrainedLayers:
     def take(self, batch: evaluation.Batch, output: torch.Tensor, again: Again, *, check: bool) -> TakenProbe:
         """Take a probe of the mini-batch whose training pass gave ``output`` while the recorder was armed.
 
-        ``again`` restores the random state of that pass; ``check``: compare captures with the model's own derivatives.
+        ``again`` restores the random state and buffers of that pass; ``check``: compare captures with the model's own
+        derivatives.
         """
         targets = batch[1]
         recorded = self.recorder.recorded(output, targets) if self.records else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -488,8 +488,7 @@ class Training:
         due = self.due(iteration)
         self.prober.layers.recorder.armed = due
         self.optimizer.zero_grad(set_to_none=True)
-        # nothing else is seeded in a run
-        random = untouched.RandomState.of_torch(self.devices) if due else None
+        again = self.beginning() if due else None
         output = self.model(inputs)
         self.prober.layers.recorder.armed = False
         loss_tensor = self.loss_fn(output, targets)
@@ -504,10 +503,9 @@ class Training:
         self.method.transform_gradients()
         # after the method has seen the batch, before the weights move: the P of this very step
         probes: list[probing.Probe] = []
-        if random is not None:
+        if again is not None:
             with self.explaining(iteration):
-                # dropout is that of the training pass
-                probe = self.prober.batch(inputs, targets, output, again=random.again, check=self.compares(iteration))
+                probe = self.prober.batch(inputs, targets, output, again=again, check=self.compares(iteration))
                 probes.append(probe if probe.waits else probing.Probe(None, self.prober.rows([probe])[0]))
         if iteration in self.plan.study.probe.at:
             with self.explaining(iteration):
@@ -517,6 +515,28 @@ class Training:
             self.schedule.step()
         self.method.after_step()
         return loss, probes
+
+    def beginning(self) -> Callable[[], AbstractContextManager[None]]:
+        """Context in which the model computes what it does now: with this random state and these buffers."""
+        # nothing else is seeded in a run
+        random, buffers = untouched.RandomState.of_torch(self.devices), list(self.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+
+        def write(values: Sequence[torch.Tensor]) -> None:
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
+
+        @contextmanager
+        def again() -> Iterator[None]:
+            after = [buffer.clone() for buffer in buffers]
+            write(before)
+            try:
+                with random.again():
+                    yield
+            finally:
+                write(after)
+
+        return again
 
     def end_of_epoch(self, iteration: int, epoch: int, *, last: bool = False) -> None:
         """Evaluate on the test set, and probe over the training set where it is due."""

@@ -1,6 +1,7 @@
 """Training and probing of a study against plain torch and numpy."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -268,6 +269,29 @@ def test_batch_rows_equal_the_hessian_of_torch_func(tmp_path, digits, method, pr
         assert row["kappa_D_running"] == pytest.approx(kappa_of_D(variance**0.5), rel=1e-5)
         assert row["kappa_D_running_eps"] == pytest.approx(kappa_of_D(used**0.5), rel=1e-5)
         assert abs(row["kappa_own"] / row["kappa_preconditioned"] - 1) > 0.01
+
+
+def test_a_probe_is_of_the_function_of_its_training_pass_whose_buffers_the_pass_itself_moves(tmp_path, digits):
+    method = "batchrenorm:start=0,r_end=0,d_end=0,momentum=0.5"
+    plan = plan_for(tmp_path / "run", method, iterations=3, probe={"layers": ["fc1", "fc3"], "units": [3]})
+    training = Training(plan, digits, RunLog(plan.folder, plan.config(digits)), None)
+    places = {name: place for place, name in training.prober.layers.names.items()}
+    for iteration in range(3):
+        before = deepcopy(training.model).double()
+        rows = slice(60 * iteration, 60 * iteration + 60)
+        inputs, targets = training.inputs[rows], training.targets[rows]
+        _, probes = training.step(iteration, inputs, targets)
+        loss = nn.functional.cross_entropy(before(inputs.double()), targets)
+        for row in training.prober.rows(probes)[0]:
+            layer = before.get_submodule(places[row.measured["layer"]])
+            slopes = torch.autograd.grad(loss, [layer.weight, layer.bias], create_graph=True)
+            products = [
+                torch.autograd.grad(slope, [layer.weight, layer.bias], retain_graph=True)
+                for slope in (*slopes[0][3], slopes[1][3])
+            ]
+            H = torch.stack([torch.cat([weight[3], bias[3:4]]) for weight, bias in products])
+            assert row.measured["lambda_max"] == pytest.approx(float(torch.linalg.eigvalsh(H).abs().max()), rel=1e-4)
+    training.log.close("finished")
 
 
 @pytest.mark.parametrize(("precision", "rtol"), [("as-trained", 1e-2), ("float64", 1e-6)])
