@@ -232,7 +232,7 @@ class BNP(InputMethod[BNPState]):
         return {"kappa_D_running": max(kappas[: len(raw)]), "kappa_D_running_eps": max(kappas[len(raw) :])}
 
     @classmethod
-    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:
+    def data_statistics(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:
         """Statistics of the input features; of a convolution by channel."""
         refuse_transposed(cls.name, layer, inputs.layer)
         return capture.channel_statistics(inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -114,60 +114,6 @@ def joined(parts: list[Products]) -> Rows:
 # -- the curvature of the loss in the outputs --------------------------------------------------------------------------
 
 
-class OutputWatch:
-    """Recorder of a network's output in its latest training pass, and of the curvature of the loss in it."""
-
-    def __init__(self, method: str, model: nn.Module) -> None:
-        self.method, self.model = method, model
-        self._output: Any = None
-        self.handle = model.register_forward_hook(self._keep)
-
-    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
-        # a probe calls the model with other tensors in place of its parameters: not this training
-        own = next(module.parameters(), None)
-        if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
-            self._output = output
-
-    def curvature(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The output z, and ∂²loss/∂z² as a block (C, C) for each of its B samples, in its precision."""
-        z, self._output = self._output, None
-        if not isinstance(z, torch.Tensor):
-            what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
-            raise ConfigError(f"{self.method} needs the model's output as a tensor, and {what}")
-        first = torch.autograd.grad(loss, z, create_graph=True, allow_unused=True)[0] if z.requires_grad else None
-        if first is None:
-            raise ConfigError(f"{self.method}: the loss does not depend on the output of the model's latest pass")
-        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1)
-        if not g.requires_grad:
-            return z, z.new_zeros(*g.shape, g.shape[1])
-
-        def product(v: torch.Tensor) -> torch.Tensor:
-            (found,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
-            return found.reshape(g.shape)
-
-        columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
-        S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
-        # half of the parts alone: nothing may reach the others
-        some = torch.zeros_like(g)
-        some[
-            torch.randperm(len(g), generator=torch.Generator().manual_seed(0), device="cpu")[: len(g) // 2].to(g.device)
-        ] = 1.0
-        if reaches(product(some)[some[:, 0] == 0]):
-            raise ConfigError(f"{self.method} is not defined for a loss in which the samples are coupled")
-        return z, S
-
-    def back(self, z: torch.Tensor, V: torch.Tensor, states: Iterable[inputs.LayerState]) -> None:
-        """Carry V (r, B, C), gradients of r numbers in the output z, back through the network: ``states`` keep them."""
-        chosen = [state for state in states if state.module.weight.requires_grad]
-        weights = [state.module.weight for state in chosen]
-        for number, v in enumerate(V, 1):
-            for state in chosen:
-                state.wanted = number
-            torch.autograd.grad(z, weights, v.reshape(z.shape).to(z), retain_graph=True, allow_unused=True)
-        for state in chosen:
-            state.wanted = 0
-
-
 def reaches(gradients: torch.Tensor) -> bool:
     """Whether there are gradients that are neither zero nor those of a run that diverges."""
     return bool(((gradients != 0) & gradients.isfinite()).any())
@@ -189,14 +135,18 @@ def root(S: torch.Tensor, method: str) -> torch.Tensor:
 # -- M and the method --------------------------------------------------------------------------------------------------
 
 
-class Resolvent:
-    """(FᵀF + γI)^−1 and its root, by K = FFᵀ.
+class GaussNewtonRoot(Preconditioner):
+    """P = (G + γI)^−½ of a layer, G = FᵀF, by K = FFᵀ; of a unit the root of its own block of M = P².
 
-    These are γ^−1 (I − Fᵀ(K + γI)^−1 F) and γ^−½ (I − FᵀWF), where W = f(K), f(λ) = 1/(λ + γ + √(γ(λ + γ))).
+    M = γ^−1 (I − Fᵀ(K + γI)^−1 F) and P = γ^−½ (I − FᵀWF), where W = f(K), f(λ) = 1/(λ + γ + √(γ(λ + γ))).
     """
 
-    def __init__(self, rows: Rows, damping: float) -> None:
-        self.rows, self.damping = rows, damping
+    same_for_units = False
+    unstructured = True
+    cancels = True
+
+    def __init__(self, rows: Rows, damping: float, name: str) -> None:
+        self.rows, self.damping, self.name = rows, damping, name
         self._K = rows.gram()
         L, info = torch.linalg.cholesky_ex(
             self._K + damping * torch.eye(len(self._K), dtype=self._K.dtype, device=self._K.device)
@@ -205,11 +155,10 @@ class Resolvent:
             raise ConfigError(
                 f"damping {damping:g} is below the rounding of the Gauss–Newton matrix: choose a larger one"
             )
-        self.inverse = torch.cholesky_inverse(L)
+        self._inverse = torch.cholesky_inverse(L)
 
     @cached_property
-    def W(self) -> torch.Tensor:
-        """W (r, r)."""
+    def _W(self) -> torch.Tensor:
         values, U = torch.linalg.eigh(self._K)
         shifted = values.clamp_min(0) + self.damping
         return (U / (shifted + (self.damping * shifted).sqrt())) @ U.T
@@ -217,29 +166,16 @@ class Resolvent:
     def applied(self, G: torch.Tensor) -> torch.Tensor:
         """M g for G (m, n̂), in its precision."""
         g = G.reshape(1, -1).to(torch.float64)
-        moved = (g - self.rows.combined(self.rows.images(g) @ self.inverse)) / self.damping
+        moved = (g - self.rows.combined(self.rows.images(g) @ self._inverse)) / self.damping
         return moved.view_as(G).to(G.dtype)
 
-    def block(self, unit: int) -> torch.Tensor:
+    def unit_block(self, unit: int) -> torch.Tensor:
         """M_ii (n̂, n̂), the block of one unit."""
         F = self.rows.of_unit(unit)
-        return (torch.eye(F.shape[1], dtype=F.dtype, device=F.device) - F.T @ self.inverse @ F) / self.damping
-
-
-class GaussNewtonRoot(Preconditioner):
-    """P = (G + γI)^−½ of a layer; of a unit the root of its own block of M."""
-
-    same_for_units = False
-    unstructured = True
-    cancels = True
-
-    def __init__(self, resolvent: Resolvent, name: str) -> None:
-        self.of, self.name = resolvent, name
+        return (torch.eye(F.shape[1], dtype=F.dtype, device=F.device) - F.T @ self._inverse @ F) / self.damping
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
-        """``rows`` (v, m n̂) times P."""
-        own = self.of.rows
-        return (rows - own.combined(own.images(rows) @ self.of.W)) / self.of.damping**0.5
+        return (rows - self.rows.combined(self.rows.images(rows) @ self._W)) / self.damping**0.5
 
     def expanded(self, rows: torch.Tensor, units: int, order: int) -> torch.Tensor:
         """``rows`` (v, m n̂) times Pᵀ = P."""
@@ -247,18 +183,17 @@ class GaussNewtonRoot(Preconditioner):
 
     def of_unit(self, unit: int) -> DensePreconditioner:
         """P_i with P_i P_iᵀ = M_ii: what moves the unit if it moves alone."""
-        return DensePreconditioner(power(self.of.block(unit), 0.5), self.name)
+        return DensePreconditioner(power(self.unit_block(unit), 0.5), self.name)
 
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """A bound of ``rows`` (v, m n̂) times |P|: |(FᵀWF)_ab| ≤ d_a d_b with d² the diagonal of FᵀWF."""
-        F = self.of.rows
-        parts = (F.of_unit(unit) for unit in range(F.shape[1]))
-        d = torch.cat([(part * (self.of.W @ part)).sum(0) for part in parts]).clamp_min(0).sqrt().to(rows)
-        return (rows + (rows @ d)[:, None] * d) / self.of.damping**0.5
+        parts = map(self.rows.of_unit, range(self.rows.shape[1]))
+        d = torch.cat([(part * (self._W @ part)).sum(0) for part in parts]).clamp_min(0).sqrt().to(rows)
+        return (rows + (rows @ d)[:, None] * d) / self.damping**0.5
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² = Σ d_a² M_aa."""
-        blocks = torch.cat([self.of.block(unit).diagonal() for unit in range(self.of.rows.shape[1])])
+        blocks = torch.cat([self.unit_block(unit).diagonal() for unit in range(self.rows.shape[1])])
         return float(scales.square() @ blocks.to(scales))
 
 
@@ -267,7 +202,7 @@ class GaussNewtonState(inputs.WholeState):
     """A layer, the loss that each of its calls belongs to, and M of the last step (None before the first one)."""
 
     of_call: list[int] = field(default_factory=list)
-    resolvent: Resolvent | None = None
+    P: GaussNewtonRoot | None = None
 
     def products(self) -> list[Products]:
         """The rows of each loss that was shown since the last step."""
@@ -281,7 +216,7 @@ class GaussNewtonState(inputs.WholeState):
 
     def moved(self, gradient: torch.Tensor) -> torch.Tensor:
         """M times the gradient of [b, W]; as it is where it is not finite."""
-        return gradient if self.resolvent is None else self.resolvent.applied(gradient)
+        return gradient if self.P is None else self.P.applied(gradient)
 
 
 @base.register
@@ -321,21 +256,66 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self.output = OutputWatch(self.name, model)
-        self._handles.append(self.output.handle)
+        self._output: Any = None
+        self._handles.append(model.register_forward_hook(self._keep))
         self._losses = 0
 
     def state_of(self, layer: Layer) -> GaussNewtonState:
         return GaussNewtonState(layer)
 
+    def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
+        # a probe calls the model with other tensors in place of its parameters: not this training
+        own = next(module.parameters(), None)
+        if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
+            self._output = output
+
+    def curvature(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output z, and ∂²loss/∂z² as a block (C, C) for each of its B samples, in its precision."""
+        z, self._output = self._output, None
+        if not isinstance(z, torch.Tensor):
+            what = "no training pass of the model was seen" if z is None else f"its output is a {type(z).__name__}"
+            raise ConfigError(f"{self.name} needs the model's output as a tensor, and {what}")
+        first = torch.autograd.grad(loss, z, create_graph=True, allow_unused=True)[0] if z.requires_grad else None
+        if first is None:
+            raise ConfigError(f"{self.name}: the loss does not depend on the output of the model's latest pass")
+        g = first.reshape(-1, 1) if z.ndim < 2 else first.flatten(1)
+        if not g.requires_grad:
+            return z, z.new_zeros(*g.shape, g.shape[1])
+
+        def product(v: torch.Tensor) -> torch.Tensor:
+            (found,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
+            return found.reshape(g.shape)
+
+        columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
+        S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
+        # half of the parts alone: nothing may reach the others
+        some = torch.zeros_like(g)
+        some[
+            torch.randperm(len(g), generator=torch.Generator().manual_seed(0), device="cpu")[: len(g) // 2].to(g.device)
+        ] = 1.0
+        if reaches(product(some)[some[:, 0] == 0]):
+            raise ConfigError(f"{self.name} is not defined for a loss in which the samples are coupled")
+        return z, S
+
+    def back(self, z: torch.Tensor, V: torch.Tensor) -> None:
+        """Carry V (r, B, C), gradients of r numbers in the output z, back through the network to the layers."""
+        chosen = [state for state in self.layers.values() if state.module.weight.requires_grad]
+        weights = [state.module.weight for state in chosen]
+        for number, v in enumerate(V, 1):
+            for state in chosen:
+                state.wanted = number
+            torch.autograd.grad(z, weights, v.reshape(z.shape).to(z), retain_graph=True, allow_unused=True)
+        for state in chosen:
+            state.wanted = 0
+
     def observe(self, loss: torch.Tensor) -> None:
         """Carry the roots b_k of the curvature S_j back to the layers."""
-        z, S = self.output.curvature(loss)
+        z, S = self.curvature(loss)
         B = root(S, self.name)
         # of the first sample alone: nothing may come back to the others
         alone = torch.zeros_like(B[:1])
         alone[:, 0] = 1.0
-        self.output.back(z, torch.cat([B, alone]), self.layers.values())
+        self.back(z, torch.cat([B, alone]))
         self._losses += 1
         for name, state in self.layers.items():
             new = state.gradients[len(state.of_call) :]
@@ -367,15 +347,12 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
                 f"{self.name}: samples times outputs are {r}, more than widest={self.widest}, and each step takes time "
                 "of order n³: take smaller mini-batches, or set the option widest"
             )
-        state.resolvent = Resolvent(joined(parts), self.damping)
+        state.P = GaussNewtonRoot(joined(parts), self.damping, f"{self.name}, M^1/2")
 
     @property
     def known(self) -> bool:
         """Whether there was a step since the method was created; loading a state does not count as one."""
-        return any(state.resolvent is not None for state in self.layers.values())
+        return any(state.P is not None for state in self.layers.values())
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
-        state = self.find(layer)
-        if state is None or state.resolvent is None:
-            return None
-        return GaussNewtonRoot(state.resolvent, f"{self.name}, M^1/2")
+    def of_state(self, state: GaussNewtonState) -> Preconditioner | None:
+        return state.P

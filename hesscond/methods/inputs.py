@@ -120,7 +120,10 @@ class OfInputs:
         return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
 
     def collect(self, layer: str, inputs: capture.LayerInputs) -> Any:
-        """Statistics of a layer's inputs that the method collects."""
+        """Statistics of a layer's inputs that the method collects; None: the layer is not one of the method's."""
+        chosen = self.options.get("layers")
+        if chosen is not None and layer not in chosen:
+            return None
         return self.part.data_statistics(layer, inputs, **self.options)
 
     def resolved(self, statistics: Any, geometry: capture.Geometry) -> Preconditioner | None:
@@ -221,6 +224,14 @@ class LayerMethod(base.Method, Generic[State]):
             raise base.no_step(self.whole.name)
         return super().probed(layer)
 
+    def preconditioner(self, layer: str) -> Preconditioner | None:
+        state = self.find(layer)
+        return None if state is None else self.of_state(state)
+
+    @abstractmethod
+    def of_state(self, state: State) -> Preconditioner | None:
+        """P of a layer as the last step used it."""
+
     @property
     def known(self) -> bool:
         """Whether the statistics come from any inputs."""
@@ -264,17 +275,6 @@ class InputMethod(LayerMethod[State]):
 
     needs_statistics = True
 
-    @classmethod
-    def data_statistics(
-        cls, layer: str, inputs: capture.LayerInputs, *, layers: tuple[str, ...] | None = None, **options: Any
-    ) -> Any:
-        return None if layers is not None and layer not in layers else cls.collect(layer, inputs, **options)
-
-    @classmethod
-    @abstractmethod
-    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> Any:
-        """Statistics of a layer's inputs that define its coordinates; the result has ``merged(other)``."""
-
     @abstractmethod
     def of_groups(self, state: State) -> Sequence[Preconditioner]:
         """P of each group of a layer, as the last step used it."""
@@ -282,12 +282,9 @@ class InputMethod(LayerMethod[State]):
     @classmethod
     @abstractmethod
     def of_data(cls, statistics: Any, geometry: capture.Geometry) -> Sequence[Preconditioner]:
-        """P of each group of a layer, from the statistics that `collect` returned alone: no damping, no factor q."""
+        """P of each group of a layer, from its `data_statistics` alone: no damping, no factor q."""
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
-        state = self.find(layer)
-        if state is None:
-            return None
+    def of_state(self, state: State) -> Preconditioner:
         geometry, device = state.geometry, state.module.weight.device
         return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
 

@@ -121,10 +121,7 @@ class KFAC(inputs.LayerMethod[FisherState]):
     def finish(self, state: FisherState) -> None:
         """Compute what changes at every step; here nothing does."""
 
-    def preconditioner(self, layer: str) -> Preconditioner | None:
-        state = self.find(layer)
-        if state is None:
-            return None
+    def of_state(self, state: FisherState) -> Preconditioner:
         places = ((state.map, torch.arange(state.v.numel(), device=state.v.device)),)
         return Mapped(places, (state.geometry.units, state.geometry.n_params), f"{self.name}, M^1/2")
 

@@ -122,7 +122,7 @@ class Whitening(InputMethod[WhiteningState]):
         ]
 
     @classmethod
-    def collect(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.RowFactor:
+    def data_statistics(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.RowFactor:
         """The triangular factor of the centred rows."""
         return capture.row_factor(inputs)
 
