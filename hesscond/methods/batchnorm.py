@@ -20,6 +20,11 @@ RunningVariance = Literal["unbiased", "tensorflow"]
 class OwnBatchNorm(_BatchNorm):
     """Batch normalization that keeps its running averages itself; takes activations (N, C, *positions)."""
 
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+    num_batches_tracked: torch.Tensor
+    momentum: float
+
     def __init__(self, channels: int, *, biased: bool = False, **options: Any) -> None:
         super().__init__(channels, **options)
         self.biased = biased
@@ -38,21 +43,14 @@ class OwnBatchNorm(_BatchNorm):
             raise ValueError("expected more than one value per channel in training mode")
         variance, mean = torch.var_mean(h.detach(), over_samples(h), correction=0)
         if self.track_running_stats:
-            self._track(mean, variance, count)
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance if self.biased else variance * (count / (count - 1)), self.momentum)
         return self._normalized(h, mean, variance)
 
     def _normalized(self, h: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
         """Activations h normalized in training mode, given the statistics (C,) of the batch as constants."""
         return functional.batch_norm(h, None, None, self.weight, self.bias, training=True, eps=self.eps)
-
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        self.num_batches_tracked.add_(1)
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance if self.biased else variance * (count / (count - 1)), self.momentum)
 
 
 class StopGradientBatchNorm(OwnBatchNorm):
@@ -65,12 +63,6 @@ class StopGradientBatchNorm(OwnBatchNorm):
 def over_samples(h: torch.Tensor) -> list[int]:
     """All dimensions of activations (N, C, *positions) but that of the channels."""
     return [0, *range(2, h.ndim)]
-
-
-def refuse_single_samples(name: str, samples: int) -> None:
-    """Refuse a batch of one, which has no variance."""
-    if samples < 2:
-        raise ConfigError(f"method {name!r} normalizes by the statistics of the batch: choose a batch size above 1")
 
 
 @register
@@ -89,6 +81,7 @@ class BatchNormalization(Normalization):
     name = "batchnorm"
     summary = "batch normalization before or after the activations of hidden layers"
     source = "Ioffe, Szegedy, ICML 2015, Algorithm 1"
+    of_batch = True
 
     gradient_through_statistics: bool = option(
         True,
@@ -118,9 +111,6 @@ class BatchNormalization(Normalization):
             return own(site.channels, biased=biased, **options)
         kinds = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
         return kinds[site.dimensions](site.channels, **options)
-
-    def check_batch(self, samples: int) -> None:
-        refuse_single_samples(self.name, samples)
 
 
 class BatchRenorm(nn.Module):
@@ -162,12 +152,11 @@ class BatchRenorm(nn.Module):
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """Normalize with the corrections; in evaluation mode, by the running statistics or their averages."""
-        if not self.training and self.second_average:
-            mean, variance = self.moving_mean, self.moving_variance
-            return functional.batch_norm(h, mean, variance, self.weight, self.bias, eps=self.eps)
         if not self.training:
-            variance = self.running_std.square()
-            return functional.batch_norm(h, self.running_mean, variance, self.weight, self.bias, eps=0.0)
+            averages = self.running_mean, self.running_std.square(), self.weight, self.bias
+            if self.second_average:
+                averages = self.moving_mean, self.moving_variance, self.weight, self.bias
+            return functional.batch_norm(h, *averages, eps=self.eps if self.second_average else 0.0)
         variance, mean = torch.var_mean(h.detach(), over_samples(h), correction=0)
         std = (variance + self.eps).sqrt()
         r, d = self.correction(mean, std)
@@ -226,6 +215,7 @@ class BatchRenormalization(Normalization):
     name = "batchrenorm"
     summary = "batch renormalization before or after the activations of hidden layers"
     source = "Ioffe, NeurIPS 2017, Algorithm 1"
+    of_batch = True
 
     clip: bool = option(
         True, "Whether r and d are clipped, as ``r_max`` to ``d_end`` say. Without, there is no warm-up either."
@@ -260,6 +250,3 @@ class BatchRenormalization(Normalization):
         names = ("eps", "affine", "momentum", "debias", "second_average", "r_max", "d_max", "start", "r_end", "d_end")
         unclipped = {} if self.clip else {"r_max": math.inf, "d_max": math.inf, "start": 0, "r_end": 0, "d_end": 0}
         return BatchRenorm(site.channels, **({name: getattr(self, name) for name in names} | unclipped))
-
-    def check_batch(self, samples: int) -> None:
-        refuse_single_samples(self.name, samples)

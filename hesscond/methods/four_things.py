@@ -104,6 +104,7 @@ class FourThings(Normalization):
         super().__init__(model, **options)
 
     def check_options(self) -> None:
+        self.of_batch = self.groups is None
         if self.groups is None and self.ghost < 2:
             raise ConfigError(f"a ghost batch of {self.ghost} has no statistics: choose 2 samples or more, or groups")
 
@@ -133,8 +134,3 @@ class FourThings(Normalization):
                 f"{self.name} adds a penalty on γ and β, whose Hessian is not a part of the network's here: give the "
                 "option weight_decay=0, or name layers to measure"
             )
-
-    def check_batch(self, samples: int) -> None:
-        """Refuse batches with fewer than two samples, unless channels are grouped."""
-        if self.groups is None:
-            batchnorm.refuse_single_samples(self.name, samples)

@@ -335,19 +335,15 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
             if not all(state.gradients):
                 raise base.not_shown(self.name)
             if bool(torch.isfinite(gradient).all()):
-                self.take(state)
+                parts = state.products()
+                r, order = sum(part.shape[0] for part in parts), state.geometry.units * state.geometry.n_params
+                if min(r, order) > self.widest:
+                    raise ConfigError(
+                        f"{self.name}: samples times outputs are {r}, more than widest={self.widest}, and each step "
+                        "takes time of order n³: take smaller mini-batches, or set the option widest"
+                    )
+                state.P = GaussNewtonRoot(joined(parts), self.damping, f"{self.name}, M^1/2")
             state.of_call.clear()
-
-    def take(self, state: GaussNewtonState) -> None:
-        """Compute M of a layer from this mini-batch."""
-        parts = state.products()
-        r, order = sum(part.shape[0] for part in parts), state.geometry.units * state.geometry.n_params
-        if min(r, order) > self.widest:
-            raise ConfigError(
-                f"{self.name}: samples times outputs are {r}, more than widest={self.widest}, and each step takes time "
-                "of order n³: take smaller mini-batches, or set the option widest"
-            )
-        state.P = GaussNewtonRoot(joined(parts), self.damping, f"{self.name}, M^1/2")
 
     @property
     def known(self) -> bool:

@@ -241,10 +241,8 @@ class LayerMethod(base.Method, Generic[State]):
         """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
         found = self.layers.get(layer)
         if found is None:
-            there = capture.eligible_layers(self.model)
-            if layer not in there:
-                raise ConfigError(f"no layer {layer!r} in the model: it has {', '.join(there)}")
-            found = next((state for state in self.layers.values() if state.module is there[layer]), None)
+            module = capture.chosen_layers(self.model, [layer])[layer]
+            found = next((state for state in self.layers.values() if state.module is module), None)
         return found if found is not None and trains(found.module) else None
 
     def detach(self) -> None:

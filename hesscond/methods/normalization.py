@@ -52,6 +52,9 @@ class Normalization(base.Method):
     Dense and convolutional layers of the model must be registered in the order in which they are called.
     """
 
+    #: Whether the statistics are those of each channel over the samples, of which one has no variance.
+    of_batch: bool = False
+
     position: Position = base.option(
         "pre",
         '``"pre"``: after the layer and before its activation, for all layers but the last; ``"post"``: on what enters '
@@ -83,6 +86,11 @@ class Normalization(base.Method):
     def check_options(self) -> None:
         """Refuse options that do not go together, before the model is changed."""
         return
+
+    def check_batch(self, samples: int) -> None:
+        if self.of_batch and samples < 2:
+            what = "normalizes by the statistics of the batch"
+            raise ConfigError(f"method {self.name!r} {what}: choose a batch size above 1")
 
 
 def checked_groups(site: Site, groups: int) -> int:

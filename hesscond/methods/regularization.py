@@ -105,23 +105,23 @@ class L2(Regularization):
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
     def probed(self, layer: str) -> hessians.Coordinates | None:
-        own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, hessians.Preconditioner):
-            raise ConfigError(
-                f"layer {layer!r} is measured in {own.name}, which {self.name} has no Hessian in: leave it out"
-            )
-        return self._penalized(own)
+        found = self._penalized(layer)
+        if isinstance(found, Penalized):
+            return found
+        raise ConfigError(
+            f"layer {layer!r} is measured in {found.name}, which {self.name} has no Hessian in: leave it out"
+        )
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """The Hessian with the penalty, where the coordinates of the whole method are linear."""
+        found = self._penalized(layer)
+        return {found.name: found} if isinstance(found, Penalized) else {}
+
+    def _penalized(self, layer: str) -> hessians.Coordinates:
+        """The Hessian with the penalty in the coordinates z of the whole method; these, if they are not linear."""
         own = self.whole.coordinates(layer)
         if own is not None and not isinstance(own, hessians.Preconditioner):
-            return {}
-        found = self._penalized(own)
-        return {found.name: found}
-
-    def _penalized(self, own: hessians.Preconditioner | None) -> Penalized:
-        """The Hessian with the penalty in the coordinates z of the whole method."""
+            return own
         name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
         return Penalized(own, self.strength, in_z=self.space == "z", name=name)
 

@@ -19,7 +19,8 @@ from hesscond.capture.layers import from_unit_weights, unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.methods import base
-from hesscond.methods.wrapping import dimensions, layers_of, put, wrap
+from hesscond.methods.reparametrization import refuse_units
+from hesscond.methods.wrapping import layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
 Constraint = Literal["none", "centred", "sphere", "both"]
@@ -251,8 +252,8 @@ class Sphere(base.Method):
             put(self.model, norm, behind(number, len(norms), norm.num_features, 1, norm).to(like.device, like.dtype))
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
-                units, axis = capture.Geometry.of(layer).units, -1 - dimensions(layer)
-                wrap(self.model, name, after=behind(number, len(chosen), units, axis))
+                own = capture.Geometry.of(layer)
+                wrap(self.model, name, after=behind(number, len(chosen), own.units, -1 - own.dims))
         for layer in biased if affine else ():
             if layer._parameters.get("bias") is not None:
                 layer.register_parameter("bias", None)
@@ -277,10 +278,7 @@ class Sphere(base.Method):
 
     def coordinates(self, layer: str) -> hessians.Coordinates | None:
         """The tangent space of a constrained layer; None for the others."""
-        known = layers_of(self.model)
-        if layer not in known:
-            raise ConfigError(f"no dense or convolutional layer {layer!r} in the model: it has {', '.join(known)}")
-        return self.chart if known[layer] in self.constrained else None
+        return self.chart if capture.chosen_layers(self.model, [layer])[layer] in self.constrained else None
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """Ambient Hessian of a constrained layer, and on spheres its projection without the curvature term."""
@@ -308,10 +306,5 @@ def refuse_initial(name: str, layer: capture.Layer, constraint: Constraint) -> N
     rows = unit_weights(layer, layer.weight.detach()[None])[0]
     left = rows if constraint == "sphere" else rows - rows.mean(1, keepdim=True)
     nothing = left.norm(dim=1) <= EQUAL * rows.norm(dim=1)
-    if bool(nothing.any()):
-        unit = int(nothing.nonzero()[0])
-        why = "zero" if constraint == "sphere" else "all equal, and zero once they are centred"
-        raise ConfigError(
-            f"the weights of unit {unit} of layer {name!r} are {why}: they cannot be scaled to the sphere; initialize "
-            "them at random, or name other layers with layers="
-        )
+    why = "zero" if constraint == "sphere" else "all equal, and zero once they are centred"
+    refuse_units("sphere", name, nothing, f"weights that are {why}, and cannot be scaled to the sphere")

@@ -14,10 +14,14 @@ from hesscond.methods.reparametrization import Reparametrization, WeightParametr
 
 
 class Normalized(WeightParametrization):
-    """(g, v) ↦ g v/‖v‖, unit by unit; the first dimension of g is that of the units, as in torch.
+    """(g, v) ↦ g v/‖v‖, unit by unit, or ``centred`` g ṽ/‖ṽ‖ with ṽ = v − mean(v).
 
     The names and shapes of the parameters are those of torch's ``parametrizations.weight_norm``.
     """
+
+    def __init__(self, layer: Layer, *, centred: bool) -> None:
+        super().__init__(layer)
+        self.centred = centred
 
     def forward(self, g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The weight."""
@@ -31,16 +35,8 @@ class Normalized(WeightParametrization):
         return norms.reshape(-1, *[1] * (weight.ndim - 1)), weight
 
     def shifted(self, rows: torch.Tensor) -> torch.Tensor:
-        """Part of each row that is normalized: here the row itself."""
-        return rows
-
-
-class CentredNormalized(Normalized):
-    """(g, v) ↦ g ṽ/‖ṽ‖ with ṽ = v − mean(v), unit by unit."""
-
-    def shifted(self, rows: torch.Tensor) -> torch.Tensor:
-        """The row less its mean."""
-        return rows - rows.mean(2, keepdim=True)
+        """Part of each row that is normalized: the row, or the row less its mean."""
+        return rows - rows.mean(2, keepdim=True) if self.centred else rows
 
 
 @base.register
@@ -61,11 +57,11 @@ class WeightNormalization(Reparametrization):
     summary = "weight normalization w = g v/‖v‖ of every unit, g and v trained"
     source = "Salimans, Kingma, NeurIPS 2016, eq. (2)"
     coordinates_name = "g and v of w = g v/|v|"
-    kind: ClassVar[type[Normalized]] = Normalized
+    centred: ClassVar[bool] = False
     refusal: ClassVar[str] = "only zero weights, which have no direction"
 
     def parametrization(self, name: str, layer: Layer) -> Normalized:
-        own = self.kind(layer)
+        own = Normalized(layer, centred=self.centred)
         rows = own.rows(layer.weight.detach())
         # of equal weights the centred ones may be rounding
         none = own.shifted(rows).abs().amax(2) <= 4 * torch.finfo(rows.dtype).eps * rows.abs().amax(2)
@@ -86,7 +82,7 @@ class CentredWeightNormalization(WeightNormalization):
     summary = "weights of every unit centred, then normalized: w = g ṽ/‖ṽ‖, g and v trained"
     source = "Huang, Liu, Liu, Lang, Tao, ICCV 2017, sec. 3.2-3.3"
     coordinates_name = "g and v of w = g (v - mean v)/|v - mean v|"
-    kind = CentredNormalized
+    centred = True
     refusal = "weights that are all equal, of which nothing is left when they are centred"
 
 

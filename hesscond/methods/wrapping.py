@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from hesscond.capture import Geometry, Layer, eligible_layers
+from hesscond.capture import Layer, eligible_layers
 from hesscond.errors import ConfigError
 
 #: Name that stands for the first and the last of the layers that a method works on.
@@ -71,8 +71,3 @@ def layers_of(
     if not layers:
         raise ConfigError("the model has no dense or convolutional layer that this method works on")
     return layers
-
-
-def dimensions(layer: Layer) -> int:
-    """Number of spatial dimensions of the layer's outputs: 0 for a dense one."""
-    return Geometry.of(layer).dims

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models import layers
 from hesscond.models.registry import register
 
 WEIGHTS: dict[str, layers.Initializer] = {"glorot": layers.glorot_uniform, "he": layers.he_fan_in}
-POOLINGS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "max": functional.max_pool2d,
-    "average": functional.avg_pool2d,
-}
+POOLINGS: dict[str, Callable[[int], nn.Module]] = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}
+#: Modules between the convolutions and the dense layers.
+HEADS: dict[str, Callable[[], nn.Module]] = {"flatten": nn.Flatten, "average": layers.Mean}
 #: Pixels that a 3×3 convolution takes from height and width.
 LOST = {"valid": 2, "same": 0}
 
 
-class ConvNet(nn.Module):
+class ConvNet(nn.Sequential):
     """Layers ``conv1``, …, then dense ``fc1``, …; each but the last followed by ``normI`` and the activation.
 
     The defaults are the 5-layer CNN of Lange, Helfrich, Ye, Batch Normalization Preconditioning (JMLR 2022,
@@ -57,53 +56,35 @@ class ConvNet(nn.Module):
             raise ConfigError(
                 f"pooled must name convolutions from 1 to the number of widths, got {list(pooled)} for {list(widths)}"
             )
-        self.convolutions = len(widths)
-        self.pooled = frozenset(pooled)
-        self.pool = POOLINGS[layers.chosen("pooling", pooling, POOLINGS)]
+        pool = POOLINGS[layers.chosen("pooling", pooling, POOLINGS)]
         lost = LOST[layers.chosen("padding", padding, LOST)]
-        channels, height, width = layers.image_shape(input_shape, self.smallest(lost))
-        self.average = layers.chosen("head", head, ("flatten", "average")) == "average"
+        channels, *sides = layers.image_shape(input_shape, smallest(len(widths), pooled, lost))
+        to_dense = HEADS[layers.chosen("head", head, HEADS)]()
         make = layers.Layers(WEIGHTS[layers.chosen("weights", weights, WEIGHTS)], generator, norm)
-        self.activation = layers.make_activation(activation)
         for i, (before, after) in enumerate(pairwise((channels, *widths)), 1):
             self.add_module(f"conv{i}", make.conv(before, after, 3, padding=0 if lost else 1))
             self.add_module(f"norm{i}", make.normalization(after))
-        pixels = 1 if self.average else self.remaining(height, lost) * self.remaining(width, lost)
-        dense = (widths[-1] * pixels, *hidden, outputs)
-        self.dense = len(dense) - 1
+            self.add_module(f"activation{i}", layers.make_activation(activation))
+            sides = [side - lost for side in sides]
+            if i in pooled:
+                self.add_module(f"pool{i}", pool(2))
+                sides = [side // 2 for side in sides]
+        self.head = to_dense
+        dense = (widths[-1] * (math.prod(sides) if head == "flatten" else 1), *hidden, outputs)
         for i, (before, after) in enumerate(pairwise(dense), 1):
-            last = i == self.dense
+            last, number = i == len(dense) - 1, len(widths) + i
             self.add_module(f"fc{i}", make.dense(before, after, bias=last or norm == "none"))
             if not last:
-                self.add_module(f"norm{self.convolutions + i}", make.normalization(after, maps=False))
+                self.add_module(f"norm{number}", make.normalization(after, maps=False))
+                self.add_module(f"activation{number}", layers.make_activation(activation))
 
-    def remaining(self, pixels: int, lost: int) -> int:
-        """Height or width after all convolutions, each of which takes the ``lost`` pixels."""
-        for i in range(1, self.convolutions + 1):
-            pixels = (pixels - lost) // (2 if i in self.pooled else 1)
-        return pixels
 
-    def smallest(self, lost: int) -> int:
-        """Height or width of which one pixel remains."""
-        pixels = 1
-        for i in range(self.convolutions, 0, -1):
-            pixels = pixels * (2 if i in self.pooled else 1) + lost
-        return pixels
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, outputs) of images (N, channels, height, width)."""
-        for i in range(1, self.convolutions + 1):
-            x = self.activated(f"conv{i}", i, x)
-            if i in self.pooled:
-                x = self.pool(x, 2)
-        x = x.mean((2, 3)) if self.average else x.flatten(1)
-        for i in range(1, self.dense):
-            x = self.activated(f"fc{i}", self.convolutions + i, x)
-        return self.get_submodule(f"fc{self.dense}")(x)
-
-    def activated(self, layer: str, number: int, x: torch.Tensor) -> torch.Tensor:
-        """A layer, its normalization and the activation."""
-        return self.activation(self.get_submodule(f"norm{number}")(self.get_submodule(layer)(x)))
+def smallest(convolutions: int, pooled: tuple[int, ...], lost: int) -> int:
+    """Height or width of which one pixel remains after convolutions that take the ``lost`` pixels each."""
+    pixels = 1
+    for i in range(convolutions, 0, -1):
+        pixels = pixels * (2 if i in pooled else 1) + lost
+    return pixels
 
 
 register("cnn5", "5-layer CNN of the BNP paper", "image", ConvNet)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from hesscond.errors import ConfigError
 from hesscond.models import layers
@@ -31,21 +30,18 @@ class DenseLayer(nn.Module):
         return torch.cat([x, out], 1)
 
 
-class Transition(nn.Module):
+class Transition(nn.Sequential):
     """norm, activation, 1×1 to half the channels, 2×2 average pooling (section 3, compression θ = 1/2)."""
 
     def __init__(self, make: layers.Layers, before: int, activation: str) -> None:
         super().__init__()
         self.norm = make.normalization(before)
-        self.conv = make.conv(before, before // 2, 1)
         self.activation = layers.make_activation(activation)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, before // 2, H / 2, W / 2) of (N, before, H, W)."""
-        return functional.avg_pool2d(self.conv(self.activation(self.norm(x))), 2)
+        self.conv = make.conv(before, before // 2, 1)
+        self.pool = nn.AvgPool2d(2)
 
 
-class DenseNet(nn.Module):
+class DenseNet(nn.Sequential):
     """``conv1``; ``block1.layer1``, …, ``transition1``, …; ``norm``, the mean over pixels, ``fc``.
 
     DenseNet-BC of Huang, Liu, van der Maaten, Weinberger, Densely Connected Convolutional Networks (CVPR 2017),
@@ -74,31 +70,19 @@ class DenseNet(nn.Module):
         make = layers.Layers(layers.he_fan_in, generator, norm)
         self.conv1 = make.conv(channels, stem, 3)
         before = stem
-        self.parts: list[str] = []
         for i, number in enumerate(blocks, 1):
             block = nn.Sequential()
             for j in range(1, number + 1):
                 block.add_module(f"layer{j}", DenseLayer(make, before, growth, bottleneck, activation))
                 before += growth
-            self.append(f"block{i}", block)
+            self.add_module(f"block{i}", block)
             if i < len(blocks):
-                self.append(f"transition{i}", Transition(make, before, activation))
+                self.add_module(f"transition{i}", Transition(make, before, activation))
                 before //= 2
         self.norm = make.normalization(before)
         self.activation = layers.make_activation(activation)
+        self.mean = layers.Mean()
         self.fc = make.dense(before, outputs)
-
-    def append(self, name: str, part: nn.Module) -> None:
-        """Add the next part."""
-        self.parts.append(name)
-        self.add_module(name, part)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, outputs) of images (N, channels, height, width)."""
-        x = self.conv1(x)
-        for part in self.parts:
-            x = self.get_submodule(part)(x)
-        return self.fc(self.activation(self.norm(x)).mean((2, 3)))
 
 
 BC_100: dict[str, Any] = {"blocks": (16, 16, 16), "growth": 12, "bottleneck": 4, "stem": 24}

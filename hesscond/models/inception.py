@@ -56,7 +56,7 @@ PUBLISHED: Stages = (
 )
 
 
-class ConvNorm(nn.Module):
+class ConvNorm(nn.Sequential):
     """``conv``, ``norm``, activation."""
 
     def __init__(self, make: layers.Layers, before: int, after: int, kernel: int, activation: str) -> None:
@@ -64,10 +64,6 @@ class ConvNorm(nn.Module):
         self.conv = make.conv(before, after, kernel)
         self.norm = make.normalization(after)
         self.activation = layers.make_activation(activation)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, after, H, W) of (N, before, H, W)."""
-        return self.activation(self.norm(self.conv(x)))
 
 
 class InceptionBlock(nn.Module):
@@ -91,7 +87,7 @@ class InceptionBlock(nn.Module):
         return torch.cat([one, three, five, pool], 1)
 
 
-class Inception(nn.Module):
+class Inception(nn.Sequential):
     """``stem``, ``stage1.block1``, … with max pooling between stages, the mean over pixels, ``fc``.
 
     Szegedy et al., Going Deeper with Convolutions (CVPR 2015), made small for CIFAR. The weight-conditioning paper
@@ -125,24 +121,17 @@ class Inception(nn.Module):
         make = layers.Layers(layers.he_fan_in, generator, norm)
         self.stem = ConvNorm(make, channels, stem, 3, activation)
         before = stem
-        self.stages = [f"stage{s}" for s in range(1, len(blocks) + 1)]
-        for name, number, group in zip(self.stages, blocks, self.published, strict=False):
+        for s, (number, group) in enumerate(zip(blocks, self.published, strict=False), 1):
+            if s > 1:
+                self.add_module(f"pool{s}", nn.MaxPool2d(3, 2, padding=1))
             stage = nn.Sequential()
             for b, full in enumerate(group[:number], 1):
                 branches = full.scaled(width)
                 stage.add_module(f"block{b}", InceptionBlock(make, before, branches, activation))
                 before = branches.one + branches.three + branches.five + branches.pool
-            self.add_module(name, stage)
+            self.add_module(f"stage{s}", stage)
+        self.mean = layers.Mean()
         self.fc = make.dense(before, outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, outputs) of images (N, channels, height, width)."""
-        x = self.stem(x)
-        for stage in self.stages:
-            if stage != "stage1":
-                x = functional.max_pool2d(x, 3, 2, padding=1)
-            x = self.get_submodule(stage)(x)
-        return self.fc(x.mean((2, 3)))
 
 
 class GoogLeNet(Inception):

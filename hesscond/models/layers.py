@@ -57,6 +57,15 @@ NORMALIZATION_OPTIONS: dict[str, tuple[type[int] | type[float], float, str]] = {
     "size": (int, LARGEST, "a positive integer"),
 }
 
+
+class Mean(nn.Module):
+    """Mean of each channel of (N, C, H, W) over the pixels."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, C)."""
+        return x.mean((2, 3))
+
+
 Initializer = Callable[[nn.Linear | nn.Conv2d, torch.Generator | None], None]
 
 

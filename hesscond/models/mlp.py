@@ -17,7 +17,7 @@ from hesscond.models.registry import register
 RANGES = {"sigmoid": nn.Sigmoid, "linear": nn.Identity}
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """A fully connected network on flattened inputs with dense layers ``fc1``, ``fc2``, …; the last is the output.
 
     Weights are Glorot-uniform, biases zero, drawn from the given generator only.
@@ -57,24 +57,15 @@ class MLP(nn.Module):
         widths = [in_features, *hidden, out_features]
         if min(widths) < 1:
             raise ConfigError(f"layer widths must be at least 1, got {widths}")
-        self.activation = layers.make_activation(activation)
-        self.depth = len(widths) - 1
-        self.norm = norm
         make = layers.Layers(layers.glorot_uniform, generator, norm)
+        self.flatten = nn.Flatten()
         for i, (before, after) in enumerate(pairwise(widths), 1):
-            self.add_module(f"fc{i}", make.dense(before, after, bias=norm == "none" or i == self.depth))
-            if norm != "none" and i < self.depth:
-                self.add_module(f"norm{i}", make.normalization(after, maps=False))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, out_features) of inputs (N, …)."""
-        x = x.flatten(1)
-        for i in range(1, self.depth):
-            x = self.get_submodule(f"fc{i}")(x)
-            if self.norm != "none":
-                x = self.get_submodule(f"norm{i}")(x)
-            x = self.activation(x)
-        return self.get_submodule(f"fc{self.depth}")(x)
+            last = i == len(widths) - 1
+            self.add_module(f"fc{i}", make.dense(before, after, bias=norm == "none" or last))
+            if not last:
+                if norm != "none":
+                    self.add_module(f"norm{i}", make.normalization(after, maps=False))
+                self.add_module(f"activation{i}", layers.make_activation(activation))
 
 
 def mlp(

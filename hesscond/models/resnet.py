@@ -129,7 +129,7 @@ BLOCKS = {"basic": 1, "bottleneck": 4}
 STEMS = {"3x3": (3, 1), "7x7": (7, 2)}
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Sequential):
     """``conv1``, stages ``stage1.block1``, …, the mean over pixels, ``fc``.
 
     He, Zhang, Ren, Sun, Deep Residual Learning for Image Recognition (CVPR 2016): sections 3.3 and 4.1 for ImageNet,
@@ -164,28 +164,21 @@ class ResNet(nn.Module):
         self.activation = layers.make_activation(activation)
         self.pool = nn.MaxPool2d(3, 2, padding=1) if stem == "7x7" else nn.Identity()
         before = widths[0]
-        self.stages = [f"stage{s}" for s in range(1, len(widths) + 1)]
-        for name, number, width in zip(self.stages, blocks, widths, strict=True):
+        for s, (number, width) in enumerate(zip(blocks, widths, strict=True), 1):
             stage = nn.Sequential()
             for b in range(1, number + 1):
-                stride = 2 if b == 1 and name != "stage1" else 1
+                stride = 2 if b == 1 and s > 1 else 1
                 own = ResidualBlock(
                     make, before, width, stride, shortcut, activation, expansion=expansion, branch_gamma=branch_gamma
                 )
                 stage.add_module(f"block{b}", own)
                 before = width * expansion
-            self.add_module(name, stage)
+            self.add_module(f"stage{s}", stage)
+        self.mean = layers.Mean()
         self.fc = make.dense(before, outputs)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, outputs) of images (N, channels, height, width)."""
-        x = self.pool(self.activation(self.norm1(self.conv1(x))))
-        for stage in self.stages:
-            x = self.get_submodule(stage)(x)
-        return self.fc(x.mean((2, 3)))
 
-
-class PreActResNet(nn.Module):
+class PreActResNet(nn.Sequential):
     """``conv1``, stages ``stage1.block1``, … with pre-activation, ``norm``, the mean over pixels, ``fc``.
 
     He, Zhang, Ren, Sun, Identity Mappings in Deep Residual Networks (ECCV 2016) with padded shortcuts, where the very
@@ -216,28 +209,21 @@ class PreActResNet(nn.Module):
         channels, _, _ = layers.image_shape(input_shape, 2 ** (len(blocks) - 1))
         make = layers.Layers(layers.he_fan_out, generator, norm)
         self.conv1 = make.conv(channels, stem, 3)
-        self.stages = [f"stage{s}" for s in range(1, len(widths) + 1)]
-        for name, number, (before, width) in zip(self.stages, blocks, pairwise((stem, *widths)), strict=True):
+        for s, (number, (before, width)) in enumerate(zip(blocks, pairwise((stem, *widths)), strict=True), 1):
             stage = nn.Sequential()
             for b in range(1, number + 1):
-                enters, stride = (before, 2 if name != "stage1" else 1) if b == 1 else (width, 1)
+                enters, stride = (before, 2 if s > 1 else 1) if b == 1 else (width, 1)
                 changes = enters != width or stride != 1
-                shared = changes if shortcut == "projection" else b == 1 and name == "stage1"
+                shared = changes if shortcut == "projection" else b == s == 1
                 own = PreActBlock(
                     make, enters, width, stride, shortcut, activation, shared=shared, branch_gamma=branch_gamma
                 )
                 stage.add_module(f"block{b}", own)
-            self.add_module(name, stage)
+            self.add_module(f"stage{s}", stage)
         self.norm = make.normalization(widths[-1])
         self.activation = layers.make_activation(activation)
+        self.mean = layers.Mean()
         self.fc = make.dense(widths[-1], outputs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs (N, outputs) of images (N, channels, height, width)."""
-        x = self.conv1(x)
-        for stage in self.stages:
-            x = self.get_submodule(stage)(x)
-        return self.fc(self.activation(self.norm(x)).mean((2, 3)))
 
 
 IMAGENET: dict[str, Any] = {"widths": (64, 128, 256, 512), "shortcut": "projection", "stem": "7x7"}

@@ -90,7 +90,7 @@ def test_normalizations_are_before_or_after_the_activations(name, position, kind
     assert method.layer(chosen[0]) == f"{chosen[0]}.layer"
     x, _ = digits()
     seen = []
-    (model.activation if kind == "mlp" else model[1]).register_forward_pre_hook(lambda m, a: seen.append(a[0]))
+    (model.activation1 if kind == "mlp" else model[1]).register_forward_pre_hook(lambda m, a: seen.append(a[0]))
     entering = []
     model.get_submodule(f"{layers[1]}.layer").register_forward_pre_hook(lambda m, a: entering.append(a[0]))
     model(x[:15])

@@ -422,7 +422,7 @@ def test_ambient_coordinates_are_read_beside():
     # a free layer is measured in the plain coordinates anyway
     assert method.coordinates("4") is None
     assert method.readings("4") == {}
-    with pytest.raises(ConfigError, match=r"no dense or convolutional layer '7' in the model: it has 0\.layer"):
+    with pytest.raises(ConfigError, match=r"no layer '7' to probe in the model: it has 0\.layer"):
         method.coordinates("7")
     both = probe(model, LOSS, batch, method=method)
     plain = probe(model, LOSS, batch)
@@ -471,8 +471,8 @@ def test_weights_that_nothing_can_be_projected_of_are_refused():
         assert list(model.state_dict()) == list(before)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
-    create("both", 0.1, "the weights of unit 1 of layer '2' are all equal, and zero once they are")
-    create("sphere", 0.0, "the weights of unit 1 of layer '2' are zero: they cannot be scaled")
+    create("both", 0.1, "unit 1 of layer '2' has weights that are all equal, and zero once they are")
+    create("sphere", 0.0, "unit 1 of layer '2' has weights that are zero, and cannot be scaled")
     create("sphere", 0.1)
     create("centred", 0.1)
     model, _ = mlp()

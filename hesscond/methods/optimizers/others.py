@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -20,11 +19,6 @@ def shampoo(look: Look) -> ParameterMap:
     return ParameterMap.kronecker(look.parameter.shape, roots)
 
 
-def rotated(v: torch.Tensor, bases: Sequence[torch.Tensor | None], denominator: torch.Tensor) -> ParameterMap:
-    """M = Q diag(1/denominator) Qᵀ, Q = Q_1 ⊗ … ⊗ Q_k."""
-    return ParameterMap(denominator.rsqrt().reshape(v.shape), tuple(None if Q is None else double(Q) for Q in bases))
-
-
 @reads("pytorch_optimizer.optimizer.soap.SOAP")
 def soap(look: Look) -> ParameterMap | None:
     """M = Q diag(√(1 − β₂ᵗ)/(√v + ε)) Qᵀ; where Q was turned after the step, that of the next one."""
@@ -34,8 +28,8 @@ def soap(look: Look) -> ParameterMap | None:
     if step < 1:
         return None
     v = look.tensor("exp_avg_sq")
-    bases = [None if len(Q) == 0 else Q for Q in look.state["Q"]]
-    found = rotated(v, bases, v.sqrt() + look.group["eps"])
+    bases = tuple(None if len(Q) == 0 else double(Q) for Q in look.state["Q"])
+    found = ParameterMap((v.sqrt() + look.group["eps"]).rsqrt(), bases)
     if look.group["normalize_gradient"]:
         found = found.scaled(1 / (rms(found.applied(look.tensor("exp_avg"))) + look.group["eps"]))
     return found.scaled(math.sqrt(1 - look.group["betas"][1] ** step) if look.group["correct_bias"] else 1.0)

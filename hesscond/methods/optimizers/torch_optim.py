@@ -16,17 +16,12 @@ def sgd(look: reading.Look) -> float:
     return 1.0
 
 
-def root_of_average(look: reading.Look, key: str, beta: float) -> torch.Tensor:
-    """√(v/(1 − βᵗ)) + ε."""
-    step = float(look.state["step"])
-    return (look.tensor(key) / (1 - beta**step)).sqrt() + float(look.group["eps"])
-
-
 @reading.reads("torch.optim.adam.Adam", "torch.optim.adamw.AdamW", "torch.optim.nadam.NAdam")
 def adam(look: reading.Look) -> torch.Tensor:
     """M = 1/(√v̂ + ε); with ``amsgrad`` of the largest v so far."""
     key = "max_exp_avg_sq" if look.group.get("amsgrad") else "exp_avg_sq"
-    return 1 / root_of_average(look, key, look.group["betas"][1])
+    v = look.tensor(key) / (1 - look.group["betas"][1] ** float(look.state["step"]))
+    return 1 / (v.sqrt() + float(look.group["eps"]))
 
 
 @reading.reads("torch.optim.radam.RAdam")
