@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -16,12 +15,10 @@ from hesscond.hessians import CentringScaling
 from hesscond.hessians.coordinates import linear
 from hesscond.methods import base
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
+from hesscond.problem.snapshot import in_modes
 
 EPSILON_1 = 1e-2
 EPSILON_2 = 1e-4
-RHO = 0.99
-#: Steps after which the statistics of all training data are computed again.
-REFRESH = 1000
 #: Training inputs in one forward pass over all of them.
 CHUNK = 2000
 
@@ -150,7 +147,7 @@ class BNP(InputMethod[BNPState]):
 
     epsilon_1: float = base.option(EPSILON_1, "ε₁ of σ̃² = σ² + ε₁ max σ² + ε₂.", least=0)
     epsilon_2: float = base.option(EPSILON_2, "ε₂.", least=0)
-    rho: float = base.option(RHO, "Decay ρ of the running statistics.", least=0, below=1)
+    rho: float = base.option(0.99, "Decay ρ of the running statistics.", least=0, below=1)
     statistics: Statistics = base.option(
         "running",
         '``"running"``: as in the paper; ``"batch"``: those of the mini-batch alone (ρ = 0); ``"data"``: those of all '
@@ -158,7 +155,7 @@ class BNP(InputMethod[BNPState]):
         "steps.",
     )
     refresh: int = base.option(
-        REFRESH, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
+        1000, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
     )
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
@@ -188,11 +185,30 @@ class BNP(InputMethod[BNPState]):
         if self.statistics == "batch" and samples < 2:
             raise ConfigError("bnp:statistics=batch has no variance of a batch of 1 sample: use 2 samples or more")
 
+    @torch.no_grad()
     def _survey(self) -> None:
-        """μ and σ² of all training inputs, as the model is now."""
+        """Set μ and σ² to those of all training inputs, as the model is now, in evaluation mode."""
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
-        found = surveyed(self.model, {name: state.module for name, state in self.layers.items()}, self._inputs)
+        calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in self.layers}
+        found: dict[str, capture.FeatureStatistics] = {}
+
+        def keep(name: str) -> Any:
+            return lambda module, args, output: calls[name].append((args[0], output.shape))
+
+        handles = [state.module.register_forward_hook(keep(name)) for name, state in self.layers.items()]
+        try:
+            with in_modes(self.model, [False for _ in self.model.modules()]):
+                for part in self._inputs.split(CHUNK):
+                    self.model(part)
+                    for name, state in self.layers.items():
+                        if calls[name]:
+                            own = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
+                            found[name] = found[name].merged(own) if name in found else own
+                        calls[name].clear()
+        finally:
+            for handle in handles:
+                handle.remove()
         for name, statistics in found.items():
             state = self.layers[name]
             # a channel's are there for each entry of its kernel
@@ -242,33 +258,3 @@ class BNP(InputMethod[BNPState]):
         """P = U D from the raw statistics (no ε)."""
         mu, sigma = (part.view(geometry.groups, -1) for part in (statistics.mu, statistics.sigma))
         return [CentringScaling(m, s, geometry.bias, name=RAW) for m, s in zip(mu, sigma, strict=True)]
-
-
-@torch.no_grad()
-def surveyed(
-    model: nn.Module, layers: Mapping[str, capture.Layer], inputs: torch.Tensor
-) -> dict[str, capture.FeatureStatistics]:
-    """Statistics of the layers' inputs over all ``inputs``, in evaluation mode; the model's modes are restored."""
-    calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in layers}
-
-    def keep(name: str) -> Any:
-        return lambda module, args, output: calls[name].append((args[0], output.shape))
-
-    modes = [(module, module.training) for module in model.modules()]
-    handles = [layer.register_forward_hook(keep(name)) for name, layer in layers.items()]
-    found: dict[str, capture.FeatureStatistics] = {}
-    try:
-        model.eval()
-        for part in inputs.split(CHUNK):
-            model(part)
-            for name, layer in layers.items():
-                if calls[name]:
-                    own = capture.channel_statistics(capture.inputs_of(layer, calls[name]))
-                    found[name] = found[name].merged(own) if name in found else own
-                calls[name].clear()
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
-    return found

@@ -5,8 +5,6 @@ The details (decay of γ towards 1, order of the groups) are those of the author
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -99,10 +97,6 @@ class FourThings(Normalization):
         0.01, "Share of the batch in the running averages, 0.01 in the authors' code.", above=0, most=1
     )
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        self.norms: list[GhostNorm] = []
-        super().__init__(model, **options)
-
     def check_options(self) -> None:
         self.of_batch = self.groups is None
         if self.groups is None and self.ghost < 2:
@@ -111,12 +105,11 @@ class FourThings(Normalization):
     def normalization(self, site: Site) -> nn.Module:
         groups = site.channels if self.groups is None else checked_groups(site, self.groups)
         names = ("ghost", "example_weight", "momentum", "eps", "affine")
-        norm = GhostNorm(site.channels, groups, **{name: getattr(self, name) for name in names})
-        self.norms.append(norm)
-        return norm
+        return GhostNorm(site.channels, groups, **{name: getattr(self, name) for name in names})
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        pairs = [(norm.weight, norm.bias) for norm in self.norms if norm.weight is not None and norm.bias is not None]
+        norms = [module for module in self.model.modules() if isinstance(module, GhostNorm)]
+        pairs = [(norm.weight, norm.bias) for norm in norms if norm.weight is not None and norm.bias is not None]
         if not pairs or not self.weight_decay:
             return None
         return torch.stack([(g - 1).square().sum() + b.square().sum() for g, b in pairs]).sum() * (

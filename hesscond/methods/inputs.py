@@ -34,7 +34,6 @@ class LayerState(ABC):
 
     def __post_init__(self) -> None:
         self.geometry = capture.Geometry.of(self.module)
-        self._counted: list[torch.Size] = []
 
     @abstractmethod
     def precondition(self) -> None:
@@ -42,17 +41,12 @@ class LayerState(ABC):
 
     def count(self) -> None:
         """Set q² from the N samples seen: max(n/N, 1); of a convolution with p output positions, max(n/N, √p)."""
-        shapes = [shape for _, shape in self.inputs]
-        if shapes == self._counted:
-            return
-        self._counted = shapes
         dims = self.geometry.dims
-        if not dims:
-            samples, floor = sum(prod(shape[:-1]) for shape in shapes), 1.0
-        else:
-            calls = [(prod(shape[: -dims - 1]), prod(shape[-dims:])) for shape in shapes]
-            samples = sum(n for n, _ in calls)
-            floor = (sum(n * p for n, p in calls) / samples) ** 0.5
+        shapes = [(shape[: len(shape) - dims - 1], shape[len(shape) - dims :]) for _, shape in self.inputs]
+        calls = [(prod(leading), prod(positions)) for leading, positions in shapes]
+        samples = sum(n for n, _ in calls)
+        # of a dense layer p = 1
+        floor = (sum(n * p for n, p in calls) / samples) ** 0.5
         self.q_squared = max(self.geometry.fan_in / samples, floor)
 
     def rows(self) -> torch.Tensor:

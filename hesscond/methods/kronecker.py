@@ -188,9 +188,6 @@ def squared_norm(C: torch.Tensor) -> torch.Tensor:
     return torch.linalg.eigvalsh(C @ C.T if len(C) <= C.shape[1] else C.T @ C)[-1]
 
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-
-
 @register
 class Muon(by_parameter.Learned):
     """Muon: W moves along X_k ≈ (UUᵀ)^−½ U with U the averaged gradient, times 0.2 √max(m, n); vectors as in Adam.
@@ -231,4 +228,4 @@ class Muon(by_parameter.Learned):
         if "U" not in state:
             return ParameterMap(((state["v"] / (1 - 0.95 ** int(state["step"]))).sqrt() + 1e-8).rsqrt())
         scale = 0.2 * math.sqrt(max(state["U"].shape))
-        return newton_schulz(state["U"], [COEFFICIENTS] * self.steps, 1e-7, scale=scale)
+        return newton_schulz(state["U"], [(3.4445, -4.7750, 2.0315)] * self.steps, 1e-7, scale=scale)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.capture import Geometry, Layer
+from hesscond.capture import Geometry
 from hesscond.errors import ConfigError
 from hesscond.methods import base, wrapping
 
@@ -24,12 +24,6 @@ class Site:
     name: str  # name of the layer
     channels: int  # C of the activations (N, C, *positions) there, or of the features (N, …, C) at a dense layer
     dimensions: int  # number of spatial dimensions of the activations: 0 at a dense layer
-
-    @classmethod
-    def of(cls, name: str, layer: Layer, position: Position) -> Site:
-        """Site after the layer (``"pre"``: before its activation) or before it (``"post"``: after the previous one)."""
-        geometry = Geometry.of(layer)
-        return cls(name, geometry.units if position == "pre" else geometry.channels, geometry.dims)
 
 
 class FeaturesLast(nn.Module):
@@ -71,13 +65,14 @@ class Normalization(base.Method):
         self.check_options()
         named, pre = self.layers is not None, self.position == "pre"
         chosen = wrapping.layers_of(model, self.layers, first=named or pre, output=named or not pre)
-        sites = [Site.of(name, layer, self.position) for name, layer in chosen.items()]
+        own = {name: Geometry.of(layer) for name, layer in chosen.items()}
+        sites = [Site(name, one.units if pre else one.channels, one.dims) for name, one in own.items()]
         # all of them before the first is put in: a model that is refused stays as it is
         modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:
             # torch.nn.LayerNorm takes the features last as they are
-            own = module if site.dimensions or isinstance(module, nn.LayerNorm) else FeaturesLast(module)
-            wrapping.wrap(model, site.name, **{"after" if pre else "before": own})
+            fits = site.dimensions or isinstance(module, nn.LayerNorm)
+            wrapping.wrap(model, site.name, **{"after" if pre else "before": module if fits else FeaturesLast(module)})
 
     @abstractmethod
     def normalization(self, site: Site) -> nn.Module:

@@ -218,7 +218,6 @@ class Sphere(base.Method):
                 refuse_initial(name, layer, constraint)
         self.constrained = tuple(chosen.values()) if constraint != "none" else ()
         self.noises: list[Noise] = []
-        self._affines: list[Affine] = []
         self._replace_norms(chosen)
         if self.constrained:
             facts = {"sphere": constraint != "centred", "centred": constraint != "sphere"}
@@ -241,8 +240,7 @@ class Sphere(base.Method):
                 self.noises.append(Noise(deviation, (seed, number), axis))
                 parts["noise"] = self.noises[-1]
             if affine:
-                self._affines.append(Affine(channels, axis, norm))
-                parts["affine"] = self._affines[-1]
+                parts["affine"] = Affine(channels, axis, norm)
             return nn.Sequential(parts)
 
         norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
@@ -266,7 +264,7 @@ class Sphere(base.Method):
 
     def without_decay(self) -> set[int]:
         """γ, β, and the biases of layers."""
-        kept = list(chain.from_iterable(affine.parameters() for affine in self._affines))
+        kept = [p for module in self.model.modules() if isinstance(module, Affine) for p in module.parameters()]
         kept += [b for layer in layers_of(self.model).values() if (b := layer._parameters.get("bias")) is not None]
         return {id(parameter) for parameter in kept}
 

@@ -86,9 +86,6 @@ class CentredWeightNormalization(WeightNormalization):
     refusal = "weights that are all equal, of which nothing is left when they are centred"
 
 
-EPSILON = 1e-5
-
-
 class Standardized(WeightParametrization):
     """W ↦ (W − mean)/√(variance + ε), unit by unit."""
 
@@ -122,7 +119,7 @@ class WeightStandardization(Reparametrization):
     coordinates_name = "through W -> (W - mean)/std"
     with_output = False
 
-    epsilon: float = base.option(EPSILON, "ε.", least=0)
+    epsilon: float = base.option(1e-5, "ε.", least=0)
     layers: tuple[str, ...] | None = base.option(
         None, "Layers to standardize; ``ends``: the first and the last; None: all but the last."
     )

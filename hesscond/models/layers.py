@@ -69,24 +69,31 @@ class Mean(nn.Module):
 Initializer = Callable[[nn.Linear | nn.Conv2d, torch.Generator | None], None]
 
 
-def zero_bias(layer: nn.Linear | nn.Conv2d) -> None:
-    """Set the bias to zero, if there is one."""
-    if layer.bias is not None:
-        nn.init.zeros_(layer.bias)
-
-
-def glorot_uniform(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
-    """U(±√(6 / (fan-in + fan-out))), bias 0 (Glorot and Bengio, AISTATS 2010, eq. 16; the default of Keras)."""
-    nn.init.xavier_uniform_(layer.weight, generator=generator)
-    zero_bias(layer)
-
-
 def uniform_fan_in(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
     """U(±1/√fan-in) for weights and bias, the default of torch."""
     bound = layer.weight[0].numel() ** -0.5
     nn.init.uniform_(layer.weight, -bound, bound, generator=generator)
     if layer.bias is not None:
         nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+
+
+def zero_bias(fill: Callable[..., Any]) -> Initializer:
+    """Initializer that fills the weight with a function of torch, and sets the bias to zero, if there is one."""
+
+    def initialize(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
+        fill(layer.weight, generator=generator)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+    return initialize
+
+
+#: U(±√(6 / (fan-in + fan-out))), bias 0 (Glorot and Bengio, AISTATS 2010, eq. 16; the default of Keras).
+glorot_uniform = zero_bias(nn.init.xavier_uniform_)
+#: N(0, 0.02²), bias 0 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019, and its code).
+normal = zero_bias(partial(nn.init.normal_, std=0.02))
+#: N(0, 0.02²) truncated at ±2, bias 0 (the transformers' custom since BERT).
+truncated_normal = zero_bias(partial(nn.init.trunc_normal_, std=0.02))
 
 
 def he_normal(
@@ -98,25 +105,14 @@ def he_normal(
     """
     if isinstance(layer, nn.Linear):
         uniform_fan_in(layer, generator)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
     else:
-        nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity="relu", generator=generator)
-    zero_bias(layer)
+        zero_bias(partial(nn.init.kaiming_normal_, mode=mode, nonlinearity="relu"))(layer, generator)
 
 
 he_fan_in: Initializer = partial(he_normal, mode="fan_in")
 he_fan_out: Initializer = partial(he_normal, mode="fan_out")
-
-
-def normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
-    """N(0, 0.02²), bias 0 (Radford et al., Language Models are Unsupervised Multitask Learners, 2019, and its code)."""
-    nn.init.normal_(layer.weight, std=0.02, generator=generator)
-    zero_bias(layer)
-
-
-def truncated_normal(layer: nn.Linear | nn.Conv2d, generator: torch.Generator | None) -> None:
-    """N(0, 0.02²) truncated at ±2, bias 0 (the transformers' custom since BERT)."""
-    nn.init.trunc_normal_(layer.weight, std=0.02, generator=generator)
-    zero_bias(layer)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from hesscond.errors import ConfigError
 from hesscond.models import layers
 from hesscond.models.registry import register
 
-SHORTCUTS = ("pad", "projection")
-
 
 class PaddedShortcut(nn.Module):
     """Option A of He et al. (CVPR 2016, section 3.3): every stride-th pixel, further channels zero; no parameters."""
@@ -36,7 +34,7 @@ def make_shortcut(
     """Shortcut from the input of a block to its output: the identity wherever shapes allow."""
     if before == after and stride == 1:
         return nn.Identity()
-    if layers.chosen("shortcut", kind, SHORTCUTS) == "pad":
+    if layers.chosen("shortcut", kind, ("pad", "projection")) == "pad":
         if after < before:
             raise ConfigError(f"padded shortcuts need widths that do not fall, got {before} before {after}")
         return PaddedShortcut(before, after, stride)

@@ -20,15 +20,9 @@ class AtWork(ByParameter):
 
     η (`rate`) is the largest learning rate of all parameter groups, so that rates that differ belong to M, as do
     corrections of averages; momentum and weight decay are left out, and so M is what the averaged gradient is
-    multiplied with. Parameters that no optimizer holds, or that had no gradient yet, are not moved: M = 0.
-
-    Parameters
-    ----------
-    model
-        The model that they train.
-    optimizers
-        One or several. Of wrappers (SAM, Lookahead, those of Accelerate and Lightning) M is that of the optimizer that
-        they hold, whatever they do with its gradients and steps; the name says so.
+    multiplied with. Parameters that no optimizer holds, or that had no gradient yet, are not moved: M = 0. Of wrappers
+    (SAM, Lookahead, those of Accelerate and Lightning) M is that of the optimizer that they hold, whatever they do with
+    its gradients and steps; the name says so.
     """
 
     source = "-"
@@ -82,15 +76,7 @@ class AtWork(ByParameter):
 
 
 class Given(ByParameter):
-    """M of a step −M g, learning rates included, as a function of a parameter; see `as_map` for what it returns.
-
-    Parameters
-    ----------
-    model
-        The model that is trained.
-    function
-        Called with each `torch.nn.Parameter`.
-    """
+    """M of a step −M g, learning rates included, as a function of a parameter; see `as_map` for what it returns."""
 
     source = "-"
     rate = 1.0

@@ -25,15 +25,7 @@ class UnknownOptimizerError(ConfigError):
 
 @dataclass(frozen=True)
 class Look:
-    """One parameter of an optimizer at work.
-
-    Attributes
-    ----------
-    parameter
-        In the group ``group`` of ``optimizer``.
-    state
-        What the optimizer keeps of it; empty before its first step.
-    """
+    """One parameter of an optimizer at work, in the group ``group``; its ``state`` is empty before its first step."""
 
     optimizer: Optimizer
     group: Mapping[str, Any]
