@@ -77,7 +77,7 @@ class Method:
         #: The combination of methods that this one is a part of, or itself.
         self.whole: Method = self
         for name, one in declared(type(self)).items():
-            setattr(self, one.attribute, one.checked(self.name, options.pop(name, one.default)))
+            setattr(self, name, one.checked(self.name, options.pop(name, one.default)))
         if options:
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {next(iter(options))!r}")
 
@@ -314,19 +314,18 @@ def registered() -> Iterator[type[Method]]:
 
 @dataclass(frozen=True)
 class Option:
-    """Declaration of an option by `option`; ``owner`` and ``attribute`` say where it was found."""
+    """Declaration of an option by `option`; ``owner`` and ``name`` say where it was found."""
 
     default: Any
     about: str
-    name: str
     ranges: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...]
     owner: type = object
-    attribute: str = ""
+    name: str = ""
 
     @property
     def kind(self) -> Any:
         """Type of its values, as annotated."""
-        found = self.owner.__annotations__[self.attribute]
+        found = self.owner.__annotations__[self.name]
         return eval(found, vars(sys.modules[self.owner.__module__])) if isinstance(found, str) else found
 
     def checked(self, method: str, value: Any) -> Any:
@@ -348,7 +347,6 @@ def option(
     default: Any,
     about: str = "",
     *,
-    name: str = "",
     above: float | None = None,
     least: float | None = None,
     below: float | None = None,
@@ -362,8 +360,6 @@ def option(
         Value if none is given.
     about
         Meaning, for the method's page; empty: that and the range of the option of this name in the base class.
-    name
-        Name on the command line, where the attribute has another one.
     above, least, below, most
         Ends of the range; a number with a range must be finite, unless an end is infinite.
     """
@@ -373,20 +369,17 @@ def option(
         ("below", below, lambda value, bound: value < bound),
         ("at most", most, lambda value, bound: value <= bound),
     ]
-    return Option(default, about, name, tuple((word, end, holds) for word, end, holds in ends if end is not None))
+    return Option(default, about, tuple((word, end, holds) for word, end, holds in ends if end is not None))
 
 
 def declared(method: type) -> dict[str, Option]:
     """Options that a method declares, by name: its own first, then those of its base classes."""
     found: dict[str, Option] = {}
     for owner in method.__mro__:
-        for attribute, one in vars(owner).items():
-            if not isinstance(one, Option):
-                continue
-            name = one.name or attribute
-            if name not in found:
-                found[name] = replace(one, name=name, owner=owner, attribute=attribute)
-            elif not found[name].about:
+        for name, one in vars(owner).items():
+            if isinstance(one, Option) and name not in found:
+                found[name] = replace(one, name=name, owner=owner)
+            elif isinstance(one, Option) and not found[name].about:
                 found[name] = replace(found[name], about=one.about, ranges=one.ranges)
     return found
 

@@ -190,18 +190,18 @@ class BNP(InputMethod[BNPState]):
         """Set μ and σ² to those of all training inputs, as the model is now, in evaluation mode."""
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
-        calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in self.layers}
+        calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in self.states}
         found: dict[str, capture.FeatureStatistics] = {}
 
         def keep(name: str) -> Any:
             return lambda module, args, output: calls[name].append((args[0], output.shape))
 
-        handles = [state.module.register_forward_hook(keep(name)) for name, state in self.layers.items()]
+        handles = [state.module.register_forward_hook(keep(name)) for name, state in self.states.items()]
         try:
             with in_modes(self.model, [False for _ in self.model.modules()]):
                 for part in self._inputs.split(CHUNK):
                     self.model(part)
-                    for name, state in self.layers.items():
+                    for name, state in self.states.items():
                         if calls[name]:
                             own = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
                             found[name] = found[name].merged(own) if name in found else own
@@ -210,7 +210,7 @@ class BNP(InputMethod[BNPState]):
             for handle in handles:
                 handle.remove()
         for name, statistics in found.items():
-            state = self.layers[name]
+            state = self.states[name]
             # a channel's are there for each entry of its kernel
             state.mu.copy_(statistics.mu[:: state.repeat])
             state.variance.copy_(statistics.sigma[:: state.repeat].square())

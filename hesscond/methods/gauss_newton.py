@@ -299,7 +299,7 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
 
     def back(self, z: torch.Tensor, V: torch.Tensor) -> None:
         """Carry V (r, B, C), gradients of r numbers in the output z, back through the network to the layers."""
-        chosen = [state for state in self.layers.values() if state.module.weight.requires_grad]
+        chosen = [state for state in self.states.values() if state.module.weight.requires_grad]
         weights = [state.module.weight for state in chosen]
         for number, v in enumerate(V, 1):
             for state in chosen:
@@ -317,7 +317,7 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
         alone[:, 0] = 1.0
         self.back(z, torch.cat([B, alone]))
         self._losses += 1
-        for name, state in self.layers.items():
+        for name, state in self.states.items():
             new = state.gradients[len(state.of_call) :]
             # nothing came back to a call that belongs to another loss
             state.of_call += [self._losses if own else 0 for own in new]
@@ -348,7 +348,7 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
     @property
     def known(self) -> bool:
         """Whether there was a step since the method was created; loading a state does not count as one."""
-        return any(state.P is not None for state in self.layers.values())
+        return any(state.P is not None for state in self.states.values())
 
     def of_state(self, state: GaussNewtonState) -> Preconditioner | None:
         return state.P

@@ -137,15 +137,15 @@ class LayerMethod(base.Method, Generic[State]):
     #: The tensors of a layer's state that a resumed run needs.
     kept: ClassVar[tuple[str, ...]]
 
-    only: tuple[str, ...] | None = base.option(None, "The layers to precondition; None: all.", name="layers")
+    layers: tuple[str, ...] | None = base.option(None, "The layers to precondition; None: all.")
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self.steps = 0
-        chosen = wrapping.layers_of(model, self.only)
+        chosen = wrapping.layers_of(model, self.layers)
         self._refuse(chosen)
-        self.layers: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
-        self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.layers.values()]
+        self.states: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
+        self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.states.values()]
 
     @abstractmethod
     def state_of(self, layer: capture.Layer) -> State:
@@ -199,7 +199,7 @@ class LayerMethod(base.Method, Generic[State]):
     def transform_gradients(self) -> None:
         """Take over the inputs since the last step, and replace the gradient G of every layer by G P Pᵀ."""
         due = []
-        for name, state in self.layers.items():
+        for name, state in self.states.items():
             if state.module.weight.grad is None:
                 continue
             if not state.inputs:
@@ -233,10 +233,10 @@ class LayerMethod(base.Method, Generic[State]):
 
     def find(self, layer: str) -> State | None:
         """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
-        found = self.layers.get(layer)
+        found = self.states.get(layer)
         if found is None:
             module = capture.chosen_layers(self.model, [layer])[layer]
-            found = next((state for state in self.layers.values() if state.module is module), None)
+            found = next((state for state in self.states.values() if state.module is module), None)
         return found if found is not None and trains(found.module) else None
 
     def detach(self) -> None:
@@ -246,16 +246,16 @@ class LayerMethod(base.Method, Generic[State]):
     def state_dict(self) -> dict[str, Any]:
         layers = {
             name: {key: getattr(state, key).clone() for key in self.kept} | {"q_squared": state.q_squared}
-            for name, state in self.layers.items()
+            for name, state in self.states.items()
         }
         return {"layers": layers, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         found = state.get("layers", {})
-        if set(found) != set(self.layers):
-            there = ", ".join(self.layers)
+        if set(found) != set(self.states):
+            there = ", ".join(self.states)
             raise ConfigError(f"{self.name}: the state has layers {', '.join(found) or 'none'}, the model {there}")
-        for name, own in self.layers.items():
+        for name, own in self.states.items():
             for key in self.kept:
                 getattr(own, key).copy_(found[name][key])
             own.q_squared = found[name]["q_squared"]

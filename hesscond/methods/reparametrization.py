@@ -59,7 +59,16 @@ class Reparametrization(base.Method):
         self.chart = Reparametrized(model, self.coordinates_name)
         self._own: set[WeightParametrization] = set()
         for name, layer in layers_of(model, self.layers, output=self.with_output or self.layers is not None).items():
-            refuse_computed_or_shared(self.name, model, name, layer)
+            if "weight" not in layer._parameters:
+                raise ConfigError(
+                    f"{self.name}: the weight of layer {name!r} is computed from other parameters already"
+                )
+            for other, module in model.named_modules():
+                if module is not layer and any(p is layer.weight for p in module._parameters.values()):
+                    raise ConfigError(
+                        f"{self.name}: layer {name!r} shares its weight with {other!r}: leave it out, naming others "
+                        "with layers="
+                    )
             own = self.parametrization(name, layer)
             parametrize.register_parametrization(layer, "weight", own)
             self._own.add(own)
@@ -77,17 +86,6 @@ class Reparametrization(base.Method):
         module = capture.chosen_layers(self.model, [layer])[layer]
         inside = set(module.modules())
         return next((own for own in self._own if own in inside), None)
-
-
-def refuse_computed_or_shared(method: str, model: nn.Module, name: str, layer: capture.Layer) -> None:
-    """Raise a ConfigError for a weight that is computed from other parameters or shared with another module."""
-    if "weight" not in layer._parameters:
-        raise ConfigError(f"{method}: the weight of layer {name!r} is computed from other parameters already")
-    for other, module in model.named_modules():
-        if module is not layer and any(p is layer.weight for p in module._parameters.values()):
-            raise ConfigError(
-                f"{method}: layer {name!r} shares its weight with {other!r}: leave it out, naming others with layers="
-            )
 
 
 def refuse_units(method: str, layer: str, refused: torch.Tensor, what: str) -> None:

@@ -187,8 +187,7 @@ def parse(text: str) -> Spec:
         file, dot_py, inside = part.rpartition(".py:")
         name, colon, rest = inside.partition(":")
         method = base.method_class(f"{file}{dot_py}{name}")
-        given = dict(option_of(text, item) for item in rest.split(",")) if colon else {}
-        parts.append((method, converted_options(method, given)))
+        parts.append((method, options_in(text, method, rest.split(",") if colon else ())))
     names = [method.name for method, _ in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"{text!r} has a method twice")
@@ -208,29 +207,24 @@ def parse(text: str) -> Spec:
     return Spec(text, tuple(parts))
 
 
-def option_of(text: str, item: str) -> tuple[str, str]:
-    """Name and value of ``option=value``."""
-    name, equals, value = item.partition("=")
-    if not equals or not name or not value:
-        raise ConfigError(f"{text!r} is not of the form NAME:option=value,option=value")
-    return name.strip(), value.strip()
-
-
 def options(method: type[base.Method]) -> dict[str, inspect.Parameter]:
     """The options of a method, with their types: those declared, and the keyword arguments of its constructor."""
     found = inspect.signature(method, eval_str=True).parameters
     return {name: p for name, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def converted_options(method: type[base.Method], given: dict[str, str]) -> dict[str, Any]:
-    """Texts as what the constructor's annotations say."""
+def options_in(text: str, method: type[base.Method], items: Sequence[str]) -> dict[str, Any]:
+    """Values of a method's options that are given as ``option=value``, as the constructor's annotations say."""
     known = options(method)
     values = {}
-    for name, text in given.items():
+    for item in items:
+        name, _, value = map(str.strip, item.partition("="))
+        if not name or not value:
+            raise ConfigError(f"{text!r} is not of the form NAME:option=value,option=value")
         if name not in known:
             there = f"it is gone, {GONE[name]}" if name in GONE else f"it has {', '.join(known) or 'none'}"
             raise ConfigError(f"method {method.name!r} has no option {name!r}: {there}")
-        values[name] = converted(f"option {name!r} of method {method.name!r}", text, known[name].annotation)
+        values[name] = converted(f"option {name!r} of method {method.name!r}", value, known[name].annotation)
     return values
 
 

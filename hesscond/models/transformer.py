@@ -18,12 +18,6 @@ def token_normalization(name: str, width: int) -> nn.Module:
     return NORMS[kind](width, **({"eps": 1e-6} | options)) if kind in NORMS else nn.Identity()
 
 
-def check_heads(width: int, heads: int) -> None:
-    """Refuse heads that do not split a token."""
-    if width % heads:
-        raise ConfigError(f"the width of a token must be a multiple of the number of heads, got {width} and {heads}")
-
-
 class Attention(nn.Module):
     """Multi-head self-attention with dense layers ``q``, ``k``, ``v``, ``out``; if causal, of the tokens up to each.
 
@@ -32,6 +26,8 @@ class Attention(nn.Module):
 
     def __init__(self, make: layers.Layers, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
+        if width % heads:
+            raise ConfigError(f"the width of tokens must be a multiple of the number of heads, got {width} and {heads}")
         self.heads, self.causal = heads, causal
         self.q = make.dense(width, width)
         self.k = make.dense(width, width)
@@ -110,7 +106,6 @@ class VisionTransformer(nn.Module):
         channels, rows, columns = layers.image_shape(input_shape, patch)
         if rows % patch or columns % patch:
             raise ConfigError(f"patches of {patch} x {patch} pixels do not tile images of {rows} x {columns}")
-        check_heads(width, heads)
         make = layers.Layers(layers.truncated_normal, generator)
         self.patches = make.conv(channels, width, patch, stride=patch, padding=0, bias=True)
         tokens = (rows // patch) * (columns // patch) + 1
@@ -167,7 +162,6 @@ class GPT(nn.Module):
             raise ConfigError(
                 f"this network needs sequences of tokens (context,), not inputs of shape {tuple(input_shape)}"
             )
-        check_heads(width, heads)
         make = layers.Layers(layers.normal, generator)
         self.embedding = self.vectors(outputs, width, generator)
         self.positions = self.vectors(input_shape[0], width, generator)

@@ -65,7 +65,7 @@ def test_evaluating_and_probing_do_not_touch_the_statistics():
     expected.transform_gradients()
     probe(model, nn.CrossEntropyLoss(), (other, labels), dtype=None, method=method)
     assert torch.equal(model[0].weight.grad, alone[0].weight.grad)
-    assert torch.equal(method.layers["2"].variance, expected.layers["2"].variance)
+    assert torch.equal(method.states["2"].variance, expected.states["2"].variance)
 
 
 def test_accumulated_batches_count_together():
@@ -97,5 +97,5 @@ def test_sequences_frozen_layers_and_other_modules():
     assert model.unused.weight.grad is None
     P = method.preconditioner("embed").matrix(7)
     rows = x.reshape(-1, 6)
-    assert torch.allclose(method.layers["embed"].mu, 0.01 * rows.mean(0), rtol=1e-12)
+    assert torch.allclose(method.states["embed"].mu, 0.01 * rows.mean(0), rtol=1e-12)
     assert torch.allclose(model.embed.weight.grad, (raw @ P @ P.T)[:, 1:], rtol=1e-11, atol=1e-14)

@@ -116,7 +116,7 @@ def test_channels_last_and_unbatched_inputs_and_several_calls():
     (layer(x[0]).square().sum() + layer(x[1:, :, :4]).square().sum()).backward()
     method.transform_gradients()
     seen = torch.cat([x[0].flatten(1), x[1:, :, :4].movedim(1, 0).flatten(1)], 1)
-    state = method.layers["0"]
+    state = method.states["0"]
     assert torch.allclose(state.mu, 0.01 * seen.mean(1), rtol=1e-12)
     assert torch.allclose(state.variance, 0.99 + 0.01 * seen.var(1, correction=0), rtol=1e-12)
     # 12 positions once, 6 five times: the paper's √(rs) of the mean number of positions

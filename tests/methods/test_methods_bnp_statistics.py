@@ -41,8 +41,8 @@ def test_batch_statistics_are_those_without_a_memory():
             step(model, method, optimizer, *data(6, seed))
         ways.append(model)
         x, _ = data(6, 2)
-        assert torch.allclose(method.layers["0"].mu, x.mean((0, 2, 3)), rtol=1e-12)
-        assert torch.allclose(method.layers["0"].variance, x.var((0, 2, 3), correction=0), rtol=1e-12)
+        assert torch.allclose(method.states["0"].mu, x.mean((0, 2, 3)), rtol=1e-12)
+        assert torch.allclose(method.states["0"].variance, x.var((0, 2, 3), correction=0), rtol=1e-12)
     assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in ways), strict=True))
 
 
@@ -69,10 +69,10 @@ def test_data_statistics_are_those_of_all_training_inputs_again_and_again():
             truth = features(model, x)
         step(model, method, optimizer, x[5 * number : 5 * number + 5], y[5 * number : 5 * number + 5])
         for name, rows in truth.items():
-            np.testing.assert_allclose(method.layers[name].mu, rows.mean(0), rtol=1e-11, atol=1e-13)
-            np.testing.assert_allclose(method.layers[name].variance, rows.var(0), rtol=1e-11, atol=1e-13)
+            np.testing.assert_allclose(method.states[name].mu, rows.mean(0), rtol=1e-11, atol=1e-13)
+            np.testing.assert_allclose(method.states[name].variance, rows.var(0), rtol=1e-11, atol=1e-13)
     # q is that of the mini-batch
-    assert method.layers["4"].q_squared == pytest.approx(27 / 5)
+    assert method.states["4"].q_squared == pytest.approx(27 / 5)
     assert method.coordinates("4").name == "BNP, statistics of the training data"
 
 

@@ -171,7 +171,7 @@ def test_kfac_sums_the_inputs_of_a_convolution_over_positions():
     weights = torch.randn(12, dtype=torch.float64)
     (z.square() @ weights).mean().backward()
     method.transform_gradients()
-    state = method.layers["0"]
+    state = method.states["0"]
     patches = nn.functional.unfold(x, 2).mT
     H = torch.cat([torch.ones(7, 4, 1, dtype=torch.float64), patches], 2)
     delta = (2 * z * weights).detach().view(7, 3, 4).mT

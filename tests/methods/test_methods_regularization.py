@@ -161,7 +161,7 @@ def test_a_penalty_does_not_count_the_batch_twice_in_bnp():
     method = parse("bnp+gradient-regularization").create(model)
     backward(model, method, x[:10], y[:10])
     method.transform_gradients()
-    assert method.parts[0].layers["fc1"].q_squared == 6.4
+    assert method.parts[0].states["fc1"].q_squared == 6.4
 
 
 def test_parameters_without_a_gradient_are_left_alone():

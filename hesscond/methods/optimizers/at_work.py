@@ -19,10 +19,8 @@ class AtWork(ByParameter):
     """Optimizers that train a model together: M = P Pᵀ of their last step, for a step −η M g.
 
     η (`rate`) is the largest learning rate of all parameter groups, so that rates that differ belong to M, as do
-    corrections of averages; momentum and weight decay are left out, and so M is what the averaged gradient is
-    multiplied with. Parameters that no optimizer holds, or that had no gradient yet, are not moved: M = 0. Of wrappers
-    (SAM, Lookahead, those of Accelerate and Lightning) M is that of the optimizer that they hold, whatever they do with
-    its gradients and steps; the name says so.
+    corrections of averages; momentum and weight decay are left out. Parameters that no optimizer holds, or that had no
+    gradient yet, are not moved: M = 0. Of wrappers M is that of the optimizer that they hold; the name says so.
     """
 
     source = "-"
