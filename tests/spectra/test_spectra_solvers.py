@@ -1,4 +1,4 @@
-"""The search over solvers: one that is registered from outside is tried where it is cheapest."""
+"""The search over solvers: one that is registered from outside is tried where it is cheapest; inertia."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import pytest
 from hesscond.spectra.condition import Values
 from hesscond.spectra.forms import FactorForm
 from hesscond.spectra.solvers import base
+from hesscond.spectra.solvers.matrix_free import inertia
 
 
 class Diagonal(base.Solver):
@@ -39,3 +40,15 @@ def test_a_solver_from_outside_is_used_where_it_fits(monkeypatch):
 def test_the_cheapest_that_resolves_comes_first(rtol, solver):
     F = np.random.default_rng(0).standard_normal((9, 4))
     assert FactorForm(F).condition(rtol=rtol).solver == solver
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 130])
+def test_the_inertia_is_that_of_a_known_spectrum(n):
+    rng = np.random.default_rng(n)
+    for _ in range(20):
+        values = rng.choice([-1.0, 1.0], n) * 10 ** rng.uniform(-12, 0, n)
+        values[rng.random(n) < 0.3] = 0
+        Q, _ = np.linalg.qr(rng.standard_normal((n, n)))
+        H = (Q * values) @ Q.T
+        shift = rng.choice([-1, 1]) * 2e-13
+        assert inertia((H + H.T) / 2, shift) == ((values > -shift).sum(), (values < -shift).sum())

@@ -26,6 +26,8 @@ RankBound = Callable[[], int]
 SURE = 4.0
 #: Jacobi is tried on a matrix known up to rounding if that of one diagonal entry is this much larger than another's.
 GRADED = 100.0
+#: Order from which symmetric matrices are decomposed by torch.
+LARGE = 2000
 #: Gram matrices whose trace lies outside are near overflow or underflow, and are not used.
 GRAM_RANGE = (1e-200, 1e200)
 
@@ -165,8 +167,8 @@ def svd_values(core: np.ndarray, error: float = 0.0, *, power: int = 2) -> Value
 
 def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Values:
     """Eigenvalues of a symmetric matrix by size, with the normwise error bound."""
-    # scipy's dsyevd takes the least workspace, with which large matrices are not reduced in blocks
-    eigenvalues = np.linalg.eigvalsh(core)
+    # of large ones torch's LAPACK takes half as long, if it is MKL; scipy's takes too little workspace for blocks
+    eigenvalues = np.linalg.eigvalsh(core) if len(core) < LARGE else eigenvalues_of(core)
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
     magnitudes = np.abs(eigenvalues)
     found = Values.normwise(magnitudes, core.shape, error, power=1, solver="eigenvalues")

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace
@@ -154,7 +155,20 @@ def equilibrated_rank(H: np.ndarray) -> int:
         part[:, left_out] = 0
     noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
     del error, part
-    return int((np.abs(np.linalg.eigvalsh(scaled)) > noise).sum())
+    return inertia(scaled, -noise)[0] + inertia(scaled, noise)[1]
+
+
+def inertia(H: np.ndarray, shift: float) -> tuple[int, int]:
+    """Numbers of positive and of negative eigenvalues of H + shift·I: those of D in its LDLᵀ, by Sylvester's law."""
+    n = len(H)
+    shifted = np.array(H, order="F")
+    shifted[range(n), range(n)] += shift
+    room, _ = lapack.dsytrf_lwork(n, lower=1)
+    factor, pivots, _ = lapack.dsytrf(shifted, lower=1, lwork=int(room), overwrite_a=1)
+    # a block of order two has an eigenvalue of each sign (Bunch and Kaufman 1977)
+    single = pivots > 0
+    values, pairs = factor.diagonal()[single], int((~single).sum()) // 2
+    return int((values > 0).sum()) + pairs, int((values < 0).sum()) + pairs
 
 
 def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *, psd: bool) -> ConditionNumber:
