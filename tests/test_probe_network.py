@@ -89,7 +89,7 @@ def steps_along_unit_gradients(method, parameters):
     for unit in torch.eye(sum(sizes), dtype=torch.float64):
         for p, g in zip(parameters, unit.split(sizes), strict=True):
             p.grad = g.view(p.shape).clone()
-        for state in method.layers.values():
+        for state in method.states.values():
             if state.module.weight.grad is not None:
                 state.precondition()
         columns.append(torch.cat([p.grad.flatten() for p in parameters]))
