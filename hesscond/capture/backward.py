@@ -82,8 +82,8 @@ def batched_gradients(
         return [g for g in found if g is not None]
 
     def together(part: slice) -> Sequence[torch.Tensor | None]:
-        # is_grads_batched= loops over derivatives of tanh, and fails at group normalization
-        found = iter(torch.vmap(one)(*(seed[part] for seed in seeds)))
+        # is_grads_batched= loops over derivatives of tanh, and fails at group normalization and where checkpoints draw
+        found = iter(torch.vmap(one, randomness="same")(*(seed[part] for seed in seeds)))
         return [next(found) if own else None for own in used]
 
     if vectorized:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import hesscond
@@ -133,8 +134,15 @@ def scaled(channels):
     return Net(lambda m, x: x * m.scale.view(-1, *[1] * (x.ndim - 2)), scale=scale)
 
 
-@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.Tanh()])
-def test_directions_behind_a_group_normalization_or_a_tanh_are_taken_together(monkeypatch, module):
+class Checkpointed(nn.Module):
+    """Dropout whose mask is drawn again in each backward pass."""
+
+    def forward(self, x):
+        return checkpoint(lambda h: F.dropout(torch.tanh(h), 0.4), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.Tanh(), Checkpointed()])
+def test_directions_behind_these_modules_are_taken_together(monkeypatch, module):
     torch.manual_seed(0)
     x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(module.double()(x).pow(3).sum(), x, create_graph=True)
