@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -312,13 +313,17 @@ def registered() -> Iterator[type[Method]]:
     return iter(_REGISTRY.installed())
 
 
+#: Ends of the range of an option, in words.
+ENDS = {"above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le}
+
+
 @dataclass(frozen=True)
 class Option:
     """Declaration of an option by `option`; ``owner`` and ``name`` say where it was found."""
 
     default: Any
     about: str
-    ranges: tuple[tuple[str, float, Callable[[Any, Any], bool]], ...]
+    ends: Mapping[str, float]
     owner: type = object
     name: str = ""
 
@@ -333,11 +338,11 @@ class Option:
         if get_origin(self.kind) is Literal and value not in get_args(self.kind):
             words = ", ".join(map(str, get_args(self.kind)))
             raise ConfigError(f"method {method!r}: {self.name} must be one of {words}, not {value!r}")
-        if value is None or not self.ranges:
+        if value is None or not self.ends:
             return value
-        infinite = math.isinf(value) and not any(bound == value for _, bound, _ in self.ranges)
-        if infinite or not all(holds(value, bound) for _, bound, holds in self.ranges):
-            words = " and ".join(f"{word} {bound:g}" for word, bound, _ in self.ranges if not math.isinf(bound))
+        infinite = math.isinf(value) and value not in self.ends.values()
+        if infinite or not all(ENDS[word](value, end) for word, end in self.ends.items()):
+            words = " and ".join(f"{word} {end:g}" for word, end in self.ends.items() if not math.isinf(end))
             words += " and finite" if infinite else ""
             raise ConfigError(f"method {method!r}: {self.name} must be {words}, not {value}")
         return value
@@ -363,13 +368,8 @@ def option(
     above, least, below, most
         Ends of the range; a number with a range must be finite, unless an end is infinite.
     """
-    ends: list[tuple[str, float | None, Callable[[Any, Any], bool]]] = [
-        ("above", above, lambda value, bound: value > bound),
-        ("at least", least, lambda value, bound: value >= bound),
-        ("below", below, lambda value, bound: value < bound),
-        ("at most", most, lambda value, bound: value <= bound),
-    ]
-    return Option(default, about, tuple((word, end, holds) for word, end, holds in ends if end is not None))
+    ends = zip(ENDS, (above, least, below, most), strict=True)
+    return Option(default, about, {word: end for word, end in ends if end is not None})
 
 
 def declared(method: type) -> dict[str, Option]:
@@ -380,7 +380,7 @@ def declared(method: type) -> dict[str, Option]:
             if isinstance(one, Option) and name not in found:
                 found[name] = replace(one, name=name, owner=owner)
             elif isinstance(one, Option) and not found[name].about:
-                found[name] = replace(found[name], about=one.about, ranges=one.ranges)
+                found[name] = replace(found[name], about=one.about, ends=one.ends)
     return found
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import nn
@@ -229,27 +227,18 @@ def options_in(text: str, method: type[base.Method], items: Sequence[str]) -> di
 
 
 def converted(what: str, text: str, kind: Any) -> Any:
-    """A text as a value of a type: bool, int, float, str, one of some words, several words, or none."""
-    if get_origin(kind) in (types.UnionType, typing.Union):
-        kinds = [k for k in get_args(kind) if k is not type(None)]
-        if text == "none" and len(kinds) < len(get_args(kind)):
-            return None
-        kind = kinds[0]
-    if get_origin(kind) is Literal:
-        words = get_args(kind)
-        if text not in words:
-            raise ConfigError(f"{what} must be one of {', '.join(map(str, words))}, not {text!r}")
-        return text
-    if get_origin(kind) is tuple:
+    """A text as a value of a type, as pydantic reads it; ``none``, where it may be, and several words by slashes."""
+    from pydantic import TypeAdapter, ValidationError
+
+    if text == "none" and type(None) in get_args(kind):
+        return None
+    if any(get_origin(one) is tuple for one in (kind, *get_args(kind))):
         return tuple(text.split("/"))
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ConfigError(f"{what} must be true or false, not {text!r}")
-        return text == "true"
     try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"{what} must be of type {kind.__name__}, not {text!r}") from None
+        return TypeAdapter(kind).validate_python(text)
+    except ValidationError as error:
+        expected = error.errors()[0]["msg"].replace("Input should", "must").partition(", unable")[0]
+        raise ConfigError(f"{what} {expected}, not {text!r}") from None
 
 
 def shown_options(method: type[base.Method]) -> str:

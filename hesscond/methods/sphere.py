@@ -213,10 +213,9 @@ class Sphere(base.Method):
         super().__init__(model, **options)
         constraint = self.constraint
         chosen = layers_of(model, self.layers, output=self.output)
-        if constraint != "none":
-            for name, layer in chosen.items():
-                refuse_initial(name, layer, constraint)
         self.constrained = tuple(chosen.values()) if constraint != "none" else ()
+        for name, layer in chosen.items() if self.constrained else ():
+            refuse_initial(name, layer, constraint)
         self.noises: list[Noise] = []
         self._replace_norms(chosen)
         if self.constrained:

@@ -125,9 +125,6 @@ class Layers:
     # with "none"
     norm: str = "none"
 
-    def __post_init__(self) -> None:
-        normalization_of(self.norm)
-
     def dense(self, before: int, after: int, *, bias: bool = True) -> nn.Linear:
         """A dense layer."""
         # the constructor itself would draw from the global random state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
@@ -109,21 +111,15 @@ class VisionTransformer(nn.Module):
         make = layers.Layers(layers.truncated_normal, generator)
         self.patches = make.conv(channels, width, patch, stride=patch, padding=0, bias=True)
         tokens = (rows // patch) * (columns // patch) + 1
-        self.class_token = self.embedding(1, width, generator)
-        self.positions = self.embedding(tokens, width, generator)
+        drawn = partial(nn.init.trunc_normal_, std=0.02, generator=generator)
+        self.class_token = nn.Parameter(drawn(torch.empty(1, 1, width)))
+        self.positions = nn.Parameter(drawn(torch.empty(1, tokens, width)))
         self.dropout = layers.make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
             self.add_module(name, Block(make, width, heads, hidden, dropout, activation, norm))
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs)
-
-    @staticmethod
-    def embedding(tokens: int, width: int, generator: torch.Generator | None) -> nn.Parameter:
-        """A learned vector for each of some tokens, (1, tokens, width)."""
-        values = nn.Parameter(torch.empty(1, tokens, width))
-        nn.init.trunc_normal_(values, std=0.02, generator=generator)
-        return values
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs (N, outputs) of images (N, channels, height, width)."""
@@ -163,8 +159,9 @@ class GPT(nn.Module):
                 f"this network needs sequences of tokens (context,), not inputs of shape {tuple(input_shape)}"
             )
         make = layers.Layers(layers.normal, generator)
-        self.embedding = self.vectors(outputs, width, generator)
-        self.positions = self.vectors(input_shape[0], width, generator)
+        drawn = partial(nn.init.normal_, std=0.02, generator=generator)
+        self.embedding = nn.Embedding.from_pretrained(drawn(torch.empty(outputs, width)), freeze=False)
+        self.positions = nn.Embedding.from_pretrained(drawn(torch.empty(input_shape[0], width)), freeze=False)
         self.dropout = layers.make_dropout(dropout)
         self.blocks = [f"block{i}" for i in range(1, depth + 1)]
         for name in self.blocks:
@@ -174,12 +171,6 @@ class GPT(nn.Module):
             self.add_module(name, block)
         self.norm = token_normalization(norm, width)
         self.fc = make.dense(width, outputs, bias=False)
-
-    @staticmethod
-    def vectors(number: int, width: int, generator: torch.Generator | None) -> nn.Embedding:
-        """Learned vectors (number, width): an embedding of ``number`` tokens or positions."""
-        values = torch.empty(number, width)
-        return nn.Embedding.from_pretrained(nn.init.normal_(values, std=0.02, generator=generator), freeze=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Scores (N, T, outputs) of the tokens that follow each of the tokens (N, T)."""

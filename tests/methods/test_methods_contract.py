@@ -50,7 +50,7 @@ def test_a_name_is_registered_once():
         ("bnp:rho", "not of the form"),
         ("bnp:rho=", "not of the form"),
         ("bnp:tau=1", "no option 'tau': it has epsilon_1, epsilon_2, rho"),
-        ("bnp:rho=much", "'rho' of method 'bnp' must be of type float"),
+        ("bnp:rho=much", "'rho' of method 'bnp' must be a valid number, not 'much'"),
         ("bnp+bnp", "twice"),
         ("bnp+adam", "bnp and adam both precondition the gradient"),
         ("sphere+weightnorm", "sphere constrains the weights, which weightnorm computes"),

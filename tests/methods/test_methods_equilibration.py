@@ -237,7 +237,7 @@ def tied():
 @pytest.mark.parametrize(
     ("model", "spec", "sentence"),
     [
-        (lambda: network("mlp"), "equilibration:axis=diagonal", "must be one of row, column, row-column"),
+        (lambda: network("mlp"), "equilibration:axis=diagonal", "must be 'row', 'column' or 'row-column'"),
         (lambda: network("mlp"), "equilibration:layers=fc7", "no layer 'fc7' to choose"),
         (tied, "equilibration", "layer '1' shares its weight with '0'"),
         (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), "equilibration", "other parameters already"),

@@ -413,7 +413,7 @@ def test_a_single_sample_has_no_statistics(name):
         ("groupnorm:groups=3", "the 20 channels at layer 'fc1' do not split into 3 groups .* among 1, 2, 4, 5, 10"),
         ("four-things-batchnorm:ghost=1", "a ghost batch of 1 has no statistics"),
         ("batchnorm:eps=0", "eps must be above 0"),
-        ("batchnorm:position=inside", "must be one of pre, post"),
+        ("batchnorm:position=inside", "must be 'pre' or 'post'"),
         ("batchnorm:layers=fc9", "no layer 'fc9' to choose"),
         # at a later layer
         ("groupnorm 6 5", "the 5 channels at layer 'fc2'"),
