@@ -113,19 +113,17 @@ def of_arrays(name: str, arrays: Any, source: str) -> Dataset:
         for array in arrays
     ]
     by_class = not any(target.is_floating_point() for target in found[1::2])
-    for number, tensor in enumerate(found):
-        what = ("train_inputs", "train_targets", "test_inputs", "test_targets")[number]
+    names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    for number, (what, tensor) in enumerate(zip(names, found, strict=True)):
         if len(tensor) != len(found[number - number % 2]) or not tensor.numel():
             raise ConfigError(f"{what} of {name} has {len(tensor)} rows: inputs and targets need one for each sample")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(f"{what} of {name} has values that are not finite: remove or fill them")
-        if number % 2 and not by_class:
-            found[number] = tensor.float().reshape(len(tensor), -1)
-        elif number % 2 == 0 and tensor.is_floating_point():
-            found[number] = tensor.float()
-        else:
-            found[number] = tensor.long()
-        if number % 2 == 0 and tensor.ndim - 1 not in KINDS:
+        if number % 2:
+            found[number] = tensor.long() if by_class else tensor.float().reshape(len(tensor), -1)
+            continue
+        found[number] = tensor.float() if tensor.is_floating_point() else tensor.long()
+        if tensor.ndim - 1 not in KINDS:
             raise ConfigError(f"{what} of {name} has the shape {tuple(tensor.shape)}: a sample has 1 to 3 dimensions")
     if by_class and min(int(target.min()) for target in found[1::2]) < 0:
         raise ConfigError(f"targets of {name} are integers below 0: class numbers begin at 0, values are floats")

@@ -13,6 +13,8 @@ from pathlib import Path
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 TIMEOUT_SECONDS = 20
+#: Number of digits of the fingerprints of files that a run records.
+DIGITS = 12
 _log = logging.getLogger(__name__)
 
 

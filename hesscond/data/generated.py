@@ -13,9 +13,6 @@ from hesscond.data.dataset import Dataset, Form, images_from_bytes
 from hesscond.data.sources import Generated, register
 from hesscond.errors import ConfigError
 
-DIGITS, IMAGE_REGRESSION = "digits", "image-regression"
-#: Number of test images among the 1,797 digits.
-DIGITS_TEST = 360
 PHOTOGRAPHS = ("china", "flower")
 
 
@@ -33,11 +30,9 @@ def load_digits() -> Dataset:
     targets = torch.from_numpy(bunch.target.astype(np.int64))
     train, test = (
         torch.from_numpy(indices)
-        for indices in train_test_split(
-            np.arange(len(targets)), test_size=DIGITS_TEST, random_state=0, stratify=bunch.target
-        )
+        for indices in train_test_split(np.arange(len(targets)), test_size=360, random_state=0, stratify=bunch.target)
     )
-    return Dataset(DIGITS, inputs[train], targets[train], inputs[test], targets[test], 10, "scikit-learn")
+    return Dataset("digits", inputs[train], targets[train], inputs[test], targets[test], 10, "scikit-learn")
 
 
 def digits_folder() -> Path:
@@ -66,14 +61,12 @@ def load_image_regression(*, photograph: str = "china", every: int = 4) -> Datas
     centres = torch.stack([(row + 0.5) / rows, (column + 0.5) / columns], -1).flatten(0, 1)
     train = ((row + column) % 2 == 0).flatten()
     source = f"scikit-learn ({photograph}.jpg)"
-    return Dataset(IMAGE_REGRESSION, centres[train], colours[train], centres[~train], colours[~train], 0, source)
+    return Dataset("image-regression", centres[train], colours[train], centres[~train], colours[~train], 0, source)
 
 
-register(Generated(DIGITS, load_digits, lambda options: Form((1, 8, 8), 10, 10), digits_folder))
-register(Generated(IMAGE_REGRESSION, load_image_regression, lambda options: Form((2,), 3, 0)))
+register(Generated("digits", load_digits, lambda options: Form((1, 8, 8), 10, 10), digits_folder))
+register(Generated("image-regression", load_image_regression, lambda options: Form((2,), 3, 0)))
 
-
-SHAPES = "shapes"
 
 #: All solids fit into the unit ball.
 CUBE = 3**-0.5  # half its edge
@@ -101,7 +94,7 @@ def load_shapes(
     turns = torch.linalg.qr(torch.randn(total, 3, 3, generator=generator, device="cpu")).Q
     clouds = clouds @ turns + noise * torch.randn(clouds.shape, generator=generator, device="cpu")
     source = f"generated, seed {seed}"
-    return Dataset(SHAPES, clouds[:train], targets[:train], clouds[train:], targets[train:], len(SURFACES), source)
+    return Dataset("shapes", clouds[:train], targets[:train], clouds[train:], targets[train:], len(SURFACES), source)
 
 
 def sphere(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -164,4 +157,4 @@ SURFACES: dict[str, Callable[[tuple[int, ...], torch.Generator], torch.Tensor]] 
     "cylinder": cylinder,
 }
 
-register(Generated(SHAPES, load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))))
+register(Generated("shapes", load_shapes, lambda options: Form((options["points"], 3), len(SURFACES), len(SURFACES))))

@@ -11,6 +11,7 @@ import torch
 
 from hesscond.data import sources
 from hesscond.data.dataset import Dataset, Form
+from hesscond.data.files import DIGITS
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
@@ -18,8 +19,6 @@ from hesscond.lazy import optional
 
 #: Suffixes of pictures, as in torchvision's ``ImageFolder``, in upper or lower case; other files are ignored.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-#: Number of digits of the fingerprints of pictures that a run records.
-DIGITS = 12
 #: The two splits, and their names in a `Dataset`.
 SPLITS = {"train": "train", "val": "test"}
 

@@ -14,7 +14,7 @@ import torch
 
 from hesscond.data import image_folder, sources
 from hesscond.data.dataset import Dataset, Form
-from hesscond.data.files import fingerprint
+from hesscond.data.files import DIGITS, fingerprint
 from hesscond.data.preparation import rows_of
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
@@ -54,7 +54,7 @@ class ModelNet(sources.FolderSource):
             name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
             clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, files, options))
             targets.append(own)
-            names.append(name[: image_folder.DIGITS])
+            names.append(name[:DIGITS])
         source = f"{folder} (meshes {', '.join(names)})"
         return Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,23 +145,29 @@ class Pictures:
 
     def _decoded(self, file: str) -> np.ndarray:
         """One picture, uint8 (3, size, size), resized with torchvision's arithmetic."""
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
-        path = self.folder / file
-        try:
-            with Image.open(path) as opened:
-                if opened.mode not in MODES:
-                    raise ValueError(f"its mode {opened.mode} has more than 8 bits a channel")
-                image = opened.convert("RGB")
-        except FileNotFoundError as error:
-            raise DataNotFoundError(f"{path} cannot be read: {error.strerror}.") from None
-        except UnidentifiedImageError:
-            raise CorruptDataError(f"{path} is no picture: replace or delete it.") from None
-        except Exception as error:  # any error of a decoder
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise CorruptDataError(f"{path} cannot be decoded ({reason}): replace or delete it.") from None
+        image = decoded(self.folder / file)
         short, long = sorted(image.size)
         sides = [self.resize if side == short else int(self.resize * long / short) for side in image.size]
         image = image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
         left, top = (round((side - self.size) / 2) for side in sides)
         return np.asarray(image.crop((left, top, left + self.size, top + self.size))).transpose(2, 0, 1)
+
+
+def decoded(path: Path) -> Any:
+    """Picture of a file, in RGB."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            if opened.mode not in MODES:
+                raise ValueError(f"its mode {opened.mode} has more than 8 bits a channel")
+            return opened.convert("RGB")
+    except FileNotFoundError as error:
+        raise DataNotFoundError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnidentifiedImageError:
+        raise CorruptDataError(f"{path} is no picture: replace or delete it.") from None
+    except Exception as error:  # any error of a decoder
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise CorruptDataError(f"{path} cannot be decoded ({reason}): replace or delete it.") from None

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from hesscond.data import dataset, sources
+from hesscond.data.files import DIGITS
 from hesscond.errors import ConfigError
-
-#: Number of digits of the fingerprint of a file that a run records.
-DIGITS = 12
 
 
 class Table(sources.Source):

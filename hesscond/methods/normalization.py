@@ -72,7 +72,7 @@ class Normalization(base.Method):
         for site, module in modules:
             # torch.nn.LayerNorm takes the features last as they are
             fits = site.dimensions or isinstance(module, nn.LayerNorm)
-            wrapping.wrap(model, site.name, **{"after" if pre else "before": module if fits else FeaturesLast(module)})
+            wrapping.wrap(model, site.name, module if fits else FeaturesLast(module), after=pre)
 
     @abstractmethod
     def normalization(self, site: Site) -> nn.Module:

@@ -250,7 +250,7 @@ class Sphere(base.Method):
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
                 own = capture.Geometry.of(layer)
-                wrap(self.model, name, after=behind(number, len(chosen), own.units, -1 - own.dims))
+                wrap(self.model, name, behind(number, len(chosen), own.units, -1 - own.dims), after=True)
         for layer in biased if affine else ():
             if layer._parameters.get("bias") is not None:
                 layer.register_parameter("bias", None)

@@ -15,24 +15,20 @@ ENDS = "ends"
 
 
 class Wrapped(nn.Sequential):
-    """A layer with what was put before and after it: children ``before``, ``layer``, ``after``."""
+    """A layer with what was put before or after it: children ``before`` and ``layer``, or ``layer`` and ``after``."""
 
 
-def wrap(model: nn.Module, name: str, *, before: nn.Module | None = None, after: nn.Module | None = None) -> None:
-    """Put modules around a layer, everywhere in the model where it is; they go to its device and dtype."""
+def wrap(model: nn.Module, name: str, module: nn.Module, *, after: bool) -> None:
+    """Put a module after or before a layer, everywhere in the model where it is; it goes to its device and dtype."""
     layer = model.get_submodule(name)
     if layer is model or name in ("", "model"):
         raise ConfigError(
             "the model is a single layer that nothing can be put around: wrap it in a torch.nn.Sequential"
         )
-    parts = OrderedDict(
-        (key, m) for key, m in (("before", before), ("layer", layer), ("after", after)) if m is not None
-    )
     like = next(layer.parameters())
-    for part in (before, after):
-        if part is not None:
-            part.to(device=like.device, dtype=like.dtype)
-    put(model, layer, Wrapped(parts))
+    module.to(device=like.device, dtype=like.dtype)
+    parts = {"layer": layer, "after": module} if after else {"before": module, "layer": layer}
+    put(model, layer, Wrapped(OrderedDict(parts)))
 
 
 def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
