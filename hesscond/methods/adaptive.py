@@ -41,10 +41,8 @@ class Adaptive(ByParameter):
     #: M would be infinite where no gradient was.
     epsilon: float = base.option(1e-8, "ε.", above=0)
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self._optimizer: Optimizer | None = None
-        self._about_to_step = False
+    _optimizer: Optimizer | None = None
+    _about_to_step = False
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:

@@ -14,8 +14,6 @@ from hesscond.errors import ConfigError
 from hesscond.methods.base import option, register
 from hesscond.methods.normalization import EPS, Normalization, Site
 
-RunningVariance = Literal["unbiased", "tensorflow"]
-
 
 class OwnBatchNorm(_BatchNorm):
     """Batch normalization that keeps its running averages itself; takes activations (N, C, *positions)."""
@@ -89,7 +87,7 @@ class BatchNormalization(Normalization):
         "to them (`StopGradientBatchNorm`).",
     )
     momentum: float = option(0.1, "Share of the batch in the running averages.", above=0, most=1)
-    running_variance: RunningVariance = option(
+    running_variance: Literal["unbiased", "tensorflow"] = option(
         "unbiased",
         "What inference divides by. In training σ² is the variance of the N values with 1/N. ``unbiased``: the running "
         "average uses variances with 1/(N−1), as in torch. ``tensorflow``: the same after convolutions (TensorFlow's "

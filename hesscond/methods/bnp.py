@@ -7,7 +7,6 @@ from math import prod
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from hesscond import capture
 from hesscond.errors import ConfigError
@@ -22,7 +21,6 @@ EPSILON_2 = 1e-4
 #: Training inputs in one forward pass over all of them.
 CHUNK = 2000
 
-Statistics = Literal["running", "batch", "data"]
 #: Name of the coordinates that the data alone define.
 RAW = "BNP, raw statistics of the data"
 NAMES = {"running": "running statistics", "batch": "statistics of the batch", "data": "statistics of the training data"}
@@ -143,12 +141,13 @@ class BNP(InputMethod[BNPState]):
     name = "bnp"
     summary = "batch normalization preconditioning of every dense and convolutional layer"
     source = "Lange, Helfrich, Ye, JMLR 2022, Algorithms 2 and 3"
+    state_class = BNPState
     kept = ("mu", "variance")
 
     epsilon_1: float = base.option(EPSILON_1, "ε₁ of σ̃² = σ² + ε₁ max σ² + ε₂.", least=0)
     epsilon_2: float = base.option(EPSILON_2, "ε₂.", least=0)
     rho: float = base.option(0.99, "Decay ρ of the running statistics.", least=0, below=1)
-    statistics: Statistics = base.option(
+    statistics: Literal["running", "batch", "data"] = base.option(
         "running",
         '``"running"``: as in the paper; ``"batch"``: those of the mini-batch alone (ρ = 0); ``"data"``: those of all '
         "training inputs that `fit` was given, by a forward pass in evaluation mode, and again after every ``refresh`` "
@@ -158,12 +157,7 @@ class BNP(InputMethod[BNPState]):
         1000, 'Steps between two forward passes over the training inputs for ``statistics="data"``.', least=1
     )
 
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        self._inputs: torch.Tensor | None = None
-        super().__init__(model, **options)
-
-    def state_of(self, layer: capture.Layer) -> BNPState:
-        return BNPState(layer)
+    _inputs: torch.Tensor | None = None
 
     def fit(self, inputs: torch.Tensor) -> None:
         """Keep the training inputs, for ``statistics="data"``."""

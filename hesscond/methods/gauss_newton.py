@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
@@ -245,6 +244,7 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
     source = "Schraudolph, Neural Computation 14 (2002); Abreu et al., ICLR 2026"
     rate = 0.03
     of_first_step = True
+    state_class = GaussNewtonState
     kept = ()
 
     damping: float = base.option(1e-2, "γ.", above=0)
@@ -254,14 +254,12 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
         least=1,
     )
 
+    _output: Any = None
+    _losses = 0
+
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self._output: Any = None
         self._handles.append(model.register_forward_hook(self._keep))
-        self._losses = 0
-
-    def state_of(self, layer: Layer) -> GaussNewtonState:
-        return GaussNewtonState(layer)
 
     def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
         # a probe calls the model with other tensors in place of its parameters: not this training

@@ -134,6 +134,8 @@ class LayerMethod(base.Method, Generic[State]):
     """
 
     preconditions = True
+    #: Class of a layer's state.
+    state_class: ClassVar[Any]
     #: The tensors of a layer's state that a resumed run needs.
     kept: ClassVar[tuple[str, ...]]
 
@@ -147,9 +149,9 @@ class LayerMethod(base.Method, Generic[State]):
         self.states: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
         self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.states.values()]
 
-    @abstractmethod
     def state_of(self, layer: capture.Layer) -> State:
         """State of a layer before the first step."""
+        return self.state_class(layer)
 
     @abstractmethod
     def update(self, states: list[State]) -> None:

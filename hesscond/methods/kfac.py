@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.capture import Layer
 from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
 from hesscond.methods import base, inputs
@@ -89,14 +88,12 @@ class KFAC(inputs.LayerMethod[FisherState]):
     source = "Martens, Grosse, ICML 2015, sections 4.2, 6.3"
     rate = 0.01
     of_first_step = True
+    state_class = FisherState
     kept = ("A", "G", "mass", "right", "left", "v", "s")
 
     rho: float = base.option(0.95, "Decay of the averages.", least=0, below=1)
     damping: float = base.option(1e-2, "γ.", above=0)
     update_every: int = base.option(10, "Steps after which factors are decomposed again.", least=1)
-
-    def state_of(self, layer: Layer) -> FisherState:
-        return FisherState(layer)
 
     def update(self, states: list[FisherState]) -> None:
         for state in states:

@@ -29,8 +29,6 @@ from hesscond.methods import base
 
 STRENGTH = 1e-4
 
-Space = Literal["p", "z"]
-
 
 class Penalized(hessians.Chart):
     """The Hessian in z, p = P z, of L + λ‖p‖² or of L + λ‖z‖²: PᵀHP + 2λPᵀP or PᵀHP + 2λI, H that of L."""
@@ -64,7 +62,7 @@ class Regularization(base.Method):
 
     source = "Ye, Preconditioning for Accelerated Gradient Descent, 2024, with the sign of L2 in p corrected to plus"
 
-    space: Space = base.option("p", '``"p"`` or ``"z"``.')
+    space: Literal["p", "z"] = base.option("p", '``"p"`` or ``"z"``.')
     strength: float = base.option(STRENGTH, "λ.", least=0)
 
     def _parameters(self) -> dict[str, nn.Parameter]:

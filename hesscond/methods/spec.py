@@ -31,17 +31,8 @@ def in_turn(hook: str) -> Callable[..., None]:
 class Composed(base.Method):
     """Methods one after another: they build the network, transform the gradient and follow the step in this order.
 
-    Not registered: ``--method bnp+groupnorm`` makes one. At most one of them preconditions, and at most one has
-    coordinates other than the plain ones at a layer.
-
-    Parameters
-    ----------
-    model
-        The model.
-    name
-        Text of ``--method``.
-    parts
-        The methods and their options.
+    Not registered: ``--method bnp+groupnorm`` makes one, with this text as its name. At most one of them preconditions,
+    and at most one has coordinates other than the plain ones at a layer.
     """
 
     source = "-"
@@ -129,15 +120,7 @@ class Composed(base.Method):
 
 @dataclass(frozen=True)
 class Spec:
-    """Choice of ``--method``: one method or several, with options.
-
-    Attributes
-    ----------
-    text
-        Text of ``--method``, as given.
-    parts
-        Class and options of each method.
-    """
+    """Choice of ``--method``: its ``text`` as given, and ``parts``, class and options of one method or of several."""
 
     text: str
     parts: tuple[tuple[type[base.Method], dict[str, Any]], ...]

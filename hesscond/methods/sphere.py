@@ -24,7 +24,6 @@ from hesscond.methods.wrapping import layers_of, put, wrap
 from hesscond.operators import SymmetricOperator
 
 Constraint = Literal["none", "centred", "sphere", "both"]
-NoiseKind = Literal["none", "constant", "linear"]
 #: ‖w‖² of n weights of variance 2/n, as He's initialization has them.
 C = 2.0
 #: σ of the noise if it is not given: the best of Table 4, and that of the point clouds.
@@ -188,7 +187,7 @@ class Sphere(base.Method):
         above=0,
     )
     affine: bool = base.option(True, "Whether there are γ and β; without them layers keep their own bias.")
-    noise: NoiseKind = base.option(
+    noise: Literal["none", "constant", "linear"] = base.option(
         "none",
         "The deviation σ_l of n at the l-th of L such places, in the order in which they are registered (in all "
         'networks of hesscond that of execution): ``"none"``, ``"constant"``: σ, or ``"linear"``: (l/L) σ (residual '

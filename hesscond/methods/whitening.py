@@ -96,6 +96,7 @@ class Whitening(InputMethod[WhiteningState]):
     name = "whitening"
     summary = "full whitening of every layer's inputs, the input factor of K-FAC"
     source = "Desjardins et al., NIPS 2015; Martens, Grosse, ICML 2015 (input factor)"
+    state_class = WhiteningState
     kept = ("mu", "C", "root", "inverse")
 
     rho: float = option(0.99, "Decay of the running mean and covariance.", least=0, below=1)
@@ -103,7 +104,7 @@ class Whitening(InputMethod[WhiteningState]):
     update_every: int = option(20, "Steps after which C̃ is decomposed again; the mean is that of every step.", least=1)
 
     def state_of(self, layer: capture.Layer) -> WhiteningState:
-        state = WhiteningState(layer)
+        state = super().state_of(layer)
         state.decompose(self.epsilon)
         return state
 

@@ -24,13 +24,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class OptionError(ConfigError):
-    """The value of an option of a network.
-
-    Attributes
-    ----------
-    option
-        Name of the option.
-    """
+    """The value of the option of a network that is called ``option``."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)

@@ -20,24 +20,12 @@ Kind = Literal["any", "vector", "image", "points", "coordinates", "tokens"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network at its published size; calling it builds one.
+    """A network at its published size; calling it builds one."""
 
-    Attributes
-    ----------
-    summary
-        One line for people.
-    kind
-        What its inputs are.
-    make
-        ``make(input_shape, outputs, *, generator, **options)``.
-    preset
-        The options in which it differs from the defaults of ``make``.
-    """
-
-    summary: str
-    kind: Kind
-    make: Callable[..., nn.Module]
-    preset: Mapping[str, Any] = field(default_factory=dict)
+    summary: str  # one line for people
+    kind: Kind  # of its inputs
+    make: Callable[..., nn.Module]  # ``make(input_shape, outputs, *, generator, **options)``
+    preset: Mapping[str, Any] = field(default_factory=dict)  # options in which it differs from the defaults of ``make``
 
     @property
     def options(self) -> dict[str, Any]:

@@ -58,20 +58,10 @@ _READERS: dict[str, Known] = {}
 
 
 def reads(*classes: str | type, stateless: bool = False) -> Callable[[Reader], Reader]:
-    """Register the reader of optimizers, given by their classes, or by the qualified names of these.
+    """Decorator that registers the reader of optimizers, given by their classes or names (``"torch.optim.adam.Adam"``).
 
-    Parameters
-    ----------
-    classes
-        Classes, or names as ``"torch.optim.adam.Adam"``, so that their library is not imported.
-    stateless
-        Whether M is known before the first step.
-
-    Returns
-    -------
-    Callable
-        Decorator of a function of a `Look` that returns M or P of its parameter, see `as_map`, for a step −η M g with
-        the learning rate η of its group; None: it has not moved yet.
+    It reads M or P of the parameter of a `Look`, see `as_map`, for a step −η M g with the learning rate η of its group;
+    None: it has not moved yet. ``stateless``: M is known before the first step.
 
     Examples
     --------
@@ -135,23 +125,11 @@ def reader_of(optimizer: Any) -> Known:
 
 
 def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
-    """P of a parameter of n entries, with M = P Pᵀ, from M or P.
+    """P of a parameter of n entries, with M = P Pᵀ, from M or P; else a ConfigError that says ``whose`` M it is.
 
-    Parameters
-    ----------
-    M
-        M as a number, a tensor of the parameter's shape (its diagonal), a symmetric positive semidefinite matrix (n, n)
-        or `SymmetricOperator`, or a list of matrices, one for each axis (None: the identity), whose Kronecker product
-        it is; or P as a `ParameterMap` or a `LinearOperator` (n, k). None: the parameter does not move.
-    parameter
-        The parameter.
-    whose
-        Description of M's origin for errors.
-
-    Raises
-    ------
-    ConfigError
-        It is none of these, does not fit the parameter, or is not positive semidefinite.
+    M is a number, a tensor of the parameter's shape (its diagonal), a symmetric positive semidefinite matrix (n, n) or
+    `SymmetricOperator`, or a list of matrices, one for each axis (None: the identity), whose Kronecker product it is;
+    P is a `ParameterMap` or a `LinearOperator` (n, k). None: the parameter does not move.
     """
     n, shape = parameter.numel(), parameter.shape
     if M is None or (isinstance(M, ParameterMap) and M.v.numel() == n):
