@@ -45,7 +45,9 @@ class Piece:
         """Indices (size,) of the entries in the flattened parameter; None: all of its entries, in order."""
         if self.rows is None or self.rows == range(self.count):
             return None
-        rows = self._table()[torch.tensor(self.rows, device="cpu")]
+        axes = range(len(self.shape))
+        numbers = torch.arange(prod(self.shape), device="cpu").view(self.shape).permute(*axes[1::2], *axes[::2])
+        rows = numbers.reshape(self.count, self.width)[torch.tensor(self.rows, device="cpu")]
         outer = self.shape[0] if len(self.shape) == 3 else 1
         return rows.unflatten(1, (outer, -1)).transpose(0, 1).flatten()
 
@@ -53,19 +55,6 @@ class Piece:
         """Index of the entries in the flattened parameter."""
         index = self.index()
         return slice(None) if index is None else index
-
-    def places(self) -> torch.Tensor:
-        """Indices (units, width) of the entries of each row among those of the piece."""
-        if self.index() is None:
-            return self._table()
-        outer = self.shape[0] if len(self.shape) == 3 else 1
-        return torch.arange(self.size, device="cpu").view(outer, -1, self.width // outer).transpose(0, 1).flatten(1)
-
-    def _table(self) -> torch.Tensor:
-        """Indices (rows, width) of the entries of each row in the flattened parameter."""
-        axes = range(len(self.shape))
-        numbers = torch.arange(prod(self.shape), device="cpu").view(self.shape).permute(*axes[1::2], *axes[::2])
-        return numbers.reshape(self.count, self.width)
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,6 @@ def extrapolated(
 class DifferencedLinearization(Linearization):
     """∇² of the loss of a batch, by central differences of its gradient."""
 
-    psd = False
-
     def __init__(self, evaluation: WatchedEvaluation, leaves: Tensors, loss_at: Loss) -> None:
         self._loss_at = loss_at
         super().__init__(evaluation, leaves)

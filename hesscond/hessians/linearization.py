@@ -29,6 +29,8 @@ Tensors = Sequence[torch.Tensor]
 class Linearization(ABC):
     """Symmetric matrix of second derivatives of the loss of one batch in some leaves."""
 
+    psd = False  # whether the graph proves that the matrix is positive semidefinite
+
     def __init__(self, evaluation: WatchedEvaluation, leaves: Tensors) -> None:
         self.leaves = list(leaves)
         self.loss = float(evaluation.loss.detach())
@@ -59,11 +61,6 @@ class Linearization(ABC):
         """Size of the largest tensor that the loss is computed from."""
         return max((graph.shape_of(node).numel() for node in graph.nodes([self.evaluation.loss.grad_fn])), default=1)
 
-    @property
-    @abstractmethod
-    def psd(self) -> bool:
-        """Whether the graph proves that the matrix is positive semidefinite."""
-
     @abstractmethod
     def ends(self) -> Iterator[Any]:
         """Nodes from which the whole retained graph is reached."""
@@ -79,17 +76,13 @@ class HessianLinearization(Linearization):
 
     def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
         graph.refuse_wrong_derivatives([evaluation.loss.grad_fn])
-        self._psd = self.depends and is_convex(evaluation.loss)
+        # the loss is convex, and everything between the leaves and it piecewise linear
+        self.psd = self.depends and is_convex(evaluation.loss)
         found = gradients([evaluation.loss], self.leaves, None, create_graph=True)
         # the graph of what is constant or absent is not needed
         self._slopes = [g if g.requires_grad else None for g in found]
         self._together: dict[tuple[int, ...], backward.Derivatives] = {}
         return found
-
-    @property
-    def psd(self) -> bool:
-        """The loss is convex and everything between the leaves and it piecewise linear."""
-        return self._psd
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among
@@ -139,7 +132,7 @@ class GGNLinearization(Linearization):
             )
         # J is of first derivatives only
         graph.refuse_wrong_derivatives([loss.grad_fn])
-        self._psd = loss.requires_grad and is_convex(loss)
+        self.psd = loss.requires_grad and is_convex(loss)
         self._slopes = gradients([loss], self._points, None, create_graph=True)
         self._dummies = [torch.zeros_like(o, requires_grad=True) for o in self._outputs]
         self._pulled = gradients(self._outputs, self.leaves, self._dummies, create_graph=True)
@@ -153,11 +146,6 @@ class GGNLinearization(Linearization):
         )
         with torch.enable_grad():
             return scalar(self._loss_fn(output, evaluation.target))
-
-    @property
-    def psd(self) -> bool:
-        """The loss is convex in the outputs."""
-        return self._psd
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among

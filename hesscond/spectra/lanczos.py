@@ -10,11 +10,7 @@ import torch
 
 from hesscond.errors import ConfigError, bytes_of
 from hesscond.operators import SymmetricOperator, as_operator
-from hesscond.spectra import krylov
-from hesscond.spectra.eigen import EigenResult, Interval, Wanted, intervals
-
-#: Operators up to this order are formed once the iteration has taken as many products as forming takes.
-FORMED = 2000
+from hesscond.spectra import eigen, krylov
 
 #: Default probability with which an eigenvalue may be missed.
 MISSED = 1e-6
@@ -42,7 +38,7 @@ def lanczos(
     seed: int = 0,
     max_products: int | None = None,
     missed: float = MISSED,
-) -> EigenResult:
+) -> eigen.EigenResult:
     """Eigenvalues at the ends of the spectrum of a symmetric operator A (n, n) with their eigenvectors.
 
     Thick-restart Lanczos with full reorthogonalization. Vectors stay on the operator's device; only the projected
@@ -69,8 +65,7 @@ def lanczos(
     seed
         Seed of all random vectors.
     max_products
-        Largest number of products with one vector; by default 10 n + 1,000, at most 100,000. Up to n = 2,000 the
-        default is to form the matrix after n products, with n further ones, if its ends are too clustered by then.
+        Largest number of products with one vector; by default 10 n + 1,000, at most 100,000.
     missed
         Probability with which an eigenvalue further out may be overlooked, by default 1e-6; 1: no search, and no such
         claim.
@@ -101,13 +96,11 @@ def lanczos(
     (True, [1000.0, 999.0, 2.0, 1.0])
     """
     A = as_operator(operator)
-    wanted = Wanted(which, k, A.order)
+    wanted = eigen.Wanted(which, k, A.order)
     dtype = A.dtype if dtype is None else dtype
     memory = bytes_of(memory)
-    fits = memory is None or 8 * 6 * A.order**2 <= memory
-    small = max_products is None and A.order <= FORMED and fits
     if max_products is None:
-        max_products = max(A.order, 2 * wanted.count + 1) if small else min(10 * A.order + 1000, 100_000)
+        max_products = min(10 * A.order + 1000, 100_000)
     if max_products < 2 * wanted.count + 1:
         raise ConfigError(
             f"max_products={max_products} is too few for {wanted.count} eigenvalues: "
@@ -121,50 +114,7 @@ def lanczos(
     process = krylov.Krylov(A, storage, dtype=dtype, fresh=fresh)
     run = Run(process, wanted, tol=tol, missed=missed, max_products=max_products)
     process.start()
-    found = run.finish()
-    return found if found.converged or not small else formed_ends(A, found, which, k, tol, dtype)
-
-
-def formed_ends(
-    A: SymmetricOperator, tried: EigenResult, which: str, k: int, tol: float, dtype: torch.dtype
-) -> EigenResult:
-    """Result from all eigenvalues of the formed matrix if its residuals are small enough, else ``tried``."""
-    matrix = A.to_dense().to(torch.float64)
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    places = torch.arange(A.order - 1, -1, -1, device=values.device)
-    ends = {"top": places[:k], "bottom": places[-k:], "both": torch.cat([places[:k], places[-k:]])}
-    chosen = ends[which] if which in ends else values.abs().argsort(descending=True)[:k].sort(descending=True).values
-    U = vectors[:, chosen]
-    images = (A @ U.to(A.dtype)).to(torch.float64)
-    # sorted once more: rounding may swap equal ones
-    theta, order = (U * images).sum(0).sort(descending=True)
-    U, images = U[:, order], images[:, order]
-    residuals = torch.linalg.vector_norm(images - U * theta, dim=0).cpu()
-    norm = float(values.abs().max())
-    # rounding of the products, and of the matrix formed by them
-    rounding = A.rounding * norm * A.order**0.5
-    others = torch.ones(A.order, dtype=torch.bool, device=values.device).index_fill_(0, chosen, False)
-    rest = values[others]
-    between = Interval(1.0, 0.0) if not len(rest) else Interval(float(rest[0]) - rounding, float(rest[-1]) + rounding)
-    lower, upper = intervals(theta.cpu(), residuals, A.rounding * norm, between)
-    settled = residuals <= tol * norm
-    if not bool(settled.all()):
-        # noise of the products, which the iteration has met too
-        return tried
-    return EigenResult(
-        eigenvalues=theta.cpu(),
-        eigenvectors=U.to(dtype),
-        residuals=residuals,
-        lower=lower,
-        upper=upper,
-        settled=settled,
-        converged=True,
-        products=tried.products + A.order + len(chosen),
-        norm=norm,
-        null=0,
-        vectors=max(tried.vectors, 3 * A.order),
-        message="converged: the matrix was formed",
-    )
+    return run.finish()
 
 
 class Run:
@@ -176,7 +126,7 @@ class Run:
     def __init__(
         self,
         process: krylov.Krylov,
-        wanted: Wanted,
+        wanted: eigen.Wanted,
         *,
         tol: float,
         missed: float,
@@ -204,18 +154,18 @@ class Run:
         """Whether the iteration itself shows that nothing is further out: it seeks one value from a random start."""
         return self.wanted.k == 1 and self.missed < 1 and self.process.roots is not None and self.process.first == 0
 
-    def excluded(self, limits: Interval, ritz: torch.Tensor, errors: torch.Tensor) -> bool:
+    def excluded(self, limits: eigen.Interval, ritz: torch.Tensor, errors: torch.Tensor) -> bool:
         """Whether all other eigenvalues are within ``limits``, except with the probability ``missed``."""
         return self.process.within(limits, ritz, errors, self.missed)
 
     def reached(
-        self, values: torch.Tensor, ritz: torch.Tensor, errors: torch.Tensor, extremes: Interval | None = None
-    ) -> Interval:
+        self, values: torch.Tensor, ritz: torch.Tensor, errors: torch.Tensor, extremes: eigen.Interval | None = None
+    ) -> eigen.Interval:
         """Closest limits that all other eigenvalues are within, up to a factor of √2."""
         places = partial(self.wanted.limits, values, ritz=extremes)
         return krylov.closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
 
-    def finish(self) -> EigenResult:
+    def finish(self) -> eigen.EigenResult:
         """Iterate, measure and search until the result is settled, or something stops the run."""
         rest, best, attempts = None, math.inf, 0
         while self.stopped is None:
@@ -300,7 +250,7 @@ class Run:
 
     # -- searching ----------------------------------------------------------------------------------------------------
 
-    def search(self) -> Interval | None:
+    def search(self) -> eigen.Interval | None:
         """Bound all other eigenvalues, from a random vector; None if a wanted one turned up, or at a stop."""
         process, wanted, locked = self.process, self.wanted, len(self.values)
         process.truncate(self.values)
@@ -311,9 +261,9 @@ class Run:
             self.norm = max(self.norm, float(values.abs().max()))
             if wanted.displaced(self.values, values, 2 * self.rounding):
                 return None
-            ritz = Interval(float(values[0]), float(values[-1]))
+            ritz = eigen.Interval(float(values[0]), float(values[-1]))
             if process.complete:
-                return Interval(ritz.low - self.rounding, ritz.high + self.rounding)
+                return eigen.Interval(ritz.low - self.rounding, ritz.high + self.rounding)
             errors = process.estimates(torch.cat([Y.new_zeros(locked, Y.shape[1]), Y]))
             limits = wanted.limits(self.values, self.target, ritz)
             if self.excluded(limits, values, errors):
@@ -325,12 +275,12 @@ class Run:
                 process.restart(torch.block_diag(torch.eye(locked, dtype=Y.dtype, device="cpu"), Y[:, chosen]))
         return None
 
-    def others(self) -> Interval:
+    def others(self) -> eigen.Interval:
         """Interval of the eigenvalues that were not wanted, from a basis of the whole space."""
         rest = self.process.T.diagonal()[len(self.values) :]
         if not len(rest):
-            return Interval(math.inf, -math.inf)
-        return Interval(float(rest.min()) - self.rounding, float(rest.max()) + self.rounding)
+            return eigen.Interval(math.inf, -math.inf)
+        return eigen.Interval(float(rest.min()) - self.rounding, float(rest.max()) + self.rounding)
 
     # -- reporting ----------------------------------------------------------------------------------------------------
 
@@ -340,12 +290,12 @@ class Run:
         half = exponent // 2  # 2^exponent itself may overflow
         return values * 2.0**half * 2.0 ** (exponent - half)
 
-    def result(self, rest: Interval | None) -> EigenResult:
+    def result(self, rest: eigen.Interval | None) -> eigen.EigenResult:
         """Return the result in the scale of the operator; the basis is freed."""
         process = self.process
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
-        lower, upper = intervals(values, residuals, self.rounding, rest)
+        lower, upper = eigen.intervals(values, residuals, self.rounding, rest)
         own = rest is None and self.own
         if own:
             lower, upper = self.outermost(values, lower, upper)
@@ -357,7 +307,7 @@ class Run:
         eigenvectors = process.basis.release(count)
         if not torch.equal(order, torch.arange(count, device="cpu")):
             eigenvectors = eigenvectors[:, order.to(eigenvectors.device)]
-        return EigenResult(
+        return eigen.EigenResult(
             eigenvalues=self.scaled(values),
             eigenvectors=eigenvectors,
             residuals=self.scaled(residuals),
@@ -388,7 +338,7 @@ class Run:
             torch.where(low, upper, upper.clamp_min(limits.high + self.rounding)),
         )
 
-    def message(self, rest: Interval | None, settled: bool) -> str:
+    def message(self, rest: eigen.Interval | None, settled: bool) -> str:
         """Message on how the run ended, with advice if it did not converge."""
         if self.stopped is not None:
             return self.stopped

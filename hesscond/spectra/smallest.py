@@ -11,8 +11,8 @@ import torch
 from hesscond.errors import ConfigError, MatrixError, bytes_of
 from hesscond.operators import ApproximateInverse, Subspace, SymmetricOperator, as_operator
 from hesscond.operators.operator import ritz_range
+from hesscond.spectra import davidson
 from hesscond.spectra.condition import GAP
-from hesscond.spectra.davidson import PAIRS, RANDOM, Davidson
 from hesscond.spectra.eigen import EigenResult, Interval, intervals
 from hesscond.spectra.search_space import CountedProducts, Excluded, RitzSpace, SingularSpace
 
@@ -131,7 +131,7 @@ def smallest_nonzero(
     kind = RitzSpace if operator.psd else SingularSpace
     fresh = torch.Generator(operator.device).manual_seed(seed)
     space = kind(capacity, operator.order, operator.device)
-    search = Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
+    search = davidson.Davidson(products, space, excluded, inverse, fresh, max_products, k=k, tol=tol)
     search.run()
     return conclusion(search, vectors)
 
@@ -160,13 +160,13 @@ def check(
     for name, part in (("inverse", inverse), ("null_space", known)):
         if part is not None and part.order != order:
             raise MatrixError(f"{name} has order {part.order}, but the operator has order {order}: they must agree")
-    if max_products < k + RANDOM:
-        raise ConfigError(f"max_products={max_products} is too few for k={k}: at least {k + RANDOM} are needed")
+    if max_products < (least := k + davidson.RANDOM):
+        raise ConfigError(f"max_products={max_products} is too few for k={k}: at least {least} are needed")
 
 
 def counts(k: int, *, psd: bool) -> tuple[int, int]:
     """Least number of vectors in a basis, and number outside of the basis and its images."""
-    return 2 * k + RANDOM + 7, 3 * k + 17 + (0 if psd else 3 * PAIRS)
+    return 2 * k + davidson.RANDOM + 7, 3 * k + 17 + (0 if psd else 3 * davidson.PAIRS)
 
 
 def least_bytes(order: int, *, psd: bool) -> int:
@@ -209,7 +209,7 @@ def set_scale(products: CountedProducts, norm: float | None) -> bool:
     return True
 
 
-def conclusion(search: Davidson, vectors: int) -> EigenResult:
+def conclusion(search: davidson.Davidson, vectors: int) -> EigenResult:
     """Rayleigh–Ritz with the wanted vectors, true residuals, intervals and a verdict."""
     products, excluded = search.products, search.excluded
     count = min(search.k, len(search.found.values))
@@ -294,7 +294,7 @@ def bounds(
     return (lower.clamp_min(0.0) if psd else lower), upper
 
 
-def advice(search: Davidson) -> str:
+def advice(search: davidson.Davidson) -> str:
     """Advice after a search that did not converge."""
     if search.dubious or search.excluded.dimension:
         return "give the exact null space, or products in a wider precision"

@@ -125,14 +125,9 @@ class BlockHessian(ABC):
     def damped(self, damping: float) -> Spectrum:
         """Spectrum of H + λI."""
 
-    @property
-    def columns(self) -> int:
-        """Order k of PᵀHP."""
-        return self.order
-
+    @abstractmethod
     def scales(self) -> torch.Tensor:
         """Scales d (k,) of the parameters: entry (i, j) of H is at most d_i d_j, and its round-off far smaller."""
-        return self.plain.diagonal().abs().sqrt()
 
     @abstractmethod
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
@@ -168,6 +163,7 @@ class KeptHessian(BlockHessian):
 
     @property
     def columns(self) -> int:
+        """Order k of PᵀHP."""
         if self.P is None:
             return self.order
         return self.P.multiplied(torch.zeros(1, self.order, dtype=torch.float64, device="cpu"), self.units).shape[1]

@@ -11,10 +11,9 @@ import torch
 from scipy.linalg import LinAlgWarning, lu_factor, lu_solve
 
 from hesscond.operators.threads import one_thread
-from hesscond.spectra.condition import EPS, ConditionNumber, Values, conclude, zero_matrix
+from hesscond.spectra import ConditionNumber, condition, reductions
 from hesscond.spectra.forms import DualForm
 from hesscond.spectra.matrices import as_array
-from hesscond.spectra.reductions import factor_condition, signed_condition
 from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import JACOBI_ORDER
 from hesscond.spectra.solvers.normwise import GRAM_RTOL
@@ -41,7 +40,7 @@ class DualGram(base.Solver[DualForm]):
         K, error = form.gram()
         top = float(K.diagonal().sum())
         if top == 0:
-            return zero_matrix(form.order)
+            return condition.zero_matrix(form.order)
         if not base.GRAM_RANGE[0] < top < base.GRAM_RANGE[1]:
             return None
         found = gram_condition(K, error, order=form.order, limit=form.rank_bound(), rtol=rtol)
@@ -63,10 +62,12 @@ class DualTriangular(base.Solver[DualForm]):
         if form.signs is None:
             # another Gram matrix would be no better
             finer = min(rtol, GRAM_RTOL / 2)
-            found = factor_condition(R, rank_bound=form.rank_bound, rtol=finer, error=error, jacobi_order=JACOBI_ORDER)
+            found = reductions.factor_condition(
+                R, rank_bound=form.rank_bound, rtol=finer, error=error, jacobi_order=JACOBI_ORDER
+            )
         else:
             whole = float(np.linalg.norm(error))
-            found = signed_condition(
+            found = reductions.signed_condition(
                 R.T, form.signs, rank_bound=form.rank_bound, rtol=rtol, error=whole, noise=form.noise
             )
         return replace(found, nullity=form.order - found.rank, solver=f"dual {found.solver}")
@@ -93,14 +94,14 @@ def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rto
         return None
     with one_thread():
         values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
-    ends = Values.normwise(values, (len(K), len(K)), error, power=1, solver="dual Gram")
-    found = conclude(ends, order=order, limit=limit, scale=0)
+    ends = condition.Values.normwise(values, (len(K), len(K)), error, power=1, solver="dual Gram")
+    found = condition.conclude(ends, order=order, limit=limit, scale=0)
     if base.is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
         return found
-    return conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
+    return condition.conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
 
 
-def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
+def least_refined(K: np.ndarray, found: condition.Values, error: float) -> condition.Values:
     """Eigenvalues of a positive definite K (n, n), the smallest one with an error of second order.
 
     ``found`` are its eigenvalues, descending, with normwise bounds; ``error`` bounds that of K in the 2-norm.
@@ -128,11 +129,11 @@ def least_refined(K: np.ndarray, found: Values, error: float) -> Values:
     apart = float(values[-2] - found.errors[-2]) - least - rounding if n > 1 else math.inf
     if not (apart > 0 and least > 0):
         return found
-    half = rounding + error + EPS * least
+    half = rounding + error + condition.EPS * least
     magnitudes, below = values.copy(), found.errors.copy()
     above = below.copy()
     magnitudes[-1], above[-1] = least, half
-    below[-1] = half + (residual * (1 + 8 * EPS) + rounding) ** 2 / apart
+    below[-1] = half + (residual * (1 + 8 * condition.EPS) + rounding) ** 2 / apart
     return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual, refined")
 
 

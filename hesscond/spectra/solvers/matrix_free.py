@@ -12,8 +12,7 @@ from scipy.linalg import lapack
 
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace
-from hesscond.spectra import forms
-from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, unresolved, zero_matrix
+from hesscond.spectra import ConditionNumber, condition, forms
 from hesscond.spectra.eigen import EigenResult
 from hesscond.spectra.lanczos import lanczos
 from hesscond.spectra.matrices import as_matrix
@@ -65,7 +64,7 @@ class Iteration(base.Solver[forms.ProductForm]):
         largest = lanczos(A, 1, "top" if A.psd else "magnitude", tol=rtol**0.5, memory=limits.memory, seed=limits.seed)
         norm = float(largest.eigenvalues.abs().max())
         if norm == 0:
-            return zero_matrix(order)
+            return condition.zero_matrix(order)
         bottom = smallest_nonzero(
             A,
             1,
@@ -99,8 +98,9 @@ def dense_condition(
     asymmetry, scale = (largest * float(np.linalg.norm(own)) for own in zip(*parts, strict=True))
     # round-off of float64 at least; of the precision of the products if that is coarser
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
-    error = max(SAFETY * asymmetry / 2, NOISE * EPS * scale, coarse)
-    bound = None if known is None else len(given) - known.dimension
+    error = max(SAFETY * asymmetry / 2, condition.NOISE * condition.EPS * scale, coarse)
+    order = len(given)
+    bound = None if known is None else order - known.dimension
     H = given + given.T
     H /= 2
     if jacobi:
@@ -109,19 +109,19 @@ def dense_condition(
     else:
         alive = H.any(1)
         if not alive.any():
-            return zero_matrix(len(given))
+            return condition.zero_matrix(order)
         if not alive.all():
             H = H[np.ix_(alive, alive)]
         exponent = int(np.frexp(max(H.max(), -H.min()))[1])
         values = base.eigenvalue_values(
             np.ldexp(H, -exponent, out=H), *(float(np.ldexp(own, -exponent)) for own in (error + more, error))
         )
-        found = conclude(values, order=len(given), limit=len(given) if bound is None else bound, scale=exponent)
+        found = condition.conclude(values, order=order, limit=order if bound is None else bound, scale=exponent)
     del H
     if found.cause in (BELOW_BOUND, NONE_TOLD):
         return found.because(BY_DIFFERENCES if more else SUMMED)
     if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
-        return unresolved(found, SCALES)
+        return condition.unresolved(found, SCALES)
     return found
 
 
@@ -139,7 +139,7 @@ def equilibrated_rank(H: np.ndarray) -> int:
     scaled /= 2
     rows = sizes(scaled)
     alive = rows > 0
-    if not alive.any() or rows.max() < GAP * rows[alive].min():
+    if not alive.any() or rows.max() < condition.GAP * rows[alive].min():
         return 0
     error = H - H.T
     error /= 2
@@ -149,11 +149,11 @@ def equilibrated_rank(H: np.ndarray) -> int:
             part *= factors[:, None]
             part *= factors
     # zeros change neither norms nor the eigenvalues that are counted
-    left_out = ~(sizes(error) < sizes(scaled) / GAP)
+    left_out = ~(sizes(error) < sizes(scaled) / condition.GAP)
     for part in (scaled, error):
         part[left_out] = 0
         part[:, left_out] = 0
-    noise = SAFETY * float(np.linalg.norm(error)) + NOISE * EPS * float(np.linalg.norm(scaled))
+    noise = SAFETY * float(np.linalg.norm(error)) + condition.NOISE * condition.EPS * float(np.linalg.norm(scaled))
     del error, part
     return inertia(scaled, -noise)[0] + inertia(scaled, noise)[1]
 
@@ -180,7 +180,8 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     nonzero = [item for result in (bottom, ends) for item in nonzero_ones(result)]
     solver = f"iteration, {ends.products + bottom.products} products"
     if not nonzero:
-        return replace(zero_matrix(order), lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
+        zero = condition.zero_matrix(order)
+        return replace(zero, lambda_max=largest, cutoff=high, solver=solver, rank_decision="unresolved")
     smallest, result, index = min(nonzero, key=lambda item: item[0])
     least, most = magnitude_interval(result, index)
     resolved = bottom.converged and ends.converged and result is bottom
