@@ -165,7 +165,9 @@ def conclusion(A: SymmetricOperator, process: krylov.Krylov, flattest: Flattest,
         lambda limits: process.within(limits, values, errors, MISSED),
     )
     outer = math.ldexp(reach.high + unit, exponent)
-    counts = distinct_from_zero(values, unit)
+    # lower bounds of the numbers of positive and negative eigenvalues: those of Ritz values (Cauchy)
+    slack = unit * len(values) ** 0.5
+    counts = int((values > slack).sum()), int((values < -slack).sum())
     process.basis.release(0)
     found = [quotients(A, u) for u in (first, flattest[1]) if u is not None]
     top, flat = found[0], found[-1]
@@ -254,9 +256,3 @@ def inner(x: torch.Tensor, y: torch.Tensor) -> float:
     """Inner product xᵀy with float64 sums."""
     parts = zip(x.split(CHUNK), y.split(CHUNK), strict=True)
     return float(sum(torch.dot(a.to(torch.float64), b.to(torch.float64)) for a, b in parts))
-
-
-def distinct_from_zero(ritz: torch.Tensor, rounding: float) -> tuple[int, int]:
-    """Lower bounds of the numbers of positive and of negative eigenvalues: those of Ritz values (Cauchy)."""
-    slack = rounding * len(ritz) ** 0.5
-    return int((ritz > slack).sum()), int((ritz < -slack).sum())

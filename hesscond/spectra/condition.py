@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -262,14 +263,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
     cause = NOTHING if resolved else TIED if roundoff and not exact else BELOW_BOUND
-    rounding = 8 * EPS
-
-    def raised(ratio: float) -> float:
-        try:
-            return ratio**power
-        except OverflowError:
-            return math.inf
-
+    rounding, raised = 8 * EPS, partial(enlarged, power=power, scale=0)
     # the smallest value that is certainly not zero, however small it is (none if it underflowed)
     smallest = (magnitudes + above)[considered - 1 if exact else rank - 1] or magnitudes[rank - 1] + above[rank - 1]
     lower = max(1.0, raised((top - e_top) / float(smallest)) * (1 - rounding))

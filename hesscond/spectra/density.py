@@ -330,14 +330,19 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
             matrix = (matrix + matrix.T) / 2
         values = np.linalg.eigvalsh(matrix.numpy())[: A.order - null]
     largest = float(np.abs(values).max(initial=0.0))
-    return Density.exact(
-        values,
+    nodes = torch.from_numpy(values)[None]
+    return Density(
+        nodes,
+        torch.full_like(nodes, 1 / A.order),
+        torch.zeros_like(nodes),
         order=A.order,
         null=null,
         psd=A.psd,
         blur=max(BLUR * max(A.rounding, A.order**0.5 * np.finfo(float).eps) * largest, SMALLEST),
         products=A.order if len(values) else 0,
         vectors=A.order,
+        seed=None,
+        recurrences=(),
     )
 
 
@@ -461,13 +466,6 @@ class Density(Shown):
             recurrences=tuple(recurrences),
             **facts,  # type: ignore[arg-type]
         )
-
-    @classmethod
-    def exact(cls, values: np.ndarray, *, order: int, **facts: object) -> Density:
-        """Density from all eigenvalues except the known null ones, ascending."""
-        nodes = torch.from_numpy(values)[None]
-        weights = torch.full_like(nodes, 1 / order)
-        return cls(nodes, weights, torch.zeros_like(nodes), order=order, seed=None, recurrences=(), **facts)  # type: ignore[arg-type]
 
     @property
     def probes(self) -> int:

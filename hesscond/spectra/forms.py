@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from numbers import Real
-from typing import overload
 
 import numpy as np
 import torch
@@ -100,14 +99,8 @@ class FactorStack(Sequence[FactorForm]):
     def __len__(self) -> int:
         return len(self.rows) if self.roots is None else self.roots.shape[1]
 
-    @overload
-    def __getitem__(self, index: int) -> FactorForm: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[FactorForm]: ...
-    def __getitem__(self, index: int | slice) -> FactorForm | list[FactorForm]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
+    def __getitem__(self, index: int) -> FactorForm:  # type: ignore[override]
+        if not 0 <= index < len(self):
             raise IndexError(index)
         return FactorForm(
             self.rows[index] if self.roots is None else self.rows * self.roots[:, index, None],

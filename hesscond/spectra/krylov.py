@@ -97,37 +97,6 @@ class Basis:
         return first.T
 
 
-def orthonormalize_(
-    basis: Basis, row: torch.Tensor, floor: float, fresh: torch.Generator, passes: Sequence[tuple[int, int]]
-) -> tuple[torch.Tensor, float, torch.Tensor]:
-    """Orthonormalize ``row`` (1, n) in place against rows of the basis.
-
-    The row becomes C V + s W with W of norm 1; ``passes`` are ranges of rows to project off, once more after
-    cancellation. A row that depends on the others, with s up to ``floor``, is replaced by a random direction, with s =
-    0. Returned are C (1, size), float64 on the host, s, and W (1, n), or (0, n) if the basis spans the whole space.
-    """
-    C = row.new_zeros(1, basis.size)
-    share = C
-    for start, stop in passes:
-        share = basis.project_(row, start, stop)
-        C[:, start:stop] += share
-    size = torch.linalg.vector_norm(row, dim=1)
-    # compared with the norm before the last pass, by Pythagoras
-    if bool(3 * size**2 < share.square().sum(1)):
-        C[:, start:stop] += basis.project_(row, start, stop)
-        size = torch.linalg.vector_norm(row, dim=1)
-    C, remainder = C.double().cpu(), float(size)
-    if basis.size == basis.order:
-        return C, 0.0, row[:0]
-    if remainder > floor:
-        return C, remainder, row.div_(remainder)
-    torch.randn(row.shape, generator=fresh, dtype=row.dtype, device=row.device, out=row)
-    for _ in range(3):
-        row.div_(torch.linalg.vector_norm(row))
-        basis.project_(row)
-    return C, 0.0, row.div_(torch.linalg.vector_norm(row))
-
-
 class Krylov:
     """Krylov process on rows V (j, n) and the next row W (1, n).
 
@@ -232,7 +201,7 @@ class Krylov:
     def seed(self, row: torch.Tensor, index: int | None = None) -> None:
         """Continue from ``row`` (1, n), overwritten, in place of the next row."""
         floor = ROUNDING * torch.finfo(self.dtype).eps * float(torch.linalg.vector_norm(row, dim=1))
-        _, remainder, self.next = self._orthonormalized(row, floor, [(0, self.size)] * 2)
+        _, remainder = self._orthonormalized(row, floor, [(0, self.size)] * 2)
         self.B = torch.zeros(len(self.next), self.size, dtype=torch.float64, device="cpu")
         if index is not None:
             self.B[:, index] = remainder
@@ -248,7 +217,7 @@ class Krylov:
         local = self.size - 2
         passes = [(max(local, 0) if local > self.fixed else 0, self.size), (0, self.size)]
         floor = self.rounding * self.norm
-        C, remainder, self.next = self._orthonormalized(product, floor, passes)
+        C, remainder = self._orthonormalized(product, floor, passes)
         T = torch.zeros(self.size, self.size, dtype=torch.float64, device="cpu")
         T[:start, :start] = self.T
         T[start:] = C
@@ -265,11 +234,37 @@ class Krylov:
                 self.roots = torch.cat([self.roots, torch.linalg.eigvalsh(self.T[self.first :, self.first :])])
 
     def _orthonormalized(
-        self, row: torch.Tensor, floor: float, passes: list[tuple[int, int]]
-    ) -> tuple[torch.Tensor, float, torch.Tensor]:
-        C, remainder, W = orthonormalize_(self.basis, row, floor, self.fresh, passes)
-        self.invariant = remainder == 0
-        return C, remainder, W
+        self, row: torch.Tensor, floor: float, passes: Sequence[tuple[int, int]]
+    ) -> tuple[torch.Tensor, float]:
+        """Orthonormalize ``row`` (1, n) in place against the rows; it is the next row W then.
+
+        The row becomes C V + s W with W of norm 1; ``passes`` are ranges of rows to project off, once more after
+        cancellation. A row that depends on the others, with s up to ``floor``, is replaced by a random direction, with
+        s = 0. Returned are C (1, j), float64 on the host, and s; W is (0, n) if V spans the whole space.
+        """
+        basis, C = self.basis, row.new_zeros(1, self.size)
+        share = C
+        for start, stop in passes:
+            share = basis.project_(row, start, stop)
+            C[:, start:stop] += share
+        size = torch.linalg.vector_norm(row, dim=1)
+        # compared with the norm before the last pass, by Pythagoras
+        if bool(3 * size**2 < share.square().sum(1)):
+            C[:, start:stop] += basis.project_(row, start, stop)
+            size = torch.linalg.vector_norm(row, dim=1)
+        C, remainder, self.next = C.double().cpu(), float(size), row
+        self.invariant = self.complete or not remainder > floor
+        if self.complete:
+            self.next = row[:0]
+        elif self.invariant:
+            torch.randn(row.shape, generator=self.fresh, dtype=row.dtype, device=row.device, out=row)
+            for _ in range(3):
+                row.div_(torch.linalg.vector_norm(row))
+                basis.project_(row)
+            row.div_(torch.linalg.vector_norm(row))
+        else:
+            row.div_(remainder)
+        return C, 0.0 if self.invariant else remainder
 
     def estimates(self, Y: torch.Tensor) -> torch.Tensor:
         """Norms ‖B y‖ for the columns of Y (j, c): the residual norms if the rows are of one Krylov space."""

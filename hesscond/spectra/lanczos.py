@@ -154,16 +154,14 @@ class Run:
         """Whether the iteration itself shows that nothing is further out: it seeks one value from a random start."""
         return self.wanted.k == 1 and self.missed < 1 and self.process.roots is not None and self.process.first == 0
 
-    def excluded(self, limits: eigen.Interval, ritz: torch.Tensor, errors: torch.Tensor) -> bool:
-        """Whether all other eigenvalues are within ``limits``, except with the probability ``missed``."""
-        return self.process.within(limits, ritz, errors, self.missed)
-
     def reached(
         self, values: torch.Tensor, ritz: torch.Tensor, errors: torch.Tensor, extremes: eigen.Interval | None = None
     ) -> eigen.Interval:
         """Closest limits that all other eigenvalues are within, up to a factor of √2."""
         places = partial(self.wanted.limits, values, ritz=extremes)
-        return krylov.closest(places, self.target, lambda limits: self.excluded(limits, ritz, errors))
+        return krylov.closest(
+            places, self.target, lambda limits: self.process.within(limits, ritz, errors, self.missed)
+        )
 
     def finish(self) -> eigen.EigenResult:
         """Iterate, measure and search until the result is settled, or something stops the run."""
@@ -215,7 +213,7 @@ class Run:
                     self.patience = self.patience or 2 * process.products + MORE
                     limits = self.wanted.limits(values[chosen[:count]], self.target)
                     waited = process.ended or process.products >= self.patience
-                    settled = waited or self.excluded(limits, values, errors)
+                    settled = waited or process.within(limits, values, errors, self.missed)
                 if settled or process.full or self.spent():
                     process.restart(Y[:, self.kept(chosen, errors, count)])
                     if settled or self.stopped is not None:
@@ -266,7 +264,7 @@ class Run:
                 return eigen.Interval(ritz.low - self.rounding, ritz.high + self.rounding)
             errors = process.estimates(torch.cat([Y.new_zeros(locked, Y.shape[1]), Y]))
             limits = wanted.limits(self.values, self.target, ritz)
-            if self.excluded(limits, values, errors):
+            if process.within(limits, values, errors, self.missed):
                 return limits
             if process.ended:
                 return self.reached(self.values, values, errors, ritz)

@@ -300,7 +300,9 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
     core, scale, *_ = matrices.scaled_core(given)
     if core.size == 0:
         return Rank(0, 0, 0, shape, 0.0, 0.0, 0.0, 0.0, math.inf, True, "structural")
-    sigma = singular_values(core)
+    # those of a symmetric matrix are |λ|, which are cheaper
+    symmetric = core.shape[0] == core.shape[1] and np.array_equal(core, core.T)
+    sigma = (base.eigenvalue_values(core, 0.0) if symmetric else base.svd_values(core)).magnitudes
     unit = (precision(matrix) if error is None else condition.EPS) * float(sigma[0])
     carried = 0.0 if error is None else float(np.ldexp(error, -scale))
     errors = np.full(len(sigma), condition.error_factor(*core.shape) * unit + carried)
@@ -322,13 +324,6 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
         found.resolved,
         found.rank_decision,
     )
-
-
-def singular_values(core: np.ndarray) -> np.ndarray:
-    """Singular values, descending; for a symmetric matrix |λ|, which are cheaper."""
-    if core.shape[0] == core.shape[1] and np.array_equal(core, core.T):
-        return base.eigenvalue_values(core, 0.0).magnitudes
-    return base.svd_values(core).magnitudes
 
 
 def precision(matrix: object) -> float:

@@ -315,14 +315,6 @@ def test_not_finite(bad):
         stacked_conditions(torch.stack([ones, spoiled]))
 
 
-def test_shapes_that_do_not_match():
-    ones = torch.ones(3, 4, dtype=torch.float64)
-    with pytest.raises(MatrixError, match="expected rows"):
-        scaled_gram_conditions(ones, torch.ones(2, 4, dtype=torch.float64))
-    with pytest.raises(MatrixError, match="expected factors"):
-        stacked_conditions(ones)
-
-
 def test_libraries_that_start_threads_of_their_own_have_one_meanwhile():
     libraries = [(torch.get_num_threads, torch.set_num_threads), *openblas()]
     before = [get() for get, _ in libraries]

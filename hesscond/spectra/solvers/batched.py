@@ -54,7 +54,7 @@ class Batched(base.StackSolver):
         if not isinstance(forms, FactorStack) or len(forms) == 0:
             return {}
         if forms.roots is None:
-            table = stacked_table(forms, rtol)
+            table = stack_ends(forms.rows.detach().double(), rtol)
         elif forms.signs is None:
             table = scaled_table(forms.rows, forms.roots, rtol)
         else:
@@ -64,10 +64,6 @@ class Batched(base.StackSolver):
 
 def scaled_table(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndarray:
     """Table of `ends_of` for H_i = Ĥᵀ diag(root_i²) Ĥ, the units i of a layer, from the shared product ĤĤᵀ."""
-    if rows.ndim != 2 or roots.ndim != 2 or len(rows) != len(roots) or 0 in rows.shape:
-        raise MatrixError(
-            f"expected rows (N, n) and roots (N, u) with N, n > 0, got {tuple(rows.shape)} and {tuple(roots.shape)}"
-        )
     rows, roots = rows.detach().double(), roots.detach().double()
     m, n = rows.shape
     if not bool(roots.isfinite().all()):
@@ -137,14 +133,6 @@ def signed_table(
         [top, top - error, top + error, bottom, low, bottom + error, np.full_like(top, 2), negative], 1
     )
     return table
-
-
-def stacked_table(forms: FactorStack, rtol: float) -> np.ndarray:
-    """Table of `ends_of` for a stack of factors of one shape, from the Gram matrices of their smaller side."""
-    factors = forms.rows
-    if factors.ndim != 3 or 0 in factors.shape[1:]:
-        raise MatrixError(f"expected factors (u, m, n) with m, n > 0, got {tuple(factors.shape)}")
-    return stack_ends(factors.detach().double(), rtol)
 
 
 class Stack(NamedTuple):
