@@ -72,21 +72,17 @@ class FactoredHessian(base.KeptHessian):
             found = torch.maximum(found, base.LOST_IN_FACTOR * self.column_errors())
         return found
 
-    def damped(self, damping: float) -> FactoredHessian:
-        """H + λI from the factor [F; √λ I]."""
+    def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
+        """κ from the factor [F; √λ I]."""
         F = self.factor()
         error = torch.as_tensor(self.factor_error(), device=F.device)
         own = torch.cat([F, damping**0.5 * torch.eye(F.shape[1], dtype=F.dtype, device=F.device)])
         sign = None if self.sign is None else torch.cat([self.sign, torch.ones_like(own[len(F) :, 0]).to(self.sign)])
         error = (error.norm(dim=0) if error.ndim == 2 else error.expand(F.shape[1])).to(F)
-        spread = spread_in(self.spread, self.P, self.units)
-        return FactoredHessian(
-            own,
-            None,
-            sign,
-            error if bool(error.any()) else None,
-            spread=None if spread is None else F.new_tensor(spread),
-        )
+        found = spread_in(self.spread, self.P, self.units)
+        spread = None if found is None else F.new_tensor(found)
+        damped = FactoredHessian(own, None, sign, error if bool(error.any()) else None, spread=spread)
+        return damped.condition_number(rtol=rtol)
 
     def column_errors(self) -> torch.Tensor:
         """Bounds ``row_error`` (n,) of each column in the 2-norm, at P = I."""

@@ -53,10 +53,11 @@ class FormedHessian(base.KeptHessian):
     def scales(self) -> torch.Tensor:
         return torch.maximum(self.H.diagonal().abs().sqrt(), base.LOST_IN_SQUARE * self.spread)
 
-    def damped(self, damping: float) -> FormedHessian:
+    def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
         H, spread = self.matrix(), self._spread().square()
         H = H + damping * torch.eye(len(H), dtype=H.dtype, device=H.device)
-        return FormedHessian(H, (spread + damping).sqrt(), self.terms + 1, memory=self.memory)
+        damped = FormedHessian(H, (spread + damping).sqrt(), self.terms + 1, memory=self.memory)
+        return damped.condition_number(rtol=rtol)
 
     def _spread(self) -> torch.Tensor:
         return self.spread if self.P is None else self._dense(self.P).abs().T @ self.spread

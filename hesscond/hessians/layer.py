@@ -148,15 +148,16 @@ class LayerHessian(base.KeptHessian):
             return self.dense().frobenius_norm(probes, seed)
         return Estimate(factored.signed_norm(self.gram()[0], self.sign), 0.0, 0, 0)
 
-    def damped(self, damping: float) -> base.Spectrum:
-        """Spectrum from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has that of RRᵀ, and zeros."""
+    def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
+        """κ from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has the spectrum of RRᵀ, and zeros."""
         if not self.has_dual or self.columns <= max(SMALL, self.count):
-            return self.dense().damped(damping)
+            return self.dense().damped_condition(damping, rtol=rtol)
         R, errors = self.triangular()
         error = R.new_full((len(R),), float(np.linalg.norm(errors)))
         dual = factored.FactoredHessian(R.T, None, self.sign, error)
         noise = error_factor(len(R), 1) * EPS * factored.noise_of(self._spread, self.P, self.units)
-        return base.Padded(dual.damped(damping), damping, self.columns - len(R), noise)
+        kappa = dual.damped_condition(damping, rtol=rtol)
+        return base.with_eigenvalue(kappa.widened(noise) if noise else kappa, damping, self.columns - len(R))
 
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""

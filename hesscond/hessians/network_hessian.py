@@ -92,8 +92,9 @@ class NetworkHessian(base.BlockHessian):
     def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         return estimates.frobenius_norm(self.operator, self._probes(probes), seed=seed)
 
-    def damped(self, damping: float) -> NetworkHessian:
-        return NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
+    def damped_condition(self, damping: float, *, rtol: float) -> condition.ConditionNumber:
+        damped = NetworkHessian(self.operator.shifted(-damping), self.limits, error=self.error)
+        return damped.condition_number(rtol=rtol)
 
     def scales(self) -> torch.Tensor:
         """Ones (n,), as a view of one number: no scales are known beforehand."""
@@ -224,8 +225,9 @@ class ZeroPaddedHessian(base.BlockHessian):
     def frobenius_norm(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         return self.inner.frobenius_norm(probes, seed)
 
-    def damped(self, damping: float) -> base.Padded:
-        return base.Padded(self.inner.damped(damping), damping, self.order - len(self._index))
+    def damped_condition(self, damping: float, *, rtol: float) -> condition.ConditionNumber:
+        kappa = self.inner.damped_condition(damping, rtol=rtol)
+        return base.with_eigenvalue(kappa, damping, self.order - len(self._index))
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         return self._padded(self.inner.product(vectors[self._index]))

@@ -318,7 +318,7 @@ class LayerResult(Shown):
             raise ConfigError(f"damping must be a number from 0 on, not {damping!r}")
         if damping == 0:
             return own
-        kappa = self.block(unit).damped(float(damping)).condition_number(rtol=self._rtol)
+        kappa = self.block(unit).damped_condition(float(damping), rtol=self._rtol)
         error = self.error(unit)
         if own.is_zero or unit in self.rounding or self._coarse:
             # round-off may be any matrix of its size

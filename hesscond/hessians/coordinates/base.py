@@ -24,36 +24,16 @@ LOST_IN_SQUARE, LOST_IN_FACTOR = 1e-2, 1e10
 HessianMaker = Callable[..., HessianOperator]
 
 
-class Spectrum(Protocol):
-    """Matrix that has a condition number."""
-
-    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
-        """κ."""
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Spectrum of a positive number and another spectrum."""
-
-    inner: Spectrum
-    number: float
-    count: int  # how often the number is an eigenvalue
-    error: float = 0.0  # bound of the error in the other one's matrix, in the 2-norm
-
-    def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
-        """κ of both together."""
-        kappa = self.inner.condition_number(rtol=rtol)
-        kappa = kappa.widened(self.error) if self.error else kappa
-        if not self.count:
-            return kappa
-        rank = kappa.rank + self.count
-        if not kappa.resolved:
-            return replace(kappa, rank=rank)
-        top, bottom = max(kappa.lambda_max, self.number), min(kappa.lambda_min, self.number)
-        lower, upper = (max(1.0, top / bottom * end / kappa.value) for end in (kappa.lower, kappa.upper))
-        return replace(
-            kappa, value=top / bottom, lower=lower, upper=upper, lambda_max=top, lambda_min=bottom, rank=rank
-        )
+def with_eigenvalue(kappa: ConditionNumber, number: float, count: int) -> ConditionNumber:
+    """κ of a matrix with a positive ``number`` as a further eigenvalue, ``count`` times."""
+    if not count:
+        return kappa
+    rank = kappa.rank + count
+    if not kappa.resolved:
+        return replace(kappa, rank=rank)
+    top, bottom = max(kappa.lambda_max, number), min(kappa.lambda_min, number)
+    lower, upper = (max(1.0, top / bottom * end / kappa.value) for end in (kappa.lower, kappa.upper))
+    return replace(kappa, value=top / bottom, lower=lower, upper=upper, lambda_max=top, lambda_min=bottom, rank=rank)
 
 
 class BlockHessian(ABC):
@@ -122,8 +102,8 @@ class BlockHessian(ABC):
         return estimates.Estimate(estimates.norm_of(self.matrix()), 0.0, 0, 0)
 
     @abstractmethod
-    def damped(self, damping: float) -> Spectrum:
-        """Spectrum of H + λI."""
+    def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
+        """κ of H + λI."""
 
     @abstractmethod
     def scales(self) -> torch.Tensor:
@@ -279,13 +259,10 @@ class Preconditioner(Coordinates):
             return [self]
         return [self.of_unit(unit) for unit in units]
 
-    def diagonal_blocks(self, units: int) -> list[Preconditioner]:
-        """P_i for each unit of a layer, or one: that of each unit if it is the same, or that of all units together."""
-        return self.by_unit(range(self._inner(units)))
-
     def matrices(self, units: int, order: int, device: torch.device | None = None) -> list[torch.Tensor]:
-        """Matrices of the `diagonal_blocks`, (n̂, k_i) each."""
-        return [P.matrix(units * order // self._inner(units), device) for P in self.diagonal_blocks(units)]
+        """Matrices (n̂, k_i) for each unit of a layer, or one: the same for each unit, or that of all units together."""
+        inner = self._inner(units)
+        return [P.matrix(units * order // inner, device) for P in self.by_unit(range(inner))]
 
     def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
         """P of all units (m n̂, k)."""
@@ -294,7 +271,8 @@ class Preconditioner(Coordinates):
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times P."""
-        inner, parts = self._inner(units), self.diagonal_blocks(units)
+        inner = self._inner(units)
+        parts = self.by_unit(range(inner))
         if inner == 1:
             return parts[0].right_multiply(rows)
         if len(parts) == 1:

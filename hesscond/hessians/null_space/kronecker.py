@@ -94,30 +94,12 @@ class KroneckerFactors:
         """Row space of the curvature's factor, by group."""
         return [row_space(block, self._like) for block in self._C]
 
-    def basis(self) -> KroneckerBasis:
-        """Eigenvectors of C ⊗ A."""
+    def eigenvectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Eigenvectors Q_C (G, m/G, r_C) and Q_A (G, n̂, r_A) of C ⊗ A, and its eigenvalues (G, r_C, r_A)."""
         eigen_C, eigen_A = ([rows.eigenvectors() for rows in own] for own in (self.C, self.A))
         C, A = (subspace.stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
-        products = C[:, :, None] * A[:, None, :] / self.rows
-        return KroneckerBasis([Q for _, Q in eigen_C], [Q for _, Q in eigen_A], products)
-
-
-class KroneckerBasis:
-    """Eigenvectors Q_C ⊗ Q_A and eigenvalues (G, r_C, r_A) of C ⊗ A, and the diagonal of H in this basis."""
-
-    def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], products: torch.Tensor) -> None:
-        self.Q_C, self.Q_A, self.products = subspace.stacked(Q_C), subspace.stacked(Q_A), products
-        self.diagonal = torch.zeros_like(products)
-
-    def add(self, terms: Terms) -> None:
-        """Add the diagonal of a batch's H."""
-        self.diagonal += terms.weight * eigenbasis_diagonal(terms, self.Q_C, self.Q_A)
-
-    def inverse(self, total: float = 1.0) -> KroneckerInverse:
-        """Inverse with the diagonal in the eigenbasis; ``total`` divides the weights."""
-        # the sums over other samples were not zero
-        values = torch.maximum(self.diagonal, LEAST * self.products) / total
-        return KroneckerInverse(self.Q_C.unbind(), self.Q_A.unbind(), values)
+        Q_C, Q_A = (subspace.stacked([Q for _, Q in own]) for own in (eigen_C, eigen_A))
+        return Q_C, Q_A, C[:, :, None] * A[:, None, :] / self.rows
 
 
 def eigenbasis_diagonal(terms: Terms, Q_C: torch.Tensor, Q_A: torch.Tensor) -> torch.Tensor:
@@ -152,13 +134,13 @@ def signed_sums(B: torch.Tensor, draws: int) -> torch.Tensor:
 class KroneckerInverse(ApproximateInverse):
     """Inverse of M = (Q_C ⊗ Q_A) diag(values) (Q_C ⊗ Q_A)ᵀ ⪰ 0 of each group, by four small products a vector.
 
-    Q_C (m/G, r_C) and Q_A (n̂, r_A) have orthonormal columns, ``values`` is (G, r_C, r_A). M − shift has the eigenvalues
-    max(λ − shift, λ/10): λ is wrong by some per cent, and the sign of λ − shift means nothing near the shift.
+    Q_C (G, m/G, r_C) and Q_A (G, n̂, r_A) have orthonormal columns, ``values`` is (G, r_C, r_A). M − shift has the
+    eigenvalues max(λ − shift, λ/10): λ is wrong by some per cent, and the sign of λ − shift means nothing near the
+    shift.
     """
 
-    def __init__(self, Q_C: Sequence[torch.Tensor], Q_A: Sequence[torch.Tensor], values: torch.Tensor) -> None:
-        self.Q_C, self.Q_A = subspace.stacked(Q_C), subspace.stacked(Q_A)
-        self.order = len(self.Q_C) * self.Q_C.shape[1] * self.Q_A.shape[1]
+    def __init__(self, Q_C: torch.Tensor, Q_A: torch.Tensor, values: torch.Tensor) -> None:
+        self.Q_C, self.Q_A, self.order = Q_C, Q_A, len(Q_C) * Q_C.shape[1] * Q_A.shape[1]
         largest = float(values.max()) if values.numel() else 0.0
         self.values = values.clamp_min(FLOOR * largest if largest > 0 else 1.0)
 
@@ -275,20 +257,23 @@ def network_inverse(operator: NetworkOperator, *, null_space: subspace.Subspace 
             yield from sampled_terms(linearization.evaluation, layers, operator.weights[number], generator)
 
     factors: dict[str, KroneckerFactors] = {}
-    bases: dict[str, KroneckerBasis] = {}
+    blocks: list[tuple[torch.Tensor, ApproximateInverse]] = []
     # no layers: weights are computed from other parameters, or parameters belong to other modules
     if layers:
         for own in terms():
             placement = layers[own.name]
             factors.setdefault(own.name, KroneckerFactors(placement.geometry, placement.index.shape[1])).add(own)
-        bases = {name: own.basis() for name, own in factors.items()}
+        bases = {name: own.eigenvectors() for name, own in factors.items()}
+        diagonals = {name: torch.zeros_like(products) for name, (_, _, products) in bases.items()}
         for own in terms():
-            bases[own.name].add(own)
-    blocks: list[tuple[torch.Tensor, ApproximateInverse]] = [
-        (layers[name].index.flatten().to(operator.device), basis.inverse(operator.total_mass))
-        for name, basis in bases.items()
-    ]
-    rest = (~parameters.covered([layers[name] for name in bases], operator.order)).nonzero()[:, 0].to(operator.device)
+            diagonals[own.name] += own.weight * eigenbasis_diagonal(own, *bases[own.name][:2])
+        for name, (Q_C, Q_A, products) in bases.items():
+            # the sums over other samples were not zero
+            values = torch.maximum(diagonals[name], LEAST * products) / operator.total_mass
+            index = layers[name].index.flatten().to(operator.device)
+            blocks.append((index, KroneckerInverse(Q_C, Q_A, values)))
+    rest = (~parameters.covered([layers[name] for name in factors], operator.order)).nonzero()[:, 0]
+    rest = rest.to(operator.device)
     if len(rest):
         sizes = row_sizes(operator, rest)
         # rows of zeros are null
