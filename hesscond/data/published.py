@@ -41,14 +41,18 @@ class PublishedSource(sources.Source):
 
     folder: str  # below a data directory, and inside the archive
     archive: files.Download | None
+    url: str  # folder that files without an archive are published in, with a slash at its end
     shape: tuple[int, int, int]  # of an image
     classes: int
     fetchable = True
 
     @property
-    @abstractmethod
     def downloads(self) -> tuple[files.Download, ...]:
         """Files to download for a full copy."""
+        if self.archive:
+            return (self.archive,)
+        named = self.md5_of_files.items()
+        return tuple(files.Download(f"{self.url}{file}", md5, f"{self.folder}/{file}") for file, md5 in named)
 
     @property
     @abstractmethod
@@ -146,10 +150,6 @@ class CifarSource(PublishedSource):
     shape = (3, 32, 32)
 
     @property
-    def downloads(self) -> tuple[files.Download, ...]:
-        return (self.archive,)
-
-    @property
     def md5_of_files(self) -> dict[str, str]:
         return {**self.train, **self.test}
 
@@ -169,17 +169,12 @@ class IdxSource(PublishedSource):
 
     name: str
     folder: str
-    url: str  # folder that they are published in, with a slash at its end
+    url: str
     md5: Mapping[str, str]  # of each file as published, by its name without .gz
     classes: int = 10
 
     archive = None
     shape = (1, 28, 28)
-
-    @property
-    def downloads(self) -> tuple[files.Download, ...]:
-        named = self.md5_of_files.items()
-        return tuple(files.Download(f"{self.url}{file}", md5, f"{self.folder}/{file}") for file, md5 in named)
 
     @property
     def md5_of_files(self) -> dict[str, str]:

@@ -107,11 +107,10 @@ class OfInputs:
 
     def placed(self, model: nn.Module) -> OfInputs:
         """Coordinates with the names that the layers have in a model in which other methods have wrapped them."""
-        layers = self.options.get("layers")
-        if layers is None:
-            return OfInputs(self.part, self.options, self.part.name)
-        places = tuple(wrapping.place_of(model, name) for name in layers)
-        return OfInputs(self.part, {**self.options, "layers": places}, self.part.name)
+        own = dict(self.options)
+        if own.get("layers") is not None:
+            own["layers"] = tuple(wrapping.place_of(model, name) for name in own["layers"])
+        return OfInputs(self.part, own, self.part.name)
 
     def collect(self, layer: str, inputs: capture.LayerInputs) -> Any:
         """Statistics of a layer's inputs that the method collects; None: the layer is not one of the method's."""
