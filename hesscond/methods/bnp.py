@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -31,12 +30,11 @@ def regularized(variance: torch.Tensor, epsilon_1: float = EPSILON_1, epsilon_2:
     return variance + (variance.amax(-1, keepdim=True) * epsilon_1 + epsilon_2)
 
 
-@dataclass
 class BNPState(LayerState):
     """Running statistics mu and variance (G w,) of a layer's G groups, and the inputs seen since the last step."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, module: capture.Layer) -> None:
+        super().__init__(module)
         layer, groups = self.module, self.geometry.groups
         #: How many entries of a kernel share their statistics: all those of a channel.
         self.dense, self.repeat = not self.geometry.dims, self.geometry.per_channel

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from hesscond.capture import Layer
 from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
@@ -196,12 +196,14 @@ class GaussNewtonRoot(Preconditioner):
         return float(scales.square() @ blocks.to(scales))
 
 
-@dataclass
 class GaussNewtonState(inputs.WholeState):
     """A layer, the loss that each of its calls belongs to, and M of the last step (None before the first one)."""
 
-    of_call: list[int] = field(default_factory=list)
     P: GaussNewtonRoot | None = None
+
+    def __init__(self, module: Layer) -> None:
+        super().__init__(module)
+        self.of_call: list[int] = []
 
     def products(self) -> list[Products]:
         """The rows of each loss that was shown since the last step."""

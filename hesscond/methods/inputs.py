@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,19 +21,17 @@ from hesscond.methods import base, wrapping
 State = TypeVar("State", bound="LayerState")
 
 
-@dataclass
 class LayerState(ABC):
     """A layer, and its inputs since the last step in the calls that a backward pass has reached."""
 
-    module: capture.Layer
     q_squared: float = 1.0  # 1/q² multiplies P Pᵀ
-    inputs: list[tuple[torch.Tensor, torch.Size]] = field(default_factory=list)  # input and output shape of each call
-    # for each call the first gradients in its output, at most wanted of them
-    gradients: list[list[torch.Tensor]] = field(default_factory=list)
     wanted: int = 0
 
-    def __post_init__(self) -> None:
-        self.geometry = capture.Geometry.of(self.module)
+    def __init__(self, module: capture.Layer) -> None:
+        self.module, self.geometry = module, capture.Geometry.of(module)
+        self.inputs: list[tuple[torch.Tensor, torch.Size]] = []  # input and output shape of each call
+        # for each call the first gradients in its output, at most wanted of them
+        self.gradients: list[list[torch.Tensor]] = []
 
     @abstractmethod
     def precondition(self) -> None:
@@ -63,8 +61,8 @@ class LayerState(ABC):
 class WholeState(LayerState):
     """A layer whose M mixes its units: it takes the gradient of [b, W] (m, n̂) in one piece."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, module: capture.Layer) -> None:
+        super().__init__(module)
         if self.geometry.groups > 1:
             raise ConfigError("methods that mix units are not defined for grouped convolutions: name the other layers")
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
+from hesscond.capture import Layer
 from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
 from hesscond.methods import base, inputs
 from hesscond.methods.optimizers.reading import power
 
 
-@dataclass
 class FisherState(inputs.WholeState):
     """Running second moments of a layer, and their factors, float64.
 
@@ -24,8 +23,8 @@ class FisherState(inputs.WholeState):
 
     wanted: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, module: Layer) -> None:
+        super().__init__(module)
         like = torch.zeros((), dtype=torch.float64, device=self.module.weight.device)
         m, n = self.geometry.units, self.geometry.n_params
         self.A, self.G, self.mass = like.new_zeros(n, n), like.new_zeros(m, m), like.new_zeros(())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,15 +16,14 @@ from hesscond.methods.inputs import InputMethod, LayerState
 CUTOFF = 1e-8
 
 
-@dataclass
 class WhiteningState(LayerState):
     """Running mean mu (G, n) and covariance C (G, n, n) of the inputs of a layer, for each of its G groups.
 
     Without bias the mean is zero, and C the second moments. W = ``root`` has W Wᵀ = C̃⁻¹ = ``inverse``, both (G, n, n).
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, module: capture.Layer) -> None:
+        super().__init__(module)
         groups, width = self.geometry.groups, self.geometry.fan_in
         weight = self.module.weight.detach()
         self.mu = weight.new_zeros(groups, width)
