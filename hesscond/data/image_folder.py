@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from hesscond.data import sources
-from hesscond.data.dataset import Dataset, Form
-from hesscond.data.files import DIGITS
+from hesscond.data import dataset, sources
 from hesscond.data.pictures import Pictures
 from hesscond.data.preparation import rows_of
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
@@ -45,12 +43,12 @@ class ImageFolder(sources.FolderSource):
             )
         return options
 
-    def form(self, options: Mapping[str, Any]) -> Form:
-        return Form((3, options["size"], options["size"]), options["classes"], options["classes"])
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
+        return dataset.Form((3, options["size"], options["size"]), options["classes"], options["classes"])
 
     def load(
         self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: sources.Sizes, **how: Any
-    ) -> Dataset:
+    ) -> dataset.Dataset:
         with optional("image-folder"):
             import PIL  # noqa: F401  (before an hour of training)
         folder = self.folder(options["folder"], directories)
@@ -74,8 +72,8 @@ class ImageFolder(sources.FolderSource):
                 files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
         train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
         # other pictures are another source
-        source = f"{folder} (pictures {', '.join(one.fingerprint()[:DIGITS] for one in (train, val))})"
-        return Dataset(self.name, train, targets["train"], val, targets["val"], len(classes), source)
+        source = f"{folder} (pictures {', '.join(one.fingerprint() for one in (train, val))})"
+        return dataset.Dataset(self.name, train, targets["train"], val, targets["val"], len(classes), source)
 
 
 def folders_in(place: Path) -> list[str]:

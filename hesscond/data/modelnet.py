@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data import image_folder, sources
-from hesscond.data.dataset import Dataset, Form
-from hesscond.data.files import DIGITS, fingerprint
+from hesscond.data import dataset, files, image_folder, sources
 from hesscond.data.preparation import rows_of
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
@@ -36,38 +34,38 @@ class ModelNet(sources.FolderSource):
         "name its folder by folder = … in [data]."
     )
 
-    def form(self, options: Mapping[str, Any]) -> Form:
-        return Form((options["points"], 3), options["classes"], options["classes"])
+    def form(self, options: Mapping[str, Any]) -> dataset.Form:
+        return dataset.Form((options["points"], 3), options["classes"], options["classes"])
 
     def load(
         self, options: Mapping[str, Any], directories: Sequence[Path], *, samples: sources.Sizes, **how: Any
-    ) -> Dataset:
+    ) -> dataset.Dataset:
         folder = self.folder(options["folder"], directories)
         classes = image_folder.class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
         for split, number in zip(SPLITS, samples, strict=True):
-            below = {f"{one}/{split}": number for number, one in enumerate(classes)}
-            files, own = image_folder.listed(folder, below, (".off",))
+            below = {f"{one}/{split}": label for label, one in enumerate(classes)}
+            meshes, own = image_folder.listed(folder, below, (".off",))
             if number is not None:
                 rows = rows_of(self.name, split, own, number)
-                files, own = [files[row] for row in rows.tolist()], own[rows]
-            name = fingerprint(f"{options['points']} {options['seed']}", folder, files)
-            clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, files, options))
+                meshes, own = [meshes[row] for row in rows.tolist()], own[rows]
+            name = files.fingerprint(f"{options['points']} {options['seed']}", folder, meshes)
+            clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, meshes, options))
             targets.append(own)
-            names.append(name[:DIGITS])
+            names.append(name[: files.DIGITS])
         source = f"{folder} (meshes {', '.join(names)})"
-        return Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
+        return dataset.Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
 
 
-def cached(place: Path, folder: Path, files: Sequence[str], options: Mapping[str, Any]) -> torch.Tensor:
-    """Clouds of all files, float32 (N, points, 3), read from the file ``place``, or sampled and written there."""
+def cached(place: Path, folder: Path, meshes: Sequence[str], options: Mapping[str, Any]) -> torch.Tensor:
+    """Clouds of all meshes, float32 (N, points, 3), read from the file ``place``, or sampled and written there."""
     # a damaged file is no loss
     with suppress(OSError, ValueError, EOFError):
         found = np.load(place, allow_pickle=False)
-        if found.shape == (len(files), options["points"], 3):
+        if found.shape == (len(meshes), options["points"], 3):
             return torch.from_numpy(found)
-    clouds = np.empty((len(files), options["points"], 3), np.float32)
-    for own, file in zip(clouds, files, strict=True):
+    clouds = np.empty((len(meshes), options["points"], 3), np.float32)
+    for own, file in zip(clouds, meshes, strict=True):
         # one generator for each mesh, so that its points do not depend on the other meshes
         rng = np.random.default_rng([options["seed"], zlib.crc32(file.encode(errors="surrogateescape"))])
         own[:] = within_unit_sphere(sampled(*read_mesh(folder / file), options["points"], rng))

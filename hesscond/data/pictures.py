@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hesscond.data.files import fingerprint
+from hesscond.data.files import DIGITS, fingerprint
 from hesscond.errors import CorruptDataError, DataNotFoundError
 
 #: Called with the number of pictures decoded, and of all.
@@ -127,7 +127,7 @@ class Pictures:
 
     def fingerprint(self) -> str:
         """Checksum of names, sizes and modification times of the files, and of both lengths."""
-        return fingerprint(f"{self.resize} {self.size}", self.folder, self.files)
+        return fingerprint(f"{self.resize} {self.size}", self.folder, self.files)[:DIGITS]
 
     def _bytes(self, index: slice | torch.Tensor) -> np.ndarray:
         """Pixels, uint8 (n, 3, size, size)."""

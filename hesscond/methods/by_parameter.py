@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from hesscond import hessians
-from hesscond.capture import chosen_layers, eligible_layers
-from hesscond.capture.layers import own_parameters
+from hesscond.capture import layers
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates import parameter_maps
 from hesscond.methods import base
@@ -57,7 +56,7 @@ class ByParameter(base.Method):
         return [hessians.ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
 
     def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
-        module = chosen_layers(self.model, [layer])[layer]
+        module = layers.chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
         own = [p for p in there if isinstance(p, nn.Parameter)]
         if len(own) < len(there):
@@ -98,12 +97,12 @@ class ByParameter(base.Method):
     def probed(self, layer: str) -> hessians.Coordinates | None:
         """P of the last step, in the parameters that it moves alone."""
         self.refuse_no_step()
-        found, module = super().probed(layer), chosen_layers(self.model, [layer])[layer]
+        found, module = super().probed(layer), layers.chosen_layers(self.model, [layer])[layer]
         if found is None:
-            own = {id(p) for p in own_parameters(module)}
+            own = {id(p) for p in layers.own_parameters(module)}
             names = [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in own]
             raise ConfigError(f"layer {layer!r} {self.unmoved(names)[names[0]]}")
-        maps = [self.map_of(p) for p in own_parameters(module)]
+        maps = [self.map_of(p) for p in layers.own_parameters(module)]
         return found if all(maps) else parameter_maps.layer_map(module, *maps, name=self.coordinates_name)
 
     def of_parameters(self, block: str, names: Sequence[str]) -> parameter_maps.ParameterMaps:
@@ -131,7 +130,7 @@ class Learned(ByParameter):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         if self.sided:
-            for name, layer in eligible_layers(model).items():
+            for name, layer in layers.eligible_layers(model).items():
                 refuse_transposed(self.name, name, layer)
         self._states: dict[str, State] = {}
         #: Separate generator, so that the method does not change the random numbers of the training.
