@@ -66,12 +66,13 @@ class SmallCifar:
         source = SOURCES[name]
         rng = np.random.default_rng(0)
         self.pixels, self.labels, self.content = {}, {}, {}
-        for batch in (*source.train, *source.test):
+        self.train, self.test = [*source.md5][:-1], [*source.md5][-1:]
+        for batch in source.md5:
             self.pixels[batch] = rng.integers(0, 256, size=(3, 3072), dtype=np.uint8)
             self.labels[batch] = rng.integers(0, source.classes, size=3).tolist()
             # Protocol 0-2 and byte keys, like the originals, which Python 2 wrote.
             self.content[batch] = pickle.dumps(
-                {b"data": self.pixels[batch], source.label_key: self.labels[batch]}, protocol=2
+                {b"data": self.pixels[batch], source.decode.keywords["label_key"]: self.labels[batch]}, protocol=2
             )
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -83,9 +84,8 @@ class SmallCifar:
         self.archive = buffer.getvalue()
         self.source = replace(
             source,
-            train={batch: md5(self.content[batch]) for batch in source.train},
-            test={batch: md5(self.content[batch]) for batch in source.test},
-            archive=replace(source.archive, md5=md5(self.archive)),
+            md5={batch: md5(self.content[batch]) for batch in source.md5},
+            archive_md5=md5(self.archive),
         )
 
     def write_folder(self, directory):
@@ -127,7 +127,7 @@ class SmallIdx:
     def write_gz(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in self.gz.items():
-            (folder / f"{file}.gz").write_bytes(content)
+            (folder / file).write_bytes(content)
         return folder
 
 

@@ -15,8 +15,8 @@ from hesscond.errors import CorruptDataError, DataNotFoundError
 def assert_is(data, small):
     """Assert that `data` is the small stand-in, batch by batch in the order of the catalogue."""
     for batches, inputs, targets in (
-        (small.source.train, data.train_inputs, data.train_targets),
-        (small.source.test, data.test_inputs, data.test_targets),
+        (small.train, data.train_inputs, data.train_targets),
+        (small.test, data.test_inputs, data.test_targets),
     ):
         pixels = np.concatenate([small.pixels[batch] for batch in batches]).reshape(-1, 3, 32, 32)
         assert torch.equal(inputs, torch.from_numpy(pixels).float() / 255)
@@ -42,13 +42,13 @@ def test_the_archive_is_read_in_place(small_cifar, tmp_path):
 
 def test_an_incomplete_folder_does_not_hide_the_archive(small_cifar, tmp_path):
     folder = small_cifar.write_folder(tmp_path)
-    (folder / next(iter(small_cifar.source.train))).unlink()
+    (folder / small_cifar.train[0]).unlink()
     archive = small_cifar.write_archive(tmp_path)
     assert load(small_cifar.source.name, tmp_path).source == str(archive)
 
 
 def test_an_incomplete_folder_alone_is_named_in_the_error(small_cifar, tmp_path):
-    batch = next(iter(small_cifar.source.train))
+    batch = small_cifar.train[0]
     (small_cifar.write_folder(tmp_path) / batch).unlink()
     with pytest.raises(DataNotFoundError, match=rf"\({small_cifar.source.folder} lacks {batch}\)"):
         load(small_cifar.source.name, tmp_path, download=False)
@@ -63,7 +63,7 @@ class Malicious:
 
 
 def test_a_wrong_batch_is_never_unpickled(small_cifar, tmp_path):
-    name, batch = small_cifar.source.name, next(iter(small_cifar.source.test))
+    name, batch = small_cifar.source.name, small_cifar.test[0]
     path = small_cifar.write_folder(tmp_path) / batch
     trace = tmp_path / "executed"
     path.write_bytes(pickle.dumps(Malicious(trace)))
@@ -72,7 +72,7 @@ def test_a_wrong_batch_is_never_unpickled(small_cifar, tmp_path):
     assert not trace.exists()
     sentence = str(caught.value)
     assert str(path) in sentence
-    assert small_cifar.source.test[batch] in sentence
+    assert small_cifar.source.md5[batch] in sentence
     assert f"delete it and run `hesscond data fetch {name}`" in sentence
     assert "\n" not in sentence
     pickle.loads(path.read_bytes())  # the trap works: loading it would have been seen
@@ -101,5 +101,5 @@ def test_an_unreadable_file_is_one_sentence(small_cifar, tmp_path, monkeypatch, 
 
 def test_the_catalogue_has_the_published_archives():
     assert SOURCES["cifar10"].archive.url == "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-    assert list(SOURCES["cifar10"].train) == [f"data_batch_{i}" for i in range(1, 6)]
-    assert SOURCES["cifar100"].label_key == b"fine_labels"
+    assert list(SOURCES["cifar10"].md5) == [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    assert SOURCES["cifar100"].decode.keywords == {"label_key": b"fine_labels"}
