@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,41 +12,28 @@ from hesscond.data.files import DIGITS
 from hesscond.errors import ConfigError
 
 
-class Table(sources.Source):
+@lru_cache(maxsize=4)
+def load_table(
+    *, file: str = "", target: str = "", columns: str = "", values: bool = False, test: float = 0.2, seed: int = 0
+) -> dataset.Dataset:
     """Rows of a CSV file with a header, split at random into training and test samples.
 
     ``file``: a path, or one below ``$HESSCOND_DATA_DIR``. ``target``: column to predict; "" is the last one. Words and
     whole numbers in it are classes, other numbers values; ``values = true`` takes whole numbers as values too.
     ``columns``: inputs, as "age,height"; "" is all others. ``test``: share of the rows that are test samples.
     """
-
-    name = "csv"
-    options: Mapping[str, Any] = {"file": "", "target": "", "columns": "", "values": False, "test": 0.2, "seed": 0}
-    on_disk = False
-
-    def form(self, options: Mapping[str, Any]) -> dataset.Form:
-        return read(tuple(sorted(options.items()))).form
-
-    def load(self, options: Mapping[str, Any], directories: Sequence[Path], **how: Any) -> dataset.Dataset:
-        return read(tuple(sorted(options.items())))
-
-
-@lru_cache(maxsize=4)
-def read(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
-    """Data set of the options."""
     import pandas as pd
 
-    options = dict(given)
-    if not options["file"]:
+    if not file:
         raise ConfigError('csv needs a file: write file = "data.csv" in [data]')
-    path = sources.file_of_yours(options["file"])
+    path = sources.file_of_yours(file)
     try:
         content = path.read_bytes()
         frame = pd.read_csv(path, skipinitialspace=True)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as CSV: {error}") from None
-    target = options["target"] or str(frame.columns[-1])
-    inputs = [name.strip() for name in options["columns"].split(",") if name.strip()]
+    target = target or str(frame.columns[-1])
+    inputs = [name.strip() for name in columns.split(",") if name.strip()]
     inputs = inputs or [str(name) for name in frame.columns if name != target]
     for name in (target, *inputs):
         if name not in frame.columns:
@@ -62,19 +46,19 @@ def read(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
     if target in inputs:
         raise ConfigError(f"column {target!r} of {path} is the target, and cannot be an input")
     column = frame[target]
-    if pd.api.types.is_float_dtype(column) or (options["values"] and pd.api.types.is_numeric_dtype(column)):
+    if pd.api.types.is_float_dtype(column) or (values and pd.api.types.is_numeric_dtype(column)):
         targets = column.to_numpy(dtype=np.float32)
-    elif options["values"]:
+    elif values:
         raise ConfigError(f"column {target!r} of {path} has words, which are no values: leave values = true out")
     else:
         targets = pd.factorize(column, sort=True)[0].astype(np.int64)
-    if not 0 < options["test"] < 1 or not 0 < (tests := round(options["test"] * len(frame))) < len(frame):
-        raise ConfigError(f"test = {options['test']} leaves no training or no test samples of {len(frame)} rows")
-    order = np.random.default_rng(options["seed"]).permutation(len(frame))
+    if not 0 < test < 1 or not 0 < (tests := round(test * len(frame))) < len(frame):
+        raise ConfigError(f"test = {test} leaves no training or no test samples of {len(frame)} rows")
+    order = np.random.default_rng(seed).permutation(len(frame))
     X, rows = frame[inputs].to_numpy(dtype=np.float32), (order[tests:], order[:tests])
     arrays = [part for own in rows for part in (X[own], targets[own])]
     source = f"{path} (md5 {hashlib.md5(content, usedforsecurity=False).hexdigest()[:DIGITS]})"
     return dataset.of_arrays("csv", arrays, source)
 
 
-sources.register(Table())
+sources.register(sources.Generated("csv", load_table, lambda options: load_table(**options).form))

@@ -11,7 +11,7 @@ from hesscond.data import fetch, generated as solids, load, names
 from hesscond.data.sources import SOURCES, Generated
 from hesscond.errors import ConfigError
 
-GENERATED = [name for name, source in SOURCES.items() if isinstance(source, Generated)]
+GENERATED = [name for name, own in SOURCES.items() if isinstance(own, Generated) and "file" not in own.options]
 TENSORS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
