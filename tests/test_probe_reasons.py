@@ -13,7 +13,7 @@ import hesscond
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.formed import FormedHessian
 from hesscond.operators import Diagonal
-from hesscond.spectra.forms import FactorForm, SolverLimits, operator_condition
+from hesscond.spectra.forms import FactorForm, ProductForm, SolverLimits
 from tests.catalogue import CATALOGUE
 from tests.catalogue.wrong_backward import GROUP as WRONG
 
@@ -162,13 +162,13 @@ def test_a_number_of_products():
 def test_an_iteration_that_ended():
     values = torch.linspace(1e-9, 1, 3000, dtype=torch.float64)
     few = SolverLimits(products=40, dense_order=10, quick_order=10)
-    kappa = operator_condition(Diagonal(values), limits=few)
+    kappa = ProductForm(Diagonal(values), limits=few).measured(1e-8)
     assert not kappa.resolved
     assert re.search(r"iteration for the smallest nonzero eigenvalue of 3,000 parameters .*40 products", kappa.reason)
     assert "raise rtol" in kappa.advice
     # a memory that holds no matrix is what can be raised
     small = SolverLimits(products=40, memory=8 * 3 * 3000 * 30)
-    kappa = operator_condition(Diagonal(values), limits=small)
+    kappa = ProductForm(Diagonal(values), limits=small).measured(1e-8)
     (size,) = re.search(r"raise memory to ([\d.]+) GB", kappa.advice).groups()
     assert float(size) * 1e9 >= 8 * 3 * 3000**2
 

@@ -117,7 +117,7 @@ class GGNLinearization(Linearization):
         super().__init__(evaluation, leaves)
 
     def _prepare(self, evaluation: WatchedEvaluation) -> Tensors:
-        self._outputs = [o for o in distinct(containers.tensors_of(evaluation.output)) if o.requires_grad]
+        self._outputs = [*{id(o): o for o in containers.tensors_of(evaluation.output) if o.requires_grad}.values()]
         if not self._outputs and self.depends:
             raise CaptureError(
                 f"the output of the model, {type(evaluation.output).__name__}, has no tensors in tuples, lists or "
@@ -183,11 +183,6 @@ def is_convex(loss: torch.Tensor) -> bool:
     if curved is None or not graph.is_piecewise_linear([node.edge.node for node in curved]):
         return False
     return all(node.signs(1) is None for node in curved)
-
-
-def distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without repetitions."""
-    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -78,10 +79,7 @@ class Layout:
         owners = torch.bucketize(entries, starts, right=True) - 1
         rows = []
         for owner, offset in zip(owners.tolist(), (entries - starts[owners]).tolist(), strict=True):
-            place: list[int] = []
-            for size in reversed(self.shapes[owner]):
-                offset, at = divmod(offset, size)
-                place.insert(0, at)
+            place = [int(at) for at in np.unravel_index(offset, self.shapes[owner])]
             name, layer = self.names[owner], layers[owner]
             unit, text = (None, f"{name}{place}") if layer is None else named_entry(layer, place)
             rows.append((name, tuple(place), unit, text))

@@ -178,7 +178,13 @@ class SolverHints:
 
 @dataclass(frozen=True, eq=False)
 class ProductForm(base.Form):
-    """Form of an operator, known by its products."""
+    """Form of an operator, known by its products.
+
+    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
+    of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
+    then ``"iterative"``. If the iteration does not converge, κ is unresolved, with a lower bound from the smallest
+    eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
+    """
 
     operator: SymmetricOperator
     known: Callable[[], SolverHints] = field(default_factory=lambda: SolverHints)
@@ -217,25 +223,6 @@ class ProductForm(base.Form):
         return found if found.rank or found.is_zero else unresolved(found, found.cause)
 
 
-def operator_condition(
-    operator: SymmetricOperator,
-    *,
-    known: Callable[[], SolverHints] = SolverHints,
-    rtol: float = 1e-8,
-    limits: SolverLimits | None = None,
-) -> ConditionNumber:
-    """Condition number of a symmetric operator from its products.
-
-    Up to ``limits.dense_order`` the matrix is formed and measured as any other, its asymmetry taken for the rounding
-    of the products. Beyond, λ_max comes from `lanczos` and λ_min⁺ from `smallest_nonzero`; the ``rank_decision`` is
-    then ``"iterative"``: no eigenvalue is larger except with a probability of 1e-6; that no nonzero one is smaller
-    rests on random starts; ``rank`` is an upper bound, the order without the null directions that are known or found;
-    and ``negative`` is a lower bound. If the iteration does not converge, κ is unresolved, with a lower bound from the
-    smallest eigenvalue that was distinguished from zero, and ``rank`` counts the eigenvalues that were.
-    """
-    return ProductForm(operator, known, limits or SolverLimits()).measured(rtol)
-
-
 def condition_number(
     matrix: object | None = None,
     *,
@@ -249,7 +236,7 @@ def condition_number(
     ----------
     matrix : (m, n) array, tensor or scipy sparse matrix, or an operator
         An exactly symmetric matrix is measured by |λ|, any other by its singular values. An operator (of ours, of
-        curvlinops, a scipy ``LinearOperator``) must be symmetric: see `operator_condition`.
+        curvlinops, a scipy ``LinearOperator``) must be symmetric.
     factor : (m, n) array or tensor
         F; κ is that of FᵀF, computed from F.
     rtol
@@ -281,15 +268,10 @@ def condition_number(
             raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")
     if matrix is None:
         return reductions.factor_condition(dense(factor), rtol=rtol, error=error, exact=error == 0)
-    if is_operator(matrix):
-        return operator_condition(as_operator(matrix), rtol=max(rtol, 1e-8))
+    entries = isinstance(matrix, (list, tuple)) or hasattr(matrix, "__array__") or issparse(matrix)
+    if not entries and hasattr(matrix, "shape"):
+        return ProductForm(as_operator(matrix)).measured(max(rtol, 1e-8))
     array = as_matrix(dense(matrix))
     symmetric = array.shape[0] == array.shape[1] and np.array_equal(array, array.T)
     measure = reductions.symmetric_condition if symmetric else partial(reductions.factor_condition, power=1)
     return measure(array, rtol=rtol, error=error, exact=error == 0)
-
-
-def is_operator(matrix: object) -> bool:
-    """Whether ``matrix`` is known by its products only."""
-    entries = isinstance(matrix, (list, tuple)) or hasattr(matrix, "__array__") or issparse(matrix)
-    return not entries and hasattr(matrix, "shape")

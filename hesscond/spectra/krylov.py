@@ -22,18 +22,18 @@ from hesscond.spectra.eigen import Interval
 
 logger = logging.getLogger("hesscond")
 
-#: Vectors besides the basis: a product in two precisions, the next row, and two more.
+#: Vectors besides the basis: a product in two precisions, the next row, and two more; or the result that is copied.
 WORKING = 5
 
 
 def planned_rows(order: int, wanted: int, *, basis: int | None, memory: int | None, dtype: torch.dtype) -> int:
-    """Rows of a basis that fits into ``memory`` bytes with `working` others; the size of all is logged."""
+    """Rows of a basis that fits into ``memory`` bytes with the vectors besides it; the size of all is logged."""
     least = min(order, wanted + 3)
     size = order * dtype.itemsize
     rows = min(order, max(2 * wanted + 7, 32) if basis is None else basis)
     if rows < least:
         raise ConfigError(f"a basis of {basis} is too small for {wanted} eigenvalues: at least {least} are needed")
-    others = working(wanted)
+    others = max(WORKING, wanted)
     if memory is not None:
         rows = min(rows, memory // size - others)
     if rows < least:
@@ -49,11 +49,6 @@ def planned_rows(order: int, wanted: int, *, basis: int | None, memory: int | No
         rows,
     )
     return rows
-
-
-def working(wanted: int) -> int:
-    """Vectors besides the basis: those of a step, or the result next to the basis that it is copied from."""
-    return max(WORKING, wanted)
 
 
 class Basis:

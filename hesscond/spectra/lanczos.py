@@ -316,7 +316,7 @@ class Run:
             products=products,
             norm=math.ldexp(self.norm, exponent),
             null=0,
-            vectors=process.basis.capacity + krylov.working(self.wanted.count),
+            vectors=process.basis.capacity + max(krylov.WORKING, self.wanted.count),
             message=self.message(rest, bool(settled.all())),
         )
 

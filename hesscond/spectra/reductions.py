@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import qr
@@ -184,34 +183,24 @@ def rounded_condition(
     )
 
 
-class SmallForm(NamedTuple):
-    """Symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, k the smaller dimension of F.
+def small_form(factor: np.ndarray, signs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Symmetric matrix (k, k) with the nonzero eigenvalues of FᵀJF, for F (m, n), ``signs`` J (m,) and k = min(m, n).
 
-    ``matrix`` is FᵀJF, or RJRᵀ where F is wide, with Fᵀ = QR and ``basis`` Q (n, m); ``size`` (k, k): what a relative
-    change of 1 in every product and in every entry of F changes its entries by, at most.
-    """
-
-    matrix: np.ndarray
-    size: np.ndarray
-    basis: np.ndarray | None
-
-
-def small_form(factor: np.ndarray, signs: np.ndarray) -> SmallForm:
-    """Form of the smaller order of F (m, n) with ``signs`` (m,) of ±1.
-
+    It is FᵀJF, or RJRᵀ where F is wide, with Fᵀ = QR. Returned too: what a relative change of 1 in every product and in
+    every entry of F changes its entries by, at most (k, k), and the basis Q (n, m), if there is one.
     Rows of Fᵀ are sorted by size and its columns pivoted, so that the QR commits errors of the size of each row: those
     of every entry stay relative to the scales of F's columns.
     """
     if factor.shape[0] >= factor.shape[1]:
         matrix, size = factor.T @ (factor * signs[:, None]), np.abs(factor).T @ np.abs(factor)
-        return SmallForm((matrix + matrix.T) / 2, size, None)
+        return (matrix + matrix.T) / 2, size, None
     lengths = np.abs(factor).max(0)
     order = np.argsort(-lengths, kind="stable")
     sorted_basis, R, pivots = qr(factor.T[order], mode="economic", pivoting=True, check_finite=False)
     Q = np.empty_like(sorted_basis)
     Q[order] = sorted_basis
     matrix = (R * signs[pivots]) @ R.T
-    return SmallForm((matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, lengths, lengths), Q)
+    return (matrix + matrix.T) / 2, np.abs(R) @ np.abs(R.T) + carried(Q, lengths, lengths), Q
 
 
 def carried(basis: np.ndarray | None, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -249,19 +238,19 @@ def signed_condition(
     order = len(columns)
     if core.size == 0:
         return zero_matrix(order)
-    form = small_form(core, sign)
+    matrix, size, basis = small_form(core, sign)
     per_column, whole = column_errors(error, rows, columns, scale)
     lengths = np.linalg.norm(core, axis=0)
     given: np.ndarray | float = 0.0
     if whole:
-        given = carried(form.basis, lengths, per_column) + carried(form.basis, per_column, lengths + per_column)
+        given = carried(basis, lengths, per_column) + carried(basis, per_column, lengths + per_column)
     norm, unit = spectral_norm(core), float(np.ldexp(noise, -2 * scale))
-    size, total = form.size + unit, norm**2 + unit
+    size, total = size + unit, norm**2 + unit
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
-        size, total = size + carried(form.basis, d, d), total + float(d @ d)
+        size, total = size + carried(basis, d, d), total + float(d @ d)
     found = uncertain_condition(
-        *(form.matrix, size, total, core.shape),
+        *(matrix, size, total, core.shape),
         given=given,
         given_norm=whole * (2 * norm + whole),
         order=order,
@@ -325,13 +314,13 @@ def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber)
     found = np.zeros((len(columns), condition.rank))
     if condition.rank == 0:
         return np.zeros(0), found
-    form = small_form(core, sign)
+    matrix, _, basis = small_form(core, sign)
     if "Jacobi" in condition.solver:
-        magnitudes, sign, _, vectors = jacobi.signed_jacobi(form.matrix)
+        magnitudes, sign, _, vectors = jacobi.signed_jacobi(matrix)
         values = magnitudes * sign
     else:
-        values, vectors = np.linalg.eigh(form.matrix)
+        values, vectors = np.linalg.eigh(matrix)
     largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
     kept = largest[np.argsort(-values[largest], kind="stable")]
-    found[columns] = vectors[:, kept] if form.basis is None else form.basis @ vectors[:, kept]
+    found[columns] = vectors[:, kept] if basis is None else basis @ vectors[:, kept]
     return np.ldexp(values[kept], 2 * scale), found

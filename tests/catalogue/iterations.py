@@ -8,7 +8,7 @@ from torch import nn
 
 import hesscond
 from hesscond.operators import as_operator
-from hesscond.spectra.forms import SolverLimits, operator_condition
+from hesscond.spectra.forms import ProductForm, SolverLimits
 from tests.catalogue.cases import add
 from tests.catalogue.judging import Verdict, verdict_of
 from tests.catalogue.parts import MSE, values
@@ -81,7 +81,7 @@ def iterated(spectrum):
         for seed in range(3):
             values = spectrum(np.random.default_rng(seed))
             limits = SolverLimits(dense_order=50, quick_order=50, seed=seed)
-            kappa = operator_condition(as_operator(diagonal(values)), limits=limits)
+            kappa = ProductForm(as_operator(diagonal(values)), limits=limits).measured(1e-8)
             true = Spectrum(sorted(values.tolist(), key=abs, reverse=True))
             verdict = verdict_of(kappa, true)
             nonzero = sum(value != 0 for value in true.values)

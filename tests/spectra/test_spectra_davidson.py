@@ -10,7 +10,7 @@ import torch
 
 from hesscond.errors import ConfigError, MatrixError
 from hesscond.operators import ApproximateInverse, Dense, Diagonal, DiagonalInverse, Span, SymmetricOperator
-from hesscond.spectra.forms import SolverLimits, operator_condition
+from hesscond.spectra.forms import ProductForm, SolverLimits
 from hesscond.spectra.smallest import smallest_nonzero
 from tests.spectra.spectra_cases import Counting, generator, prescribed, random_spectrum
 
@@ -370,20 +370,20 @@ def test_bad_input(options, error, sentence):
 def test_negative_eigenvalues_that_were_not_counted_are_not_printed():
     """One of each end is found, of an operator with 176 negative ones."""
     values = torch.cat([-torch.linspace(0.5, 1, 176), torch.linspace(0.1, 3, 424)]).double()
-    kappa = operator_condition(Diagonal(values), limits=SolverLimits(dense_order=0))
+    kappa = ProductForm(Diagonal(values), limits=SolverLimits(dense_order=0)).measured(1e-8)
     assert kappa.resolved
     assert kappa.negative <= 176
     assert not kappa.negative_counted
     assert kappa.counted_negative is None
     assert "0 negative" not in str(kappa)
-    turned = operator_condition(Diagonal(-values), limits=SolverLimits(dense_order=0))
+    turned = ProductForm(Diagonal(-values), limits=SolverLimits(dense_order=0)).measured(1e-8)
     assert 1 <= turned.negative <= 424
     assert f"at least {turned.negative} negative" in str(turned)
-    dense = operator_condition(Diagonal(values))
+    dense = ProductForm(Diagonal(values)).measured(1e-8)
     assert (dense.negative, dense.counted_negative) == (176, 176)
     assert "176 negative" in str(dense)
     # nothing is below zero where that is known
-    positive = operator_condition(Diagonal(values.abs()), limits=SolverLimits(dense_order=0, quick_order=0))
+    positive = ProductForm(Diagonal(values.abs()), limits=SolverLimits(dense_order=0, quick_order=0)).measured(1e-8)
     assert (positive.negative, positive.negative_counted) == (0, True)
 
 
@@ -391,7 +391,7 @@ def test_negative_eigenvalues_that_were_not_counted_are_not_printed():
 def test_operators_whose_squares_overflow(power):
     values = torch.linspace(1, 5, 200, dtype=torch.float64)
     A = prescribed(values)[0] * 10.0**power
-    assert operator_condition(Dense(A)).value == pytest.approx(5)
+    assert ProductForm(Dense(A)).measured(1e-8).value == pytest.approx(5)
     found = smallest_nonzero(Dense(A), dense_order=0)
     assert found.eigenvalues[0] / 10.0**power == pytest.approx(1, rel=1e-6)
 
@@ -402,7 +402,7 @@ def test_words_count_what_was_told_from_zero(psd):
     values = torch.cat([torch.zeros(2170), torch.linspace(1, 2, 30)]).double()
     operator = Diagonal(values)
     operator.psd = psd
-    kappa = operator_condition(operator, limits=SolverLimits(dense_order=0, quick_order=0, products=60))
+    kappa = ProductForm(operator, limits=SolverLimits(dense_order=0, quick_order=0, products=60)).measured(1e-8)
     assert kappa.rank + kappa.nullity == 2200
     if kappa.resolved:
         assert kappa.lower <= 2 <= kappa.upper

@@ -345,14 +345,6 @@ class Product(Preconditioner):
     def of_unit(self, unit: int) -> Preconditioner:
         return self if self.same_for_units else Product(self.first.of_unit(unit), self.second.of_unit(unit))
 
-    def by_unit(self, units: Sequence[int]) -> list[Preconditioner]:
-        if self.same_for_units:
-            return [self]
-        first, second = self.first.by_unit(units), self.second.by_unit(units)
-        count = max(len(first), len(second))
-        pairs = zip(*(own * count if len(own) == 1 else own for own in (first, second)), strict=True)
-        return [Product(P, Q) for P, Q in pairs]
-
 
 def is_part(value: object) -> bool:
     """Whether a value is a tensor that is a view of a larger storage."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,18 +55,13 @@ class Terms:
         return self.inputs.slice(start, stop)[..., self.first :]
 
 
-@dataclass
 class KroneckerFactors:
     """Triangular factors of A (n̂, n̂) and C (m/G, m/G) of each group of a layer; they tell null from small."""
 
-    geometry: Geometry
-    width: int  # n̂
-
-    def __post_init__(self) -> None:
-        groups = range(self.geometry.groups)
-        self.group_units = self.geometry.units // self.geometry.groups
-        self._A = [StreamedBlock(self.width) for _ in groups]
-        self._C = [StreamedBlock(self.group_units) for _ in groups]
+    def __init__(self, geometry: Geometry, width: int) -> None:
+        self.groups = geometry.groups
+        self._A = [StreamedBlock(width) for _ in range(self.groups)]
+        self._C = [StreamedBlock(geometry.units // self.groups) for _ in range(self.groups)]
         self._like = torch.empty(0, dtype=torch.float64, device="cpu")
         self.rows = 0
 
@@ -79,24 +73,16 @@ class KroneckerFactors:
             H_hat = terms.rows(start, stop).flatten(0, 1)
             for group, block in enumerate(self._A):
                 add_rows(block, H_hat[:, group], 1.0)
-        by_group = B.unflatten(2, (self.geometry.groups, -1)).permute(2, 0, 1, 4, 3).flatten(1, 3)
+        by_group = B.unflatten(2, (self.groups, -1)).permute(2, 0, 1, 4, 3).flatten(1, 3)
         for block, b in zip(self._C, by_group, strict=True):
             add_rows(block, b, terms.weight)
         self._like = B[:0]
 
-    @cached_property
-    def A(self) -> list[RowSpace]:
-        """Row space of the inputs Ĥ, by group."""
-        return [row_space(block, self._like) for block in self._A]
-
-    @cached_property
-    def C(self) -> list[RowSpace]:
-        """Row space of the curvature's factor, by group."""
-        return [row_space(block, self._like) for block in self._C]
-
     def eigenvectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Eigenvectors Q_C (G, m/G, r_C) and Q_A (G, n̂, r_A) of C ⊗ A, and its eigenvalues (G, r_C, r_A)."""
-        eigen_C, eigen_A = ([rows.eigenvectors() for rows in own] for own in (self.C, self.A))
+        eigen_C, eigen_A = (
+            [row_space(block, self._like).eigenvectors() for block in own] for own in (self._C, self._A)
+        )
         C, A = (subspace.stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
         Q_C, Q_A = (subspace.stacked([Q for _, Q in own]) for own in (eigen_C, eigen_A))
         return Q_C, Q_A, C[:, :, None] * A[:, None, :] / self.rows

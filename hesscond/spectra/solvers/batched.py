@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +39,10 @@ STACK_SIZE = 2**24
 
 #: The factor of C proves the rank where rounding makes up no larger share of its smallest eigenvalue.
 PROOF = 0.01
+
+#: Gram matrices D C D of several units, scaled by powers of two: C (b, k, k) or (1, k, k), of unit diagonal up to
+#: rounding and where ρ = 0 pads it; and ρ (b, k), the diagonals of D, at most 1 and at least 2**-SPAN where not 0.
+Stack = tuple[torch.Tensor, torch.Tensor]
 
 #: Route of indefinite Hessians; all routes.
 SIGNED = "batched eigenvalues"
@@ -135,17 +138,6 @@ def signed_table(
     return table
 
 
-class Stack(NamedTuple):
-    """Gram matrices D C D of several units, scaled by powers of two.
-
-    ``C`` (b, k, k) or (1, k, k): of unit diagonal, up to rounding and where ρ = 0 pads it; ``rho`` (b, k): the
-    diagonals of D, at most 1 and at least 2**-SPAN where not 0.
-    """
-
-    C: torch.Tensor
-    rho: torch.Tensor
-
-
 def shared_ends(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndarray:
     """Table of `ends_of` for units that share their rows: every C is a principal submatrix of one."""
     m, n = rows.shape
@@ -177,10 +169,10 @@ def shared_ends(rows: torch.Tensor, roots: torch.Tensor, rtol: float) -> np.ndar
     def stack(members: list[int]) -> Stack:
         units = torch.tensor(members, device=rows.device)
         if min(sizes[i] for i in members) == m:
-            return Stack(C[None, :m, :m].clone(), rho[units, :m])
+            return C[None, :m, :m].clone(), rho[units, :m]
         at = order[units, : max(sizes[i] for i in members)]
         flat = (at[:, :, None] * (m + 1) + at[:, None, :]).ravel()
-        return Stack(C.ravel().index_select(0, flat).view(*at.shape, -1), rho[units[:, None], at])
+        return C.ravel().index_select(0, flat).view(*at.shape, -1), rho[units[:, None], at]
 
     return ends_of(stack, sizes, powers, width=n, rtol=rtol, device=rows.device)
 
@@ -208,7 +200,7 @@ def stack_ends(factors: torch.Tensor, rtol: float) -> np.ndarray:
         C = part @ part.mT if wide else part.mT @ part
         norms = torch.where(active[members], C.diagonal(dim1=1, dim2=2).sqrt(), 1.0)
         rho = torch.where(active[members], norms, 0.0)
-        return Stack(C / norms[:, :, None] / norms[:, None, :], rho)
+        return C / norms[:, :, None] / norms[:, None, :], rho
 
     powers = exponents.tolist()
     return ends_of(stack, sizes, powers, width=max(factors.shape[1:]), rtol=rtol, device=factors.device)

@@ -177,7 +177,12 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     low, high = magnitude_interval(ends, 0)
     nullity = known + bottom.null
     # the smallest one that is certainly not zero, of all that were seen
-    nonzero = [item for result in (bottom, ends) for item in nonzero_ones(result)]
+    nonzero = [
+        (size, result, i)
+        for result in (bottom, ends)
+        for i, size in enumerate(result.eigenvalues.abs().tolist())
+        if magnitude_interval(result, i)[0] > 0
+    ]
     solver = f"iteration, {ends.products + bottom.products} products"
     if not nonzero:
         zero = condition.zero_matrix(order)
@@ -211,12 +216,6 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
         rank_decision="iterative" if resolved else "unresolved",
         negative_counted=psd,
     )
-
-
-def nonzero_ones(result: EigenResult) -> list[tuple[float, EigenResult, int]]:
-    """Sizes of the eigenvalues of a result that are certainly not zero, with the result and their indices."""
-    sizes = result.eigenvalues.abs().tolist()
-    return [(size, result, i) for i, size in enumerate(sizes) if magnitude_interval(result, i)[0] > 0]
 
 
 def magnitude_interval(result: EigenResult, index: int) -> tuple[float, float]:
