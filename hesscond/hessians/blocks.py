@@ -37,10 +37,6 @@ class Piece:
         """Entries of all the rows."""
         return self.width * (self.count if self.rows is None else len(self.rows))
 
-    def lacks_rows(self) -> bool:
-        """Whether some rows of the parameter are no rows of a unit."""
-        return len(self.rows or ()) < self.count
-
     def index(self) -> torch.Tensor | None:
         """Indices (size,) of the entries in the flattened parameter; None: all of its entries, in order."""
         if self.rows is None or self.rows == range(self.count):

@@ -114,6 +114,11 @@ def unit_conditions(
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     curvature = captured.curvature
     one_group = captured.inputs.geometry.groups == 1
+
+    def alone(i: int) -> condition.ConditionNumber:
+        hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
+        return hessian.condition_number(rtol=rtol)
+
     if isinstance(curvature, DiagonalS) and curvature.error is None and one_group and not captured.loses_entries:
         rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
         bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
@@ -125,7 +130,9 @@ def unit_conditions(
                 errors = torch.linalg.vector_norm(lost, dim=1).tolist()
             return conditions(FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds), rtol=rtol)
         if len(captured.units) > 1 and (P is None or not P.cancels):
-            return indefinite_conditions(captured, curvature, rows, P, rtol=rtol, memory=memory)
+            noises = None if curvature.norm is None else curvature.norm * rows.square().sum()
+            signs = torch.ones_like(curvature.root) if curvature.sign is None else curvature.sign
+            return conditions(FactorStack(rows, curvature.root, signs, noises=noises, singly=alone), rtol=rtol)
     found: list[condition.ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
@@ -140,26 +147,6 @@ def unit_conditions(
         else:
             found += batch_conditions(batch, rtol)
     return found
-
-
-def indefinite_conditions(
-    captured: LayerCapture,
-    S: DiagonalS,
-    rows: torch.Tensor,
-    P: base.Preconditioner | None,
-    *,
-    rtol: float,
-    memory: int,
-) -> list[condition.ConditionNumber]:
-    """κ of every captured unit with the factor ``rows`` (m, n) of all, in coordinates, and a signed diagonal S."""
-    noises = None if S.norm is None else S.norm * rows.square().sum()
-
-    def alone(i: int) -> condition.ConditionNumber:
-        hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
-        return hessian.condition_number(rtol=rtol)
-
-    signs = torch.ones_like(S.root) if S.sign is None else S.sign
-    return conditions(FactorStack(rows, S.root, signs, noises=noises, singly=alone), rtol=rtol)
 
 
 def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[condition.ConditionNumber]:

@@ -109,12 +109,6 @@ class Catalogue:
                     raise ConfigError(f"block {group!r}: {frozen(parameter)}")
         return tuple(names)
 
-    def refuse_frozen(self, name: str) -> None:
-        """Raise a ConfigError for the name of a parameter that requires no gradient."""
-        block = self.block(name)
-        if without_part(name) in self.parameters and not self.parameters[block.parameters[0]].requires_grad:
-            raise ConfigError(frozen(block.parameters[0]))
-
     def trained(self, block: Block) -> Block:
         """Trained part of a block."""
         pieces = tuple(piece for piece in block.pieces if self.parameters[piece.parameter].requires_grad)
@@ -184,7 +178,7 @@ class Catalogue:
         divided = {piece.parameter: piece for piece in block.pieces if piece.rows is not None}
         reasons = {key: found[key].reason for key in divided}
         turned = {key: TURNED for key, piece in divided.items() if weights.get(key, piece).shape != piece.shape}
-        if block.table or any(map(Piece.lacks_rows, divided.values())):
+        if block.table or any(len(piece.rows or ()) < piece.count for piece in divided.values()):
             refuse_unclear(block.name, reasons | turned)
             return [block]
         if kinds.is_layer(module):
@@ -406,7 +400,9 @@ class Catalogue:
                 raise ConfigError(f"layers must be names, as in layers=['fc1'], and {name!r} is none")
             if not self.is_glob(name):
                 found[name] = False
-                self.refuse_frozen(name)
+                parameter = self.block(name).parameters[0]
+                if without_part(name) in self.parameters and not self.parameters[parameter].requires_grad:
+                    raise ConfigError(frozen(parameter))
                 continue
             for own in self.matching(name):
                 block = self.block(own)

@@ -11,8 +11,7 @@ import torch
 from hesscond.capture import EntryBounds, statistics
 from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import base
-from hesscond.operators import estimates
-from hesscond.operators.threads import one_thread
+from hesscond.operators import estimates, threads
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
 from hesscond.spectra.forms import FactorForm
@@ -218,7 +217,7 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
         if signs:
             squares = squares * statistics.stacked(signs)[..., None]
         # the distribution of a sum over several threads depends on the other sums
-        with one_thread():
+        with threads.one_thread():
             sums = squares.sum(-2).sum(-1).tolist()
         for k, trace in zip(members, sums, strict=True):
             found[k] = trace

@@ -83,15 +83,6 @@ class UnitMatrices:
     terms: list[int]  # products summed up, for each unit
     difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
 
-    def times(self, weight: float) -> UnitMatrices:
-        """Matrices of a batch with a weight, in place."""
-        return self if weight == 1 else replace(self, H=self.H.mul_(weight), spread=self.spread * weight**0.5)
-
-    def plus(self, other: UnitMatrices) -> UnitMatrices:
-        """Sum of the matrices of two batches, in place of the first."""
-        terms = [mine + own for mine, own in zip(self.terms, other.terms, strict=True)]
-        return UnitMatrices(self.H.add_(other.H), torch.hypot(self.spread, other.spread), terms)
-
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
         """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
         largest = int(self.H.flatten(1).norm(dim=1).argmax())
@@ -141,8 +132,13 @@ def unit_matrices(
                     found.pop(rows.name, None)
                     del left[rows.name]
                 else:
-                    own = UnitMatrices(*separators.rows(segment, rows.index)).times(weight)
-                    found[rows.name] = found[rows.name].plus(own) if rows.name in found else own
+                    H_batch, spread, terms = separators.rows(segment, rows.index)
+                    if weight != 1:
+                        H_batch, spread = H_batch.mul_(weight), spread * weight**0.5
+                    if (sums := found.get(rows.name)) is not None:
+                        H_batch, spread = sums.H.add_(H_batch), torch.hypot(sums.spread, spread)
+                        terms = [mine + own for mine, own in zip(sums.terms, terms, strict=True)]
+                    found[rows.name] = UnitMatrices(H_batch, spread, terms)
                 del segment
                 separators.release(rows)
         del linearization

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import backward
+from hesscond.capture import backward, forward
 from hesscond.capture.curved import curved_nodes
-from hesscond.capture.forward import variables_of
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import containers, graph
 from hesscond.problem.evaluation import LossFunction, in_precision, is_finite, scalar
@@ -125,7 +124,7 @@ class GGNLinearization(Linearization):
             )
         self._points = [o.detach().requires_grad_() for o in self._outputs]
         loss = self._loss_at_points(evaluation)
-        if variables_of(loss) - set(map(id, self._points)):
+        if forward.variables_of(loss) - set(map(id, self._points)):
             raise CaptureError(
                 "the loss uses a parameter of the model itself, so that it is no function of the outputs alone and has "
                 "no Gauss-Newton matrix: leave terms in the parameters, as weight decay, out of it"

@@ -16,9 +16,7 @@ from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.hessians.null_space import NullSpaceAndPreconditioner
 from hesscond.operators import Congruence, SymmetricOperator, estimates
-from hesscond.spectra import bounded, condition, forms
-from hesscond.spectra.lanczos import lanczos
-from hesscond.spectra.smallest import least_bytes
+from hesscond.spectra import bounded, condition, forms, lanczos, smallest
 from hesscond.spectra.solvers import matrix_free
 
 #: Matrices up to this order are decomposed in less time than an iteration takes.
@@ -121,7 +119,7 @@ class NetworkHessian(base.BlockHessian):
     def condition_number(self, *, rtol: float = 1e-8) -> condition.ConditionNumber:
         if (bounds := self.bounded()) is not None:
             return bounds.condition
-        memory, iterated = self.limits.memory, least_bytes(self.order, psd=self.operator.psd)
+        memory, iterated = self.limits.memory, smallest.least_bytes(self.order, psd=self.operator.psd)
         if memory is not None and iterated > memory and not self.limits.forms(self.order):
             dense = self.order <= self.limits.dense_order
             least = min(iterated, 8 * forms.MATRICES * self.order**2) if dense else iterated

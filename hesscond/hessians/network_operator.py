@@ -13,24 +13,17 @@ from typing import Self
 import torch
 from torch import nn
 
-from hesscond.capture.backward import Budget
-from hesscond.capture.forward import variables_of
-from hesscond.capture.nonfinite import NonFinite
-from hesscond.capture.second_derivatives import saturates
+from hesscond.capture import backward, forward, nonfinite, second_derivatives
 from hesscond.capture.uses import Uses
 from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import operator
-from hesscond.problem import graph
+from hesscond.problem import devices, graph, precision, weighting, wrappers
 from hesscond.problem.batches import Drawn
-from hesscond.problem.devices import default_memory
 from hesscond.problem.evaluation import Batch, LossFunction, is_finite
-from hesscond.problem.precision import named
 from hesscond.problem.problem import Problem, WatchedEvaluation
-from hesscond.problem.weighting import BatchWeight
-from hesscond.problem.wrappers import measurable
 
 #: Function that receives the number of vectors of every product with a Hessian.
 OBSERVER: ContextVar[Callable[[int], None]] = ContextVar("observer", default=lambda count: None)
@@ -111,12 +104,12 @@ class NetworkOperator(operator.SymmetricOperator):
         dtype: torch.dtype | None = torch.float64,
         memory: float | str | None = None,
         reduction: str | None = None,
-        weight: BatchWeight | None = None,
+        weight: weighting.BatchWeight | None = None,
         watch: bool = True,
     ) -> None:
-        model = measurable(model)
+        model = wrappers.measurable(model)
         self.layout = layout_of(model, layers=layers, unit=unit, parameters=parameters)
-        memory = bytes_of(memory) or default_memory(self.layout.tensors)
+        memory = bytes_of(memory) or devices.default_memory(self.layout.tensors)
         self._squares = memory / 2 if watch else 0
         self.placements = self._placed(self.layout, model)
         watched = {placement.name: placement.layer for placement in self.placements}
@@ -138,7 +131,7 @@ class NetworkOperator(operator.SymmetricOperator):
             raise ConfigError("the parameters are on several devices: an operator needs all of them on one")
         for name, leaf in zip(self.layout.names, leaves, strict=True):
             if leaf.dtype not in (torch.float32, torch.float64):
-                kind = "complex" if leaf.is_complex() else f"in {named(leaf.dtype)}"
+                kind = "complex" if leaf.is_complex() else f"in {precision.named(leaf.dtype)}"
                 raise CaptureError(
                     f"the parameter {name!r} is {kind}, in which there is no Hessian to speak of: "
                     + ("name the others (layers=, parameters=)" if leaf.is_complex() else "use dtype=torch.float64")
@@ -223,10 +216,10 @@ class NetworkOperator(operator.SymmetricOperator):
             except NotFiniteError as error:
                 raise self._explained(error, [drawn]) from None
             depends |= linearization.depends
-            reached |= variables_of(evaluation.loss)
+            reached |= forward.variables_of(evaluation.loss)
             psd &= linearization.psd
             if not self.saturated:
-                self.saturated = saturates(graph.nodes([evaluation.loss.grad_fn]))
+                self.saturated = second_derivatives.saturates(graph.nodes([evaluation.loss.grad_fn]))
             if not self.saturated and evaluation.flattened is not None:
                 self.saturated = REPEATED
             loss += weight * linearization.loss
@@ -308,7 +301,7 @@ class NetworkOperator(operator.SymmetricOperator):
         """Product with each of ``rows`` (k, n), as many in one pass as fit into the memory."""
         if len(rows) == 1:
             return self._product(linearization, rows[0])[None]
-        budget = Budget(self.problem.memory, 1, linearization.largest, self.device)
+        budget = backward.Budget(self.problem.memory, 1, linearization.largest, self.device)
         parts = []
         for some in rows.split(budget.cached(len(rows), 2 * self.order, budget.largest)):
             seeds = [torch.stack(own) for own in zip(*map(self.layout.tensors_of, some), strict=True)]
@@ -347,7 +340,7 @@ class NetworkOperator(operator.SymmetricOperator):
         with suppress(Exception):
             for drawn in batches:
                 for reason in (
-                    NonFinite(self.problem.loss_fn, drawn.batch, snapshot.model)
+                    nonfinite.NonFinite(self.problem.loss_fn, drawn.batch, snapshot.model)
                     .reasons(snapshot, {"": leaves})
                     .values()
                 ):

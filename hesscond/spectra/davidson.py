@@ -70,11 +70,7 @@ def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, comple
 
 
 def preconditioned_errors(magnitudes: torch.Tensor, energies: torch.Tensor, *, complete: bool) -> Errors:
-    r"""Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r.
-
-    Some eigenvalue has (λ − θ)²/λ ≤ rᵀA⁻¹r, and θ − λ₁ ≤ rᵀA⁻¹r / (1 − θ/λ₂) for the smallest: high eigenvalues, which
-    fill ‖r‖ long after θ has converged, have the weight here that they have in the error (docs/concepts/bounds.md).
-    """
+    """Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r (docs/concepts/bounds.md)."""
     theta, eta = magnitudes.tolist(), energies.tolist()
     alone = [math.sqrt(value * energy) for value, energy in zip(theta, eta, strict=True)]
     below = [value - error for value, error in zip(theta, alone, strict=True)]
@@ -560,10 +556,8 @@ class Davidson:
     def search(self) -> None:
         """Add random vectors, and the worst residual as it is, to the space, to see whether a pair was missed.
 
-        A missing eigenvector has a component in each random vector, which M⁻¹ enlarges. The *family* consists of these
-        vectors and all that join during the search: its first pair, or first four of an indefinite A, are improved
-        until they are `clear` of smaller ones, and above what is wanted. The residual shows directions to which M is
-        blind: where θ falls by more than predicted, the ratio grows.
+        The *family* consists of these vectors and all that join during the search (docs/concepts/bounds.md). The
+        residual shows directions to which M is blind: where θ falls by more than predicted, the ratio grows.
         """
         found = self.found
         self.searched = self.reach * (1 - self.slack)

@@ -97,13 +97,9 @@ def intervals(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Intervals (lower, upper) of the eigenvalues that descending Ritz values θ with residuals ‖Au − θu‖ approximate.
 
-    Without ``rest``, they are θ ± (‖r‖ + rounding), which contains an eigenvalue. Values whose intervals overlap are
-    taken together, with ‖R‖_F of their residuals, so that these intervals contain as many eigenvalues, counted with
-    multiplicity, as there are values (Kahan; Parlett 1998, Theorem 11.5.1).
-
-    With bounds ``rest`` of the spectrum of A on the complement of U (empty if low > high) the i-th interval contains
-    the eigenvalue of the same place in the order of values and rest, and is quadratic in ‖R‖_F over the gap to the
-    rest (Li and Li 2005, Linear Algebra Appl. 395). Derived in docs/concepts/bounds.md.
+    Without ``rest``, they are θ ± (‖r‖ + rounding), with ‖R‖_F for values whose intervals overlap. With bounds ``rest``
+    of the spectrum of A on the complement of U (empty if low > high) the i-th interval contains the eigenvalue of the
+    same place in the order of values and rest, and is quadratic in ‖R‖_F (docs/concepts/bounds.md).
     """
     theta, norms = values.tolist(), residuals.tolist()
     lower, upper = [], []

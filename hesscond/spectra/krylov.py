@@ -172,9 +172,8 @@ class Krylov:
     def excludes(self, place: float, ritz: torch.Tensor, errors: torch.Tensor, missed: float) -> bool:
         """Whether no eigenvalue is at ``place`` or beyond, except with the probability ``missed`` of a bad start.
 
-        There is none where abs(p) exceeds ‖p(A)v‖/δ, for the polynomial p of the iteration and a start v with a
-        component of size δ in the eigenvector (van Dorsselaer, Hochstenbach and van der Vorst 2000, SIAM J. Matrix
-        Anal. Appl. 22; docs/concepts/bounds.md). Components in the Ritz vectors count as well, as far as B is known.
+        There is none where abs(p) exceeds ‖p(A)v‖/δ (docs/concepts/bounds.md). Components in the Ritz vectors count as
+        well, as far as B is known.
         """
         if self.roots is None:
             return False

@@ -244,7 +244,9 @@ def signed_condition(
     given: np.ndarray | float = 0.0
     if whole:
         given = carried(basis, lengths, per_column) + carried(basis, per_column, lengths + per_column)
-    norm, unit = spectral_norm(core), float(np.ldexp(noise, -2 * scale))
+    # ‖F‖₂ is that of the smaller Gram matrix
+    gram = core.T @ core if core.shape[0] >= core.shape[1] else core @ core.T
+    norm, unit = float(base.eigenvalues_of(gram)[-1]) ** 0.5, float(np.ldexp(noise, -2 * scale))
     size, total = size + unit, norm**2 + unit
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
@@ -262,12 +264,6 @@ def signed_condition(
         # rows or columns that are small as a whole are no round-off
         found = unresolved(found, SCALES)
     return found
-
-
-def spectral_norm(core: np.ndarray) -> float:
-    """‖F‖₂ of a matrix with entries of size about 1, from its smaller Gram matrix."""
-    gram = core.T @ core if core.shape[0] >= core.shape[1] else core @ core.T
-    return float(base.eigenvalues_of(gram)[-1]) ** 0.5
 
 
 def column_errors(

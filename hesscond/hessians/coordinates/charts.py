@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError
+from hesscond.hessians import parameters
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.network_operator import NetworkOperator
-from hesscond.hessians.parameters import BlockLayout
 from hesscond.operators import DirectSum, Subspace, SymmetricOperator
 from hesscond.operators.operator import amplified
 
@@ -180,7 +180,7 @@ class Reparametrized(base.Chart):
         if unit is None:
             return H
         block.chosen([unit])
-        return H.restricted(BlockLayout([block.unit(unit)], catalogue.parameters))
+        return H.restricted(parameters.BlockLayout([block.unit(unit)], catalogue.parameters))
 
     def network(self, hessian: base.HessianMaker) -> tuple[SymmetricOperator, Mapping[str, slice]]:
         """∇²L in all parameters."""

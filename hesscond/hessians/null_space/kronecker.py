@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hesscond.capture import Geometry, LayerInputs
-from hesscond.capture.curved import curved_nodes
+from hesscond.capture import Geometry, LayerInputs, curved
 from hesscond.hessians import parameters
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.hessians.network_operator import NetworkOperator
@@ -296,7 +295,7 @@ def random_seeds(
     evaluation: WatchedEvaluation, generator: torch.Generator
 ) -> Iterator[tuple[list[Any], list[torch.Tensor]]]:
     """Inputs of the curved nodes of a loss with random b in each; where these are not known, the loss itself."""
-    nodes = curved_nodes(evaluation.loss)
+    nodes = curved.curved_nodes(evaluation.loss)
     if not nodes:
         # the gradients of the samples, whose moment is the Fisher matrix if the loss is minus a log-likelihood
         yield [evaluation.loss], [evaluation.loss.new_tensor(evaluation.samples**0.5)]

@@ -211,10 +211,8 @@ class Smallest(NamedTuple):
 def smallest_singular_value(core: np.ndarray, error: np.ndarray | None = None) -> Smallest | None:
     r"""Bounds of σ_n of a tall matrix A of full column rank; None if they cannot be certified.
 
-    They hold for all matrices within ``error`` (m, n) of A, entry by entry.
-
-    Above: ‖Av‖/‖v‖ for any v, here in extended precision where the machine has one. Below: 1/β for any X with
-    ‖(XA)⁻¹X‖ ≤ β, here a left inverse, bounded entry by entry (docs/concepts/bounds.md).
+    They hold for all matrices within ``error`` (m, n) of A, entry by entry (docs/concepts/bounds.md); ‖Av‖/‖v‖ is
+    computed in extended precision where the machine has one.
     """
     m, n = core.shape
     gamma = (m + 8) * condition.EPS / (1 - (m + 8) * condition.EPS)

@@ -12,12 +12,9 @@ from scipy.linalg import lapack
 
 from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
 from hesscond.operators import Subspace
-from hesscond.spectra import ConditionNumber, condition, forms
-from hesscond.spectra.eigen import EigenResult
-from hesscond.spectra.lanczos import lanczos
+from hesscond.spectra import ConditionNumber, EigenResult, condition, forms, lanczos, smallest_nonzero
 from hesscond.spectra.matrices import as_matrix
 from hesscond.spectra.reductions import symmetric_condition
-from hesscond.spectra.smallest import smallest_nonzero
 from hesscond.spectra.solvers import base
 from hesscond.spectra.solvers.jacobi import EQUILIBRATION_STEPS, JACOBI_ORDER
 
