@@ -104,10 +104,12 @@ class FactoredHessian(base.KeptHessian):
 
     def form(self, factor: torch.Tensor | None = None) -> FactorForm:
         """Form of the Hessian, from its factor if that is given."""
-        indefinite = self.sign is not None or self.spread is not None
+        signs = self.sign
+        if signs is None and self.spread is not None:
+            signs = self.rows.new_ones(len(self.rows))
         return FactorForm(
             self.factor() if factor is None else factor,
-            signs=self._signs if indefinite else None,
+            signs=signs,
             error=self.factor_error(),
             rank_bound=self.rank_bound,
             spread=spread_in(self.spread, self.P, self.units),
@@ -120,10 +122,6 @@ class FactoredHessian(base.KeptHessian):
         if self.root is None:
             return self.rank_bound()
         return FactorForm(self.rows if self.P is None else self.P.multiplied(self.rows, self.units)).condition().rank
-
-    @property
-    def _signs(self) -> torch.Tensor:
-        return self.rows.new_ones(len(self.rows)) if self.sign is None else self.sign
 
     def eigenvalues(self) -> torch.Tensor:
         form = self.form()

@@ -150,14 +150,16 @@ class LayerHessian(base.KeptHessian):
 
     def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
         """κ from the whole factor, or from R of the dual, RᵀR = FFᵀ: FᵀF has the spectrum of RRᵀ, and zeros."""
-        if not self.has_dual or self.columns <= max(SMALL, self.count):
+        point = torch.zeros(1, self.order, dtype=torch.float64, device="cpu")
+        columns = self.order if self.P is None else self.P.multiplied(point, self.units).shape[1]
+        if not self.has_dual or columns <= max(SMALL, self.count):
             return self.dense().damped_condition(damping, rtol=rtol)
         R, errors = self.triangular()
         error = R.new_full((len(R),), float(np.linalg.norm(errors)))
         dual = factored.FactoredHessian(R.T, None, self.sign, error)
         noise = error_factor(len(R), 1) * EPS * factored.noise_of(self._spread, self.P, self.units)
         kappa = dual.damped_condition(damping, rtol=rtol)
-        return base.with_eigenvalue(kappa.widened(noise) if noise else kappa, damping, self.columns - len(R))
+        return base.with_eigenvalue(kappa.widened(noise) if noise else kappa, damping, columns - len(R))
 
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""
@@ -313,7 +315,9 @@ class LayerHessian(base.KeptHessian):
                 yield panel.permute(0, 2, 1).flatten(0, 1)
             return
         B, parts, length = self._factor.B, [], 0
-        wanted = self._panel_rows(self.units * min(self.captured.H_hat.shape))
+        # a thread's share, at least as many rows as columns
+        share = -(-self.units * min(self.captured.H_hat.shape) // threads_for(B.device))
+        wanted = max(self.count, min(share, PANEL))
         for rows, units in self._rows():
             if rows.shape[1] > len(rows):
                 rows = torch.linalg.qr(rows.T, mode="r").R.T
@@ -342,11 +346,6 @@ class LayerHessian(base.KeptHessian):
                     pairs = zip(own * len(rows) if len(own) == 1 else own, rows, strict=True)
                     rows = torch.stack([one.right_multiply(each) for one, each in pairs])
                 yield rows
-
-    def _panel_rows(self, rows: int) -> int:
-        """Rows of a panel: a thread's share, at least as many as columns."""
-        share = -(-rows // threads_for(self._factor.B.device))
-        return max(self.count, min(share, PANEL))
 
     def rank_bound(self) -> int:
         """Upper bound of the rank: Σ_j of the terms, or of the active units and positions, of sample j."""

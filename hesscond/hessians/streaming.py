@@ -42,7 +42,11 @@ class StreamedBlock:
         assert isinstance(hessian, (FactoredHessian, FormedHessian))
         self._vanishing = self._vanishing or hessian.vanishing
         if isinstance(hessian, FormedHessian):
-            self._add_formed(FormedHessian(hessian.H * weight, hessian.spread * weight**0.5, hessian.terms, self.units))
+            H, spread, terms = hessian.H * weight, hessian.spread * weight**0.5, hessian.terms
+            if (old := self._formed) is not None:
+                # d_i d_j of a sum is at most that of the root sums of squares
+                H, spread, terms = old.H + H, torch.hypot(old.spread, spread), old.terms + terms
+            self._formed = FormedHessian(H, spread, terms, self.units)
             return
         if hessian.spread is not None:
             # its small eigenvalues are round-off that must not become rows
@@ -64,15 +68,6 @@ class StreamedBlock:
             part = rows[hessian.sign == sign]
             if len(part):
                 self._stack(sign, part)
-
-    def _add_formed(self, new: FormedHessian) -> None:
-        old = self._formed
-        # d_i d_j of a sum is at most that of the root sums of squares
-        self._formed = (
-            new
-            if old is None
-            else FormedHessian(old.H + new.H, torch.hypot(old.spread, new.spread), old.terms + new.terms, self.units)
-        )
 
     def _stack(self, sign: int, rows: torch.Tensor) -> None:
         previous = self._factors.get(sign)

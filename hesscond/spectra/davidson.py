@@ -62,35 +62,19 @@ class Errors:
     below: list[float]  # |θ| minus the error of the value alone, a lower bound of its eigenvalue
 
 
-def residual_errors(magnitudes: torch.Tensor, residuals: torch.Tensor, *, complete: bool) -> Errors:
-    """Errors |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups: Parlett 1998, section 11.7)."""
-    theta, norms = magnitudes.tolist(), residuals.tolist()
-    below = [value - norm for value, norm in zip(theta, norms, strict=True)]
-    return grouped(theta, [norm * norm for norm in norms], norms, below, [1.0] * len(theta), complete)
+def grouped(theta: list[float], energies: list[float], alone: list[float], *, relative: bool, complete: bool) -> Errors:
+    """Smaller of the error alone and, over all s, Σ_{j≤s} energy_j · weight_{s+1} / (below_{s+1} − θ_s).
 
-
-def preconditioned_errors(magnitudes: torch.Tensor, energies: torch.Tensor, *, complete: bool) -> Errors:
-    """Errors for A ≥ 0 in the norm of A⁻¹, from η ≈ rᵀA⁻¹r (docs/concepts/bounds.md)."""
-    theta, eta = magnitudes.tolist(), energies.tolist()
-    alone = [math.sqrt(value * energy) for value, energy in zip(theta, eta, strict=True)]
+    With energies ‖r‖² and weights of 1 these are |λ − θ| ≤ ‖r‖, and ‖R‖²/gap before a gap (Kato, Temple; for groups:
+    Parlett 1998, section 11.7). ``relative``: for A ≥ 0 in the norm of A⁻¹, with energies η ≈ rᵀA⁻¹r and the weights
+    ``below`` (docs/concepts/bounds.md).
+    """
     below = [value - error for value, error in zip(theta, alone, strict=True)]
-    return grouped(theta, eta, alone, below, below, complete)
-
-
-def grouped(
-    theta: list[float],
-    energies: list[float],
-    alone: list[float],
-    below: list[float],
-    weights: list[float],
-    complete: bool,
-) -> Errors:
-    """Smaller of the error alone and, over all s, Σ_{j≤s} energy_j · weight_{s+1} / (below_{s+1} − θ_s)."""
     count = len(theta)
     absolute, group = list(alone), [0] * count
     for s in range(count):
         if s + 1 < count:
-            gap, weight = below[s + 1] - theta[s], weights[s + 1]
+            gap, weight = below[s + 1] - theta[s], below[s + 1] if relative else 1.0
         elif complete:
             gap, weight = math.inf, 1.0
         else:
@@ -492,7 +476,8 @@ class Davidson:
             self.target,
             self.products.error,
         )
-        errors = residual_errors(sizes, residuals, complete=self.complete)
+        theta, norms, complete = sizes.tolist(), residuals.tolist(), self.complete
+        errors = grouped(theta, [norm * norm for norm in norms], norms, relative=False, complete=complete)
         unknown, squared = torch.full_like(residuals, math.inf), float(residuals[target] ** 2)
         if self.inverse is None:
             self.ratio.observe(float(sizes[target]), squared, noise)
@@ -507,7 +492,9 @@ class Davidson:
             del solved
             solved, energies = self.solve(range(len(sizes)))
         scaled = SAFETY * self.ratio.value * energies
-        errors = smaller(errors, preconditioned_errors(sizes, scaled, complete=self.complete))
+        eta = scaled.tolist()
+        alone = [math.sqrt(value * energy) for value, energy in zip(theta, eta, strict=True)]
+        errors = smaller(errors, grouped(theta, eta, alone, relative=True, complete=complete))
         return Estimates(errors, scaled, energies, solved)
 
     def solve(self, chosen: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -527,11 +514,6 @@ class Davidson:
         return self.inverse.solve(remainders.T, shift).T.to(remainders)
 
     # -- expansion ----------------------------------------------------------------------------------------------------
-
-    @property
-    def kept(self) -> int:
-        capacity = self.space.capacity
-        return min(max(self.columns + 2, capacity // 4), capacity - 3)
 
     def expand(self, target: int) -> None:
         """Expand the space once for a pair, by the next method if the last one stagnates."""
@@ -612,9 +594,10 @@ class Davidson:
 
     def restart(self) -> None:
         """Keep the best pairs, and the target as it was before the last steps (Stathopoulos 2007, GD+k)."""
-        size = self.space.size
+        size, capacity = self.space.size, self.space.capacity
+        kept = min(max(self.columns + 2, capacity // 4), capacity - 3)
         earlier = [search_space.padded(Y, size) for Y in (self.before, self.current) if len(Y)]
-        self.rotate(torch.cat([self.space.pairs()[:, : self.kept], *earlier], 1))
+        self.rotate(torch.cat([self.space.pairs()[:, :kept], *earlier], 1))
 
     def rotate(self, Y: torch.Tensor) -> None:
         """Go on with the span of V Y."""

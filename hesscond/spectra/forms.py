@@ -74,6 +74,7 @@ class FactorForm(base.Form):
             return reductions.signed_eigenpairs(self.factor, self.signs, condition)
 
 
+@dataclass(frozen=True, eq=False)
 class FactorStack(Sequence[FactorForm]):
     """Forms H_i = F_iᵀF_i of one shape on one device, which are decomposed in batches.
 
@@ -82,19 +83,13 @@ class FactorStack(Sequence[FactorForm]):
     measures a form that the batch does not resolve, if more is known of it.
     """
 
-    def __init__(
-        self,
-        rows: torch.Tensor,
-        roots: torch.Tensor | None = None,
-        signs: torch.Tensor | None = None,
-        *,
-        noises: torch.Tensor | None = None,
-        errors: Sequence[float | np.ndarray] | None = None,
-        rank_bounds: Sequence[base.RankBound | None] | None = None,
-        singly: Callable[[int], ConditionNumber] | None = None,
-    ) -> None:
-        self.rows, self.roots, self.errors, self.rank_bounds = rows, roots, errors, rank_bounds
-        self.signs, self.noises, self.singly = signs, noises, singly
+    rows: torch.Tensor
+    roots: torch.Tensor | None = None
+    signs: torch.Tensor | None = None
+    noises: torch.Tensor | None = None
+    errors: Sequence[float | np.ndarray] | None = None
+    rank_bounds: Sequence[base.RankBound | None] | None = None
+    singly: Callable[[int], ConditionNumber] | None = None
 
     def __len__(self) -> int:
         return len(self.rows) if self.roots is None else self.roots.shape[1]

@@ -239,7 +239,12 @@ def signed_condition(
     if core.size == 0:
         return zero_matrix(order)
     matrix, size, basis = small_form(core, sign)
-    per_column, whole = column_errors(error, rows, columns, scale)
+    errors = np.asarray(np.ldexp(error, -scale))
+    if errors.ndim == 2:
+        errors = np.linalg.norm(errors[rows], axis=0)
+    whole = float(np.linalg.norm(errors)) if errors.ndim else float(errors)
+    # bounds, in the 2-norm, of the errors in the columns
+    per_column = errors[columns] if errors.ndim else np.full(int(columns.sum()), whole)
     lengths = np.linalg.norm(core, axis=0)
     given: np.ndarray | float = 0.0
     if whole:
@@ -264,18 +269,6 @@ def signed_condition(
         # rows or columns that are small as a whole are no round-off
         found = unresolved(found, SCALES)
     return found
-
-
-def column_errors(
-    error: float | np.ndarray, rows: np.ndarray, columns: np.ndarray, scale: int
-) -> tuple[np.ndarray, float]:
-    """Bounds, in the 2-norm, of the errors in the columns of the prepared F, and in all of it."""
-    errors = np.asarray(np.ldexp(error, -scale))
-    if errors.ndim == 2:
-        errors = np.linalg.norm(errors[rows], axis=0)
-    if errors.ndim == 1:
-        return errors[columns], float(np.linalg.norm(errors))
-    return np.full(int(columns.sum()), float(errors)), float(errors)
 
 
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:

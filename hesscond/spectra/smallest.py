@@ -126,8 +126,12 @@ def smallest_nonzero(
     if operator.order <= min(dense_order, max_products) and (memory is None or 48 * operator.order**2 <= memory):
         return smallest_dense(products, k, excluded, tol=tol)
     capacity, vectors = sizes(operator.order, k, memory, psd=operator.psd)
-    if not set_scale(products, norm):
+    if norm is None:
+        norm = max(abs(value) for value in ritz_range(products, NORM_STEPS))
+    if norm == 0:
         return nothing(products, excluded, vectors)
+    products.exponent = math.frexp(norm)[1]
+    products.norm = math.ldexp(norm, -products.exponent)
     kind = RitzSpace if operator.psd else SingularSpace
     fresh = torch.Generator(operator.device).manual_seed(seed)
     space = kind(capacity, operator.order, operator.device)
@@ -196,17 +200,6 @@ def sizes(order: int, k: int, memory: float | None, *, psd: bool) -> tuple[int, 
         vectors * size / 1e6,
     )
     return capacity, vectors
-
-
-def set_scale(products: CountedProducts, norm: float | None) -> bool:
-    """Scale the operator to norm about 1; False if it is zero."""
-    if norm is None:
-        norm = max(abs(value) for value in ritz_range(products, NORM_STEPS))
-    if norm == 0:
-        return False
-    products.exponent = math.frexp(norm)[1]
-    products.norm = math.ldexp(norm, -products.exponent)
-    return True
 
 
 def conclusion(search: davidson.Davidson, vectors: int) -> EigenResult:

@@ -141,13 +141,6 @@ class KeptHessian(BlockHessian):
             return self
         return replace(self, P=P if self.P is None else self.P @ P)
 
-    @property
-    def columns(self) -> int:
-        """Order k of PᵀHP."""
-        if self.P is None:
-            return self.order
-        return self.P.multiplied(torch.zeros(1, self.order, dtype=torch.float64, device="cpu"), self.units).shape[1]
-
 
 class HessianSource(Protocol):
     """Hessians of a loss over data, from which `Coordinates` make their blocks."""

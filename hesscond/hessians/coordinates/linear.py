@@ -147,11 +147,6 @@ class LayerCoordinates(LinearOperator):
 def coordinates_of(operator: NetworkOperator, preconditioners: Mapping[str, Preconditioner | None]) -> LayerCoordinates:
     """P of θ = P z for an operator of layers, so that ``Congruence(operator, P)`` is PᵀHP."""
     layout = operator.unit_layout
-    for name in preconditioners:
-        if name not in layout.parts:
-            raise ConfigError(
-                f"the operator has no layer {name!r} to change the coordinates of: {', '.join(layout.parts)}"
-            )
     blocks: list[LinearOperator] = []
     for name, where in layout.parts.items():
         P, n_params = preconditioners.get(name), layout.geometries[name].n_params

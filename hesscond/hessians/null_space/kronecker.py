@@ -211,17 +211,13 @@ SAMPLES, MOST = 1024, 16
 PRODUCTS = 4
 
 
+@dataclass(eq=False)
 class BlockInverse(ApproximateInverse):
     """Block-diagonal inverse; zero outside the blocks and on the null space."""
 
-    def __init__(
-        self,
-        order: int,
-        blocks: Sequence[tuple[torch.Tensor, ApproximateInverse]],
-        *,
-        null_space: subspace.Subspace | None = None,
-    ) -> None:
-        self.order, self.blocks, self.null_space = order, list(blocks), null_space
+    order: int
+    blocks: Sequence[tuple[torch.Tensor, ApproximateInverse]]
+    null_space: subspace.Subspace | None = None
 
     def solve(self, vectors: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
         if self.null_space is not None:
@@ -265,7 +261,7 @@ def network_inverse(operator: NetworkOperator, *, null_space: subspace.Subspace 
         live = sizes > 0
         if live.any():
             blocks.append((rest[live], DiagonalInverse(sizes[live])))
-    return BlockInverse(operator.order, blocks, null_space=null_space)
+    return BlockInverse(operator.order, blocks, null_space)
 
 
 def sampled_terms(
