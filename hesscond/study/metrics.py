@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hesscond.capture.kinds import is_layer, kind_of
+from hesscond.models.layers import Mean
 from hesscond.problem.devices import accelerators_of
 from hesscond.problem.untouched import untouched_randomness
 
@@ -17,6 +18,8 @@ from hesscond.problem.untouched import untouched_randomness
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
 #: Classes from which on the five likeliest are worth counting, and how many these are.
 TOP_CLASSES, TOP = 10, 5
+#: Modules whose outputs are views or few values: they are not counted as activations.
+SMALL = (nn.Flatten, nn.MaxPool2d, nn.AvgPool2d, Mean)
 
 
 def hits(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -56,7 +59,7 @@ def of_characters(cross_entropy: float) -> dict[str, float | None]:
 
 def activations(model: nn.Module, inputs: torch.Tensor) -> int:
     """Number of values that the modules of a model output for ``inputs``; nested modules are not counted twice."""
-    return inputs.numel() + summed(model, inputs, lambda module, output: output.numel())
+    return inputs.numel() + summed(model, inputs, lambda m, output: 0 if isinstance(m, SMALL) else output.numel())
 
 
 def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
