@@ -53,17 +53,9 @@ class Certificate:
     lower: float
 
 
-class Certified(NamedTuple):
-    """Pair that was made feasible (see `Certificate`); ``lower`` bounds κ⁺."""
-
-    Y_factor: np.ndarray
-    Z_factor: np.ndarray
-    lower: float
-
-
 def certify_trace(
     A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray, combination: np.ndarray | None
-) -> Certified:
+) -> Certificate:
     """Make a pair feasible and bound κ⁺(DA) for all D, with A (m, n) without rows of zeros and entries of at most 1."""
     F, G = feasible(A, Y_factor, Z_factor)
     outside = 0.0
@@ -74,15 +66,15 @@ def certify_trace(
         outside = float(np.linalg.norm(np.abs(image - F) + error + EPS * (np.abs(F) + np.abs(image))))
     slack = (F.size + 16) * EPS
     top = float(np.linalg.norm(F)) * (1 - slack) - outside * (1 + slack)
-    return Certified(F, G, max(1.0, top / (float(np.linalg.norm(G)) * (1 + slack)) * (1 - 4 * EPS)))
+    return Certificate(F, G, False, max(1.0, top / (float(np.linalg.norm(G)) * (1 + slack)) * (1 - 4 * EPS)))
 
 
-def certify_ratio(A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray) -> Certified:
+def certify_ratio(A: np.ndarray, Y_factor: np.ndarray, Z_factor: np.ndarray) -> Certificate:
     """Make a pair feasible and bound κ(D₁AD₂) for all D₁, D₂; A as in `certify_trace`, of rank n."""
     F, G = feasible(A, Y_factor, Z_factor)
     slack = (F.shape[1] + 16) * EPS
     ratios = np.linalg.norm(F, axis=1) * (1 - slack) / (np.linalg.norm(G, axis=1) * (1 + slack))
-    return Certified(F, G, max(1.0, float(ratios.min()) * (1 - 4 * EPS)))
+    return Certificate(F, G, False, max(1.0, float(ratios.min()) * (1 - 4 * EPS)))
 
 
 def feasible(A: np.ndarray, F: np.ndarray, G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -219,11 +211,8 @@ APART, RANGE = 30, 800
 
 Side = Literal["row", "column", "both"]
 
-#: Exponents of the smooth objective, one after the other.
-POWERS = (8, 64, 512)
-
-#: Rounds of optimal row and column scalings at the end.
-ROUNDS = 10
+#: Exponents of the smooth objective of a local search, one after the other.
+POWERS = (8, 64, 512, 4096, 32768)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +242,7 @@ class OptimalScaling:
     resolved
         Whether that rank was decided.
     iterations
-        Number of Newton steps.
+        Number of Newton steps, or of steps of the local search.
     solver
         Method by which the scaling and the lower bound were found.
     certificate
@@ -302,7 +291,7 @@ class Scaled(NamedTuple):
     rows: np.ndarray
     columns: np.ndarray
     lower: float
-    certified: Certified | None
+    certified: Certificate | None
     steps: int
     solver: str
 
@@ -443,8 +432,7 @@ def searched(B: np.ndarray, side: Side, condition: ConditionNumber, rtol: float)
         return scaled_rows(B, condition, rtol)
     if rank == B.shape[1]:
         return scaled_both(B, rtol)
-    rows, columns, steps = local_optimum(B, rank, rtol)
-    return Scaled(rows, columns, 1.0, None, steps, "local search")
+    return local_optimum(B, rank)
 
 
 def on_host(matrix: Any) -> Any:
@@ -525,37 +513,12 @@ def van_der_sluis_bound(B: np.ndarray) -> float:
     return max(1.0, math.sqrt(condition.lower) / float(np.linalg.norm(EB, 2)) * (1 - 1e-9))
 
 
-def local_optimum(B: np.ndarray, rank: int, rtol: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """Diagonals (m,), (n,) of a scaling of rows and columns with small κ⁺, the best of three starts, and all steps."""
+def local_optimum(B: np.ndarray, rank: int) -> Scaled:
+    """Scaling of rows and columns with small κ⁺, by L-BFGS over its logarithms from three starts.
+
+    Schatten norms are minimized, which approach log κ as their exponent grows.
+    """
     m, n = B.shape
-    ones = np.ones(m), np.ones(n)
-    balanced = 1 / np.linalg.norm(B, axis=1), np.ones(n)
-    turned = np.ones(m), 1 / np.linalg.norm(B, axis=0)
-    candidates, steps = [], 0
-    for first in (ones, balanced, turned):
-        rows, columns = smooth_descent(B, rank, *first)
-        kappa = np.inf
-        for _ in range(ROUNDS):
-            found = one_side(B * columns, rank, rtol)
-            rows, steps = found.rows, steps + found.steps
-            found = one_side((rows[:, None] * B).T, rank, rtol)
-            columns, steps = found.rows, steps + found.steps
-            if found.kappa > kappa * (1 - 10 * rtol):
-                break
-            kappa = found.kappa
-        candidates.append((min(kappa, found.kappa), rows, columns))
-    _, rows, columns = min(candidates, key=lambda candidate: candidate[0])
-    return rows, columns, steps
-
-
-def one_side(A: np.ndarray, rank: int, rtol: float) -> central_path.Optimum:
-    """Optimum over the rows of A."""
-    return central_path.optimum_of_many(thin_factor(A, rank)[0], both=False, rtol=rtol)
-
-
-def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """L-BFGS over the logarithms of the scalings, on Schatten norms that approach log κ as their exponent grows."""
-    m = len(B)
 
     def objective(t: np.ndarray, power: int) -> tuple[float, np.ndarray]:
         U, s, Vh = np.linalg.svd(np.exp(t[:m])[:, None] * B * np.exp(t[m:]), full_matrices=False)
@@ -566,8 +529,12 @@ def smooth_descent(B: np.ndarray, rank: int, rows: np.ndarray, columns: np.ndarr
         weights = alpha / alpha.sum() - beta / beta.sum()
         return float(value), np.concatenate([U[:, :rank] ** 2 @ weights, weights @ Vh[:rank] ** 2])
 
-    t = np.log(np.concatenate([rows, columns]))
-    for power in POWERS:
-        found = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B", options={"maxiter": 100})
-        t = found.x
-    return np.exp(t[:m]), np.exp(t[m:])
+    by_row, by_column = (-np.log(np.linalg.norm(B, axis=axis)) for axis in (1, 0))
+    least, best, steps = math.inf, np.zeros(m + n), 0
+    for t in (best, np.concatenate([by_row, np.zeros(n)]), np.concatenate([np.zeros(m), by_column])):
+        for power in POWERS:
+            found = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B")
+            t, steps = found.x, steps + found.nit
+        if found.fun < least:
+            least, best = found.fun, t
+    return Scaled(np.exp(best[:m]), np.exp(best[m:]), 1.0, None, steps, "local search")
