@@ -75,7 +75,13 @@ def trace(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> 
     """
     if probes >= A.order:
         return Estimate(float(exact_diagonal(A).sum()), 0.0, 0, A.order)
-    return estimated_trace(Dominant(A, probes, seed))
+    part = Dominant(A, probes, seed)
+    Q, AQ = part.Q, part.AQ
+    known = ((2 * AQ - Q @ (Q.T @ AQ)) * Q).sum(1, dtype=torch.float64)
+    parts = ((signs, part.without(image)) for signs, image in part.images())
+    samples = torch.cat([(signs * image).sum(0, dtype=torch.float64) for signs, image in parts])
+    error = float(samples.std()) / math.sqrt(part.probes)
+    return Estimate(float(known.sum() + samples.mean()), error, part.probes, probes)
 
 
 def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[float]:
@@ -90,7 +96,12 @@ def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int
     if probes >= A.order:
         blocks = operator.identity_blocks(A.order, A.dtype, A.device)
         return Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order)
-    return estimated_norm(Dominant(A, probes, seed))
+    part = Dominant(A, probes, seed)
+    scale = float(part.AQ.abs().max()) or 1.0
+    samples = torch.cat([(image / scale).to(torch.float64).square().sum(0) for _, image in part.images()])
+    value = math.sqrt((norm_of(part.AQ) / scale) ** 2 + float(samples.mean()))
+    error = float(samples.std()) / math.sqrt(part.probes) / (2 * value) if value else 0.0
+    return Estimate(scale * value, scale * error, part.probes, probes)
 
 
 def diagonal(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) -> Estimate[torch.Tensor]:
@@ -123,7 +134,7 @@ class Dominant:
 
     def __init__(self, A: operator.SymmetricOperator, products: int, seed: int) -> None:
         refuse_few(products)
-        self.A, self.products = A, products
+        self.A = A
         self._generator = torch.Generator().manual_seed(seed)
         basis = products // 3
         self.probes = products - 2 * basis
@@ -140,25 +151,6 @@ class Dominant:
         """Yield random signs ω and A R ω."""
         for signs in random_signs(self.A, self.probes, self._generator):
             yield signs, self.A.multiply(self.without(signs))
-
-
-def estimated_trace(part: Dominant) -> Estimate[float]:
-    """Estimate of the trace from its dominant part, and random signs for the rest."""
-    Q, AQ = part.Q, part.AQ
-    known = ((2 * AQ - Q @ (Q.T @ AQ)) * Q).sum(1, dtype=torch.float64)
-    parts = ((signs, part.without(image)) for signs, image in part.images())
-    samples = torch.cat([(signs * image).sum(0, dtype=torch.float64) for signs, image in parts])
-    error = float(samples.std()) / math.sqrt(part.probes)
-    return Estimate(float(known.sum() + samples.mean()), error, part.probes, part.products)
-
-
-def estimated_norm(part: Dominant) -> Estimate[float]:
-    """Estimate of the Frobenius norm from its dominant part, and random signs for the rest."""
-    scale = float(part.AQ.abs().max()) or 1.0
-    samples = torch.cat([(image / scale).to(torch.float64).square().sum(0) for _, image in part.images()])
-    value = math.sqrt((norm_of(part.AQ) / scale) ** 2 + float(samples.mean()))
-    error = float(samples.std()) / math.sqrt(part.probes) / (2 * value) if value else 0.0
-    return Estimate(scale * value, scale * error, part.probes, part.products)
 
 
 def norm_of(A: torch.Tensor) -> float:

@@ -15,10 +15,9 @@ import numpy as np
 import scipy  # its optimizer is imported when it is called
 from scipy.linalg import LinAlgError, eigh, qr, svd
 
-from hesscond.errors import ConfigError, MatrixError
+from hesscond.errors import ConfigError
 from hesscond.operators.threads import one_thread
-from hesscond.scaling.optimal import EPS, on_host
-from hesscond.spectra import matrices
+from hesscond.scaling.optimal import EPS, nonzero
 from hesscond.spectra.condition import ConditionNumber
 from hesscond.spectra.forms import FactorForm
 
@@ -160,12 +159,10 @@ def optimal_kronecker_scaling(
     """
     if not 1e-9 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-9 and 1, got {rtol!r}")
-    given = matrices.as_matrix(matrices.dense(on_host(A)))
+    given = nonzero(A)
     m, n = shape
     if m < 1 or n < 1 or m * n != given.shape[1]:
         raise ConfigError(f"shape {tuple(shape)} does not fit: the matrix has {given.shape[1]} columns, not {m} × {n}")
-    if not given.any():
-        raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
     with one_thread():
         power = -int(np.frexp(np.abs(given).max())[1])
         given, error = np.ldexp(given, power), np.ldexp(error, power)

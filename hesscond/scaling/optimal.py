@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import scipy  # its optimizer is imported when it is called
@@ -390,10 +390,7 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
         raise ConfigError(f"side must be 'row', 'column' or 'both', got {side!r}")
     if not 1e-12 <= rtol < 1:
         raise ConfigError(f"rtol must lie between 1e-12 and 1, got {rtol!r}")
-    given = matrices.as_matrix(matrices.dense(on_host(A)))
-    if not given.any():
-        raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
-    problem = ScalingProblem.of(given, side)
+    problem = ScalingProblem.of(nonzero(A), side)
     with one_thread():
         condition = FactorForm(problem.B).condition()
         found = searched(problem.B, side, condition, rtol)
@@ -435,11 +432,15 @@ def searched(B: np.ndarray, side: Side, condition: ConditionNumber, rtol: float)
     return local_optimum(B, rank)
 
 
-def on_host(matrix: Any) -> Any:
-    """Real torch tensor in float64 on the host (numpy has no bfloat16); anything else as it is."""
-    if isinstance(matrix, torch.Tensor) and not matrix.is_complex():
-        return matrix.detach().to("cpu", torch.float64)
-    return matrix
+def nonzero(A: object) -> np.ndarray:
+    """Real matrix in float64 on the host, which is not zero."""
+    if isinstance(A, torch.Tensor) and not A.is_complex():
+        # numpy has no bfloat16
+        A = A.detach().to("cpu", torch.float64)
+    given = matrices.as_matrix(matrices.dense(A))
+    if not given.any():
+        raise MatrixError("the matrix is zero: it has no nonzero singular value and so no condition number to improve")
+    return given
 
 
 def widened(values: np.ndarray, kept: np.ndarray, fill: float = 0.0) -> np.ndarray:
