@@ -16,7 +16,6 @@ from torch.func import functional_call, grad, jacrev
 
 from hesscond.hessians import HessianOperator, SphereTangentOperator
 from hesscond.methods import sphere
-from hesscond.spectra import ConditionNumber
 from hesscond.theorems import base, rates
 from hesscond.theorems.matrices import random_matrix, random_size
 from hesscond.theorems.networks import hessian_kappa, random_network
@@ -541,12 +540,15 @@ class ProjectedRate(base.Statement):
         slow = rates.measured(iteration, bottom, radius)
         one = len(problem.method.constrained[0].weight) == 1 and not problem.free
         alone = hessian_kappa(basis.T @ Hess @ basis) if one else None
+        plain = hessian_kappa(ambient)
+        missed = rates.attained(slow, plain)
+        signs = "indefinite" if 0 < plain.negative < plain.rank else "semidefinite"
         return [
             self.jacobian(problem, point, alpha, linear, tangent),
             rates.bounded(rates.measured(iteration, random, radius), kappa),
             rates.attained(slow, kappa),
             base.not_applicable("λ_i differ") if alone is None else rates.attained(slow, alone),
-            with_inertia(rates.attained(slow, hessian_kappa(ambient)), hessian_kappa(ambient)),
+            replace(missed, reason=f"{missed.reason or missed.status}: ∇²L {signs}"),
         ]
 
     def jacobian(
@@ -571,9 +573,3 @@ class ProjectedRate(base.Statement):
         )
         factor = float(max(right / wrong, wrong / right))
         yield base.Counterexample("ambient", [[first, last, along], [-depth - along]], text, factor)
-
-
-def with_inertia(outcome: base.Outcome, kappa: ConditionNumber) -> base.Outcome:
-    """Copy of an outcome whose reason also gives the signs of a Hessian's eigenvalues."""
-    signs = "indefinite" if 0 < kappa.negative < kappa.rank else "semidefinite"
-    return replace(outcome, reason=f"{outcome.reason or outcome.status}: ∇²L {signs}")

@@ -230,18 +230,16 @@ def bordered(images: Tensor, kernel: int, value: Tensor | float = 0.0) -> Tensor
     return pad(images - value, [(kernel - 1) // 2] * 4) + value
 
 
-def random_images(rng: np.random.Generator) -> Tensor:
-    """Up to six small images (N, c, r, s) with channels of different means and scales."""
+def random_convolution(rng: np.random.Generator) -> ConvolutionLayer:
+    """A convolution on a few small images without a border, with pre-activations of order one once they have one.
+
+    Their channels have different means and scales.
+    """
     N, c = int(rng.integers(2, 7)), int(rng.integers(1, 4))
     r, s = (int(size) for size in rng.integers(2, 5, 2))
     means, scales = rng.uniform(-3, 3, (c, 1, 1)), 10.0 ** rng.uniform(-1, 1, (c, 1, 1))
-    return torch.from_numpy(scales * (rng.standard_normal((N, c, r, s)) + means))
-
-
-def random_convolution(rng: np.random.Generator) -> ConvolutionLayer:
-    """A convolution on random images without a border, with pre-activations of order one once they have one."""
-    inputs, kernel = random_images(rng), int(rng.choice([1, 3, 5]))
-    N, c, r, s = inputs.shape
+    inputs = torch.from_numpy(scales * (rng.standard_normal((N, c, r, s)) + means))
+    kernel = int(rng.choice([1, 3, 5]))
     m, classes = int(rng.integers(1, 4)), int(rng.integers(2, 5))
     size = inputs.square().mean((0, 2, 3)).sqrt().repeat_interleave(kernel**2)
     w = torch.from_numpy(rng.standard_normal((m, c * kernel**2))) / (size * (c * kernel) ** 0.5)
