@@ -163,10 +163,6 @@ class Verdict(Shown):
     ----------
     id
         Id of the statement.
-    status
-        Status of the published claims: violated if one of them is.
-    expected
-        ``"holds"`` if all published claims are known to be true, else ``"violated"``.
     trials, seed
         Number of trials, and the seed of their cases.
     tallies
@@ -180,8 +176,6 @@ class Verdict(Shown):
     """
 
     id: str
-    status: Status
-    expected: Status
     trials: int
     seed: int
     tallies: tuple[Tally, ...]
@@ -198,6 +192,18 @@ class Verdict(Shown):
     def status_of(self, tally: Tally) -> Status:
         """The status of a claim: violated too if only the search found a counterexample."""
         return "violated" if any(one.claim == tally.claim.name for one in self.counterexamples) else tally.status
+
+    @property
+    def status(self) -> Status:
+        """Status of the published claims: violated if one of them is."""
+        found = [self.status_of(tally) for tally in self.tallies if tally.claim.published]
+        order: tuple[Status, ...] = ("violated", "holds", "unresolved")
+        return next((status for status in order if status in found), "not-applicable")
+
+    @property
+    def expected(self) -> Status:
+        """``"holds"`` if all published claims are known to be true, else ``"violated"``."""
+        return "holds" if all(tally.claim.true for tally in self.tallies if tally.claim.published) else "violated"
 
     def remarks(self) -> list[str]:
         """Lines about the counterexamples, with matrices to be typed in."""
@@ -483,20 +489,8 @@ def verify(
         if on_trial is not None:
             on_trial(number + 1)
     found = tuple(checked.counterexamples(seed)) if counterexamples else ()
-    false = {example.claim for example in found}
-    states = ["violated" if t.claim.name in false else t.status for t in tallies if t.claim.published]
-    status = next((s for s in ("violated", "holds", "unresolved") if s in states), "not-applicable")
-    return Verdict(
-        id=checked.id,
-        aliases=tuple(checked.aliases),
-        status=status,  # type: ignore[arg-type]
-        expected="holds" if all(claim.true for claim in checked.claims if claim.published) else "violated",
-        trials=count,
-        seed=seed,
-        tallies=tallies,
-        counterexamples=found,
-        seconds=time.perf_counter() - start,
-    )
+    seconds = time.perf_counter() - start
+    return Verdict(checked.id, count, seed, tallies, found, tuple(checked.aliases), seconds)
 
 
 def one_trial(checked: Statement, seed: int, number: int) -> Sequence[Outcome]:

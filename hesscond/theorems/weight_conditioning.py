@@ -271,10 +271,6 @@ class LinearNetwork:
         """The exact Hessian of the loss at W, V."""
         return self.derivatives(*self.weights)[1]
 
-    def hessian_at_equilibrated(self) -> np.ndarray:
-        """Hessian at the point E(W) W, E(V) V."""
-        return self.derivatives(*self.equilibrated)[1]
-
     def hessian_through(self, *, columns: bool = False) -> np.ndarray:
         """Hessian in W, V of the loss at E(W) W, E(V) V; with ``columns`` at EWF, EVF, where F = 1 at W, V itself."""
         derivatives = self.derivatives(*self.equilibrated)
@@ -486,7 +482,7 @@ class WeightConditioningTheorem2(base.LayerStatement):
         for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:])):
             wanted: dict[str, Callable[[LinearNetwork], np.ndarray]] = {
                 through.name: partial(LinearNetwork.hessian_through, columns=bool(columns)),
-                at.name: LinearNetwork.hessian_at_equilibrated,
+                at.name: lambda network: network.derivatives(*network.equilibrated)[1],
             }
             for network in random_linear_networks(seed, columns=bool(columns)):
                 for name, reading in list(wanted.items()):
