@@ -321,17 +321,14 @@ class StandardizedGradient(base.Statement):
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
             return [base.not_applicable("the gradient is zero")] * len(self.claims)
-        terms = (self.terms(w, g) / w.std(1, correction=0)).max().item()
+        # the gradient, times σ_w, is a difference of terms of this size: rounded before, w has digits less
+        sigma = w.std(1, correction=0)
+        terms = (g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + w.abs().amax(1) / sigma) / sigma).max().item()
         return [
             base.equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
             base.equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
             base.equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
         ]
-
-    def terms(self, w: Tensor, g: Tensor) -> Tensor:
-        """Sizes (m,) of what the gradient, times σ_w, is a difference of: rounded before, w has digits less."""
-        lost = w.abs().amax(1) / w.std(1, correction=0)
-        return g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + lost)
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """L = gᵀŵ for w = (s, −s, s, −s): ŵ = (1, −1, 1, −1) and σ_w = s, all integers."""
@@ -368,18 +365,15 @@ class ConstrainedLoss:
     inputs: Tensor  # (N, n)
     targets: Tensor  # (N, c)
 
-    @property
-    def weights(self) -> tuple[int, int]:
-        """Shape of the constrained weights; they are the first of the parameters."""
-        units, width = self.method.constrained[0].weight.shape
-        return units, width
+    def split(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """The constrained weights (m, n), which are the first of the parameters (d,), and the others."""
+        weight = self.method.constrained[0].weight
+        return point[: weight.numel()].view_as(weight), point[weight.numel() :]
 
     def value(self, point: Tensor) -> Tensor:
         """Mean squared error with the parameters ``point`` (d,)."""
-        units, width = self.weights
-        changed = {"0.weight": point[: units * width].view(units, width)}
-        if self.free:
-            changed["0.bias"] = point[units * width :]
+        weight, bias = self.split(point)
+        changed = {"0.weight": weight, **({"0.bias": bias} if self.free else {})}
         return nn.functional.mse_loss(functional_call(self.method.model, changed, (self.inputs,)), self.targets)
 
     @property
@@ -389,9 +383,8 @@ class ConstrainedLoss:
 
     def retract(self, point: Tensor) -> Tensor:
         """The weights brought back onto the constraints."""
-        units, width = self.weights
-        rows = sphere.projected(point[: units * width].view(units, width), self.method.constraint, self.method.c)
-        return torch.cat([rows.flatten(), point[units * width :]])
+        weight, rest = self.split(point)
+        return torch.cat([sphere.projected(weight, self.method.constraint, self.method.c).flatten(), rest])
 
     @property
     def point(self) -> Tensor:

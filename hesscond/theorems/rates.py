@@ -88,27 +88,21 @@ def newton(
 
 
 def taught(rng: np.random.Generator, sizes: Sequence[int], samples: int, activation: str, noise: float) -> Network:
-    """A network with squared error and Gaussian inputs, whose targets are its outputs, and noise: near a minimum.
+    """A network with squared error, weights and Gaussian inputs of order one, whose targets are its outputs, and noise.
 
-    Of several draws it is the one with the best conditioned Hessian, so that a few hundred steps distinguish the rate
-    from 1.
+    It is near a minimum. Of several draws it is the one with the best conditioned Hessian, so that a few hundred steps
+    distinguish the rate from 1.
     """
-    drawn = [teacher(rng, sizes, samples, activation) for _ in range(DRAWS)]
+    drawn = []
+    for _ in range(DRAWS):
+        weights = tuple(
+            torch.cat([0.5 * normal(rng, m, 1), (2 / n) ** 0.5 * normal(rng, m, n)], 1) for n, m in pairwise(sizes)
+        )
+        inputs = normal(rng, samples, sizes[0])
+        network = Network(inputs, inputs.new_zeros(samples, sizes[-1]), weights, activation, "squared error")
+        drawn.append(replace(network, targets=network.output()))
     network = min(drawn, key=spread)
-    output = network.output()
-    return replace(network, targets=output + noise * normal(rng, *output.shape))
-
-
-def teacher(rng: np.random.Generator, sizes: Sequence[int], samples: int, activation: str) -> Network:
-    """A network with weights and inputs of order one; its own outputs are the targets."""
-    weights = tuple(
-        torch.cat([0.5 * normal(rng, m, 1), (2 / n) ** 0.5 * normal(rng, m, n)], 1) for n, m in pairwise(sizes)
-    )
-    inputs = normal(rng, samples, sizes[0])
-    network = Network(
-        inputs, torch.zeros(samples, sizes[-1], device="cpu").double(), weights, activation, "squared error"
-    )
-    return replace(network, targets=network.output())
+    return replace(network, targets=network.targets + noise * normal(rng, *network.targets.shape))
 
 
 def spread(network: Network) -> float:
