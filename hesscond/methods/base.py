@@ -244,6 +244,17 @@ class Method:
         """Further columns of the study's probe table that only this method knows (see ``runs/store.py``)."""
         return {}
 
+    def snapshot(self, layer: str) -> Any:
+        """Copy of all that `from_snapshots` needs later; None: coordinates and diagnostics are made at each step.
+
+        Only for a method without `readings`.
+        """
+        return None
+
+    def from_snapshots(self, layer: str, taken: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+        """`coordinates` and `diagnostics` of a layer at the times of several snapshots, computed together."""
+        raise NotImplementedError
+
     # -- its life -----------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 
 from hesscond import capture
 from hesscond.errors import ConfigError
-from hesscond.hessians import CentringScaling
+from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.coordinates import linear
 from hesscond.methods import base
 from hesscond.methods.inputs import InputMethod, LayerState, refuse_transposed
@@ -44,9 +45,9 @@ class BNPState(LayerState):
         #: Shapes of the weights (group, unit, channel, kernel entry) and of the statistics that broadcast to them.
         self.grouped, self.beside = (groups, -1, channels, self.repeat), (groups, 1, channels, 1)
 
-    def by_group(self, statistics: torch.Tensor) -> torch.Tensor:
-        """μ or σ² of each group, (G, w) float64."""
-        return statistics.to(torch.float64).unflatten(0, (self.geometry.groups, -1))
+    def taken(self) -> tuple[torch.Tensor, float]:
+        """Copy (2, G w) of the statistics, and q."""
+        return torch.stack([self.mu, self.variance]), self.q_squared**0.5
 
     def batch_statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
         """μ_B and σ_B² of the inputs seen; of a single row σ_B² = (h − μ)² with the running mean μ."""
@@ -223,21 +224,39 @@ class BNP(InputMethod[BNPState]):
 
     def of_groups(self, state: BNPState) -> list[CentringScaling]:
         """P = (1/q) U D with the μ and σ̃ that the last step used."""
-        sigma = regularized(state.by_group(state.variance), self.epsilon_1, self.epsilon_2).sqrt()
-        # copies, which later steps do not change
-        mu, sigma = (part.repeat_interleave(state.repeat, 1) for part in (state.by_group(state.mu), sigma))
-        bias, q, name = state.geometry.bias, state.q_squared**0.5, f"BNP, {NAMES[self.statistics]}"
-        return [CentringScaling(m, s, bias, q, name) for m, s in zip(mu, sigma, strict=True)]
+        return self._at(state, [state.taken()])[0][0]
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         """κ(D) of the statistics (the largest of the groups): raw σ, and with ε₁, ε₂ as the step used it."""
         state = self.find(layer)
-        if state is None:
-            return {}
-        raw = state.by_group(state.variance)
-        both = torch.cat([raw, regularized(raw, self.epsilon_1, self.epsilon_2)]).sqrt()
-        kappas = linear.scaling_conditions(both, bias=state.geometry.bias)
-        return {"kappa_D_running": max(kappas[: len(raw)]), "kappa_D_running_eps": max(kappas[len(raw) :])}
+        return {} if state is None else self._at(state, [state.taken()])[0][1]
+
+    def snapshot(self, layer: str) -> tuple[torch.Tensor, float] | None:
+        state = self.find(layer)
+        # a subclass may have other coordinates
+        return state.taken() if state is not None and type(self) is BNP else None
+
+    def from_snapshots(self, layer: str, taken: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+        state = self.find(layer)
+        assert state is not None
+        return [(self._by_group(state, parts), diagnostics) for parts, diagnostics in self._at(state, taken)]
+
+    def _at(
+        self, state: BNPState, taken: Sequence[tuple[torch.Tensor, float]]
+    ) -> list[tuple[list[CentringScaling], dict[str, float]]]:
+        """P of each group of a layer, and its diagnostics, at several times."""
+        groups, bias, name = state.geometry.groups, state.geometry.bias, f"BNP, {NAMES[self.statistics]}"
+        # (k, G, w)
+        mu, raw = torch.stack([own for own, _ in taken]).to(torch.float64).unflatten(2, (groups, -1)).unbind(1)
+        sigmas = raw.sqrt(), regularized(raw, self.epsilon_1, self.epsilon_2).sqrt()
+        kappas = [linear.scaling_conditions(sigma.flatten(0, 1), bias=bias) for sigma in sigmas]
+        mu, sigma = (part.repeat_interleave(state.repeat, 2) for part in (mu, sigmas[1]))
+        found = []
+        for k, (_, q) in enumerate(taken):
+            parts = [CentringScaling(m, s, bias, q, name) for m, s in zip(mu[k], sigma[k], strict=True)]
+            largest = (max(own[k * groups : (k + 1) * groups]) for own in kappas)
+            found.append((parts, dict(zip(("kappa_D_running", "kappa_D_running_eps"), largest, strict=True))))
+        return found
 
     @classmethod
     def data_statistics(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:

@@ -276,8 +276,12 @@ class InputMethod(LayerMethod[State]):
         """P of each group of a layer, from its `data_statistics` alone: no damping, no factor q."""
 
     def of_state(self, state: State) -> Preconditioner:
+        return self._by_group(state, self.of_groups(state))
+
+    @staticmethod
+    def _by_group(state: LayerState, parts: Sequence[Preconditioner]) -> Preconditioner:
         geometry, device = state.geometry, state.module.weight.device
-        return by_group(self.of_groups(state), geometry.units, geometry.n_params, device=device)
+        return by_group(parts, geometry.units, geometry.n_params, device=device)
 
     @classmethod
     def data_preconditioner(cls, statistics: Any, geometry: capture.Geometry, **options: Any) -> Preconditioner:

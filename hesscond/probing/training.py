@@ -87,7 +87,7 @@ class TakenProbe(NamedTuple):
     data: ProbeData
     samples: int
     captured: recorder.Recorded | Mapping[str, LayerCapture]  # the training pass, or captures of the layers
-    systems: Mapping[str, Systems]  # by layer
+    systems: Mapping[str, Any]  # `Systems` by layer, or snapshots of the method from which they are made
     waits: bool  # κ may be computed after the next steps: it needs neither model nor method
 
 
@@ -152,10 +152,10 @@ class TrainedLayers:
         if check:
             with again():
                 checks = self.compared(self._captures([captured])[0], batch)
-        systems: dict[str, Systems] = {}
+        systems: dict[str, Any] = {}
         for place in self.units:
-            systems[place] = own = self.systems(place)
-            if waits:
+            systems[place] = own = self.method.snapshot(place) or self.systems(place)
+            if waits and isinstance(own, Systems):
                 try:
                     systems[place] = Systems(*copied([*own], KEPT))
                 except TypeError:
@@ -176,7 +176,7 @@ class TrainedLayers:
             inputs = [captured.inputs for own in captures for captured in own.values()]
             statistics = iter(channel_statistics_of_each(inputs))
         found: list[list[Unit]] = []
-        for probe, own in zip(probes, captures, strict=True):
+        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
             units = []
             for place, captured in own.items():
                 own_statistics = next(statistics)
@@ -184,9 +184,7 @@ class TrainedLayers:
                 layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
-                    units.append(
-                        Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, probe.systems[place])
-                    )
+                    units.append(Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, systems[place]))
             found.append(units)
         conditions = iter(self.conditions([unit for units in found for unit in units]))
         return [[*islice(conditions, len(units))] for units in found]
@@ -272,6 +270,17 @@ class TrainedLayers:
             assert made is not None
             for k, captures in zip(members, made, strict=True):
                 found[at[k]] = captures
+        return found
+
+    def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
+        """Systems of each layer at each probe."""
+        found: list[dict[str, Any]] = [dict(probe.systems) for probe in probes]
+        for place in self.units:
+            taken = [own for own in found if not isinstance(own[place], Systems)]
+            if taken:
+                made = self.method.from_snapshots(place, [own[place] for own in taken])
+                for own, (system, diagnostics) in zip(taken, made, strict=True):
+                    own[place] = Systems(system, {}, diagnostics)
         return found
 
     def systems(self, place: str) -> Systems:
