@@ -132,6 +132,7 @@ class BNP(InputMethod[BNPState]):
 
     Examples
     --------
+    >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> BNP(model).attach(optimizer)
