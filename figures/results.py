@@ -237,6 +237,12 @@ def small(study: str) -> FileTable:
     return StudyFile.read(SMALL / f"{study}.toml").layout
 
 
+def at_full_size(study: str, panel: str) -> FileTable:
+    """Panel, methods and claims of a built-in study."""
+    found = StudyFile.read(DOCS.parent / "studies" / f"{study}.toml").layout
+    return found.model_copy(update={"panels": [own for own in found.panels if own.name == panel]})
+
+
 def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
     """Names of the methods of a panel."""
     return [one if isinstance(one, str) else one.name for one in panel.methods or study.methods]
@@ -263,8 +269,8 @@ def paper_of(study: str, panel: str, method: str) -> str:
 
 @cache
 def all_runs() -> pd.DataFrame:
-    """Rows of all runs at a small size."""
-    names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches")
+    """Rows of all runs of these studies."""
+    names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches", "bnp-figure-5-batch-128")
     return pd.concat(map(read, names), ignore_index=True)
 
 
@@ -320,16 +326,14 @@ def verdict_on(study: str, panel: PanelTable, claim: Claim) -> str:
     return f"{title_of(panel).partition(',')[0]}: {verdict.removesuffix(' (one seed)')} ({words}{numbers})"
 
 
-def claims_with_numbers(*studies: str) -> list[str]:
-    """The claims of studies, a row for each panel (by its title where there are several), with the numbers."""
+def claims_with_numbers(study: FileTable) -> list[str]:
+    """The claims of a study, a row for each panel (by its title where there are several), with the numbers."""
     rows = []
-    for study in studies:
-        found = small(study)
-        for claim in found.claims:
-            for panel in (own for own in found.panels if own.name in claim.of_panels):
-                verdict, fewest, numbers = judgement(study, panel, claim)
-                where = f"{title_of(panel)}: " if len(found.panels) > 1 else ""
-                rows.append([claim.says, f"{where}{numbers}", str(fewest), verdict])
+    for claim in study.claims:
+        for panel in (own for own in study.panels if own.name in claim.of_panels):
+            verdict, fewest, numbers = judgement(study.name, panel, claim)
+            where = f"{title_of(panel)}: " if len(study.panels) > 1 else ""
+            rows.append([claim.says, f"{where}{numbers}", str(fewest), verdict])
     says = [row[0] for row in rows]
     for place, row in enumerate(rows[1:], 1):
         row[0] = "" if says[place] == says[place - 1] else row[0]
@@ -620,10 +624,11 @@ table("forecast", forecast)
 table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("machines", machines)
-table("bnp-small-batches", lambda: claims_with_numbers("bnp-figure-5"))
+table("bnp-figure-5-batch-128", lambda: claims_with_numbers(at_full_size("bnp-figure-5", "batch-128")))
+table("bnp-small-batches", lambda: claims_with_numbers(small("bnp-figure-5")))
 table("cwo-branches", branches)
-table("prec", lambda: claims_with_numbers("prec"))
-table("bnp-statistics", lambda: claims_with_numbers("bnp-statistics"))
+table("prec", lambda: claims_with_numbers(small("prec")))
+table("bnp-statistics", lambda: claims_with_numbers(small("bnp-statistics")))
 
 
 def filled(page: str) -> str:
