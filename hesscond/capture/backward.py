@@ -73,7 +73,6 @@ def batched_gradients(
 ) -> Sequence[torch.Tensor | None]:
     """Gradients (k, *shape) for each of k seeds; one by one where an operation cannot be vectorized."""
     options = {"retain_graph": True, "allow_unused": True}
-
     used: list[bool] = []
 
     def one(*directions: torch.Tensor) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ from hesscond.problem.untouched import untouched_randomness
 METRICS = ("test_accuracy", "test_top5", "test_class_accuracy", "test_psnr", "test_bits_per_character")
 #: Classes from which on the five likeliest are worth counting, and how many these are.
 TOP_CLASSES, TOP = 10, 5
-#: Modules whose outputs are views or few values: they are not counted as activations.
+#: Modules whose outputs are views or smaller than their inputs: they are not counted as activations.
 SMALL = (nn.Flatten, nn.MaxPool2d, nn.AvgPool2d, Mean)
 
 
