@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import hesscond
 from hesscond.commands import printing
-from hesscond.errors import GONE, HesscondError, one_line, out_of_memory
+from hesscond.errors import HesscondError, one_line, out_of_memory
 from hesscond.lazy import optional
 
 HELP = """Exact per-layer Hessian condition numbers of neural networks, and studies of the methods that claim to improve
@@ -143,10 +143,9 @@ def main() -> None:
             typer.echo(message, err=True)
             sys.exit(printing.BAD_USE)
         names = re.findall(r"(?<=')[\w-]+(?=')|--[\w-]+", message)
-        gone = [f"{name!r} is gone: {GONE[name]}" for name in names if name in GONE]
         if message.startswith("Missing"):
             message = f"{message.rstrip('.')}: {error.ctx.command_path} --help has examples"  # type: ignore[attr-defined]
-        fail(gone[0] if gone else number_expected(message, names) or message)
+        fail(number_expected(message, names) or message)
     except (KeyboardInterrupt, typer.Abort):  # before a command runs, or at the end of input
         printing.stderr.print("interrupted")
         sys.exit(printing.INTERRUPTED)

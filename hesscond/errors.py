@@ -16,51 +16,6 @@ BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "M
 #: The largest integer that TOML, SQLite and torch have in common.
 LARGEST = 2**63 - 1
 
-#: What hesscond had before its first version and has not, with what serves instead.
-GONE: dict[str, str] = {
-    "schedules": "every= of hesscond.watch takes a function of the step: lambda step: step in steps",
-    "probe": "hesscond probe FILE.py:FUNCTION --figure FILE draws what it measures",
-    "assert_statement": "assert hesscond.verify(id).ok, or [[statements]] of a study for trained layers",
-    "comparison": "figure equal-loss compares methods at equal training loss, best.csv of a sweep has their losses",
-    **dict.fromkeys(
-        ("Alarm", "alarms", "EVENTS"),
-        "compare the rows that watch.step returns: they have bounds, as LAYER/kappa_lower",
-    ),
-    "compare": "hesscond sweep STUDY -m … --lr around --time shows each method at its best rate (its --rates is --lr)",
-    **dict.fromkeys(("gain", "gain_figure", "gain_axes"), "figure conditioning has κ(H), κ(PᵀHP) and κ(D)"),
-    "learning-rates": "table seeds has a row for each method and learning rate, with its final loss",
-    "timing": "hesscond sweep --time has the time of an iteration, table summary that of a run",
-    "--long": "hesscond statements ID shows one, the pages of statements show all",
-    "--worst": "the counterexamples that verify prints say by how much a false claim is exceeded",
-    "--columns": "hesscond.probe(…)[layer].trace(unit) and .frobenius_norm(unit) have their errors",
-    "block_structure": "take norms of the blocks of hesscond.HessianOperator(…).to_dense()",
-    "vocabulary": "the characters of a text are counted when it is read",
-    "instancenorm": "groupnorm with as many groups as a convolution has channels does the same",
-    **dict.fromkeys(("noise_kind", "noise_per"), "the noise of sphere is that of eq. (7) of its paper"),
-    **dict.fromkeys(
-        ("occupancy", "occupancy-mlp"),
-        "the study equilibrated-nerf has coordinates; solids of yours are FILE.py:FUNCTION in [data]",
-    ),
-    "optimal-kronecker": "measure with method=hesscond.hessians.OptimalKronecker(); train with kfac",
-    "optimal-diagonal": "measure with method=hesscond.hessians.OptimalDiagonal(); train with bnp",
-    "rank_bound": "hesscond.condition_number finds the rank, exactly where sizes leave it open",
-    "exact": "bnp has one mean and one variance for each input channel of a convolution, as Algorithm 3",
-    "p": "equilibration takes 2-norms, as its paper does",
-    "targets": "kfac takes the targets of the data; gauss-newton has the matrix that drawn targets estimate",
-    **dict.fromkeys(("initial_accumulator", "centered"), "probe(method=optimizer) reads M of an optimizer of torch"),
-    "smallest-nonzero": "hesscond.smallest_nonzero(A, k)",
-    "--no-lift-casts": "--dtype as-is measures a model with its own casts, as dtype=None does in Python",
-    "density": "hesscond.density(hesscond.HessianOperator(model, loss_fn, data)) in Python: it has shares and a curve",
-    **dict.fromkeys(("follow", "--follow"), "hesscond runs FOLDER shows how far runs are, while they are trained too"),
-    **dict.fromkeys(("tensorboard", "mlflow"), "in Python, SummaryWriter or mlflow take the rows of run.table(…)"),
-    "--estimate": "replicate --list has hours, and a line every 30 s says how far the runs are",
-    "--dask": "start the same hesscond sweep on several machines with one --out: they share out the runs",
-    "--junit": "--json has all results; pytest --junitxml has the assertions of hesscond.testing",
-    **dict.fromkeys(("abs", "log10", "sqrt"), "compare the numbers: kappa < 1e6 for log10(kappa) < 6"),
-    "solve": "torch.linalg.solve takes .hessian(), scipy.sparse.linalg.minres an operator's .to_scipy()",
-    "parallel": "hesscond.probe(…, group=) measures the data of all processes in each of them",
-}
-
 
 class HesscondError(Exception):
     """Bad use or bad input. The command line prints the sentence and exits with code 2."""
@@ -159,12 +114,7 @@ PLAIN = ("none", "sgd", "gd", "plain", "baseline")
 
 
 def did_you_mean(given: str, known: Iterable[str], *, otherwise: str | None = None) -> str:
-    """Suggestion for a misspelt name; without a close name, ``otherwise``, or the names if that is None.
-
-    For a name in `GONE`, what serves instead.
-    """
-    if given in GONE:
-        return f"it is gone: {GONE[given]}"
+    """Suggestion for a misspelt name; without a close name, ``otherwise``, or the names if that is None."""
     names = list(known)
     if given.lower() in PLAIN and "vanilla" in names:
         return "gradient descent without a method is vanilla"

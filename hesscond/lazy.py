@@ -14,7 +14,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from hesscond.errors import GONE, ConfigError, did_you_mean, one_line
+from hesscond.errors import ConfigError, did_you_mean, one_line
 
 #: Optional modules, with the names that pip knows them by and the extra of hesscond that has them.
 OPTIONAL = {
@@ -65,8 +65,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
-            gone = f": it is gone, {GONE[name]}" if name in GONE else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{gone}") from None
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes})

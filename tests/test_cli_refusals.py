@@ -5,8 +5,6 @@ import shlex
 import pytest
 import torch
 
-import hesscond
-from hesscond import errors
 from tests.cli_targets import NET, STUDY
 
 TINY = "study tiny.toml --method bnp --out out"
@@ -63,7 +61,6 @@ BAD = {
     "sweep .": ["is not the folder of a sweep"],
     "sweep . -m vanilla": ["leave the other options out"],
     "sweep tiny.toml -m bnp:rho=2": ["rho must be at least 0 and below 1"],
-    "compare tiny.toml": ["'compare' is gone: hesscond sweep STUDY"],
     "replicate": ["hesscond replicate --list"],
     "replicate nope": ["unknown study 'nope'", "hesscond replicate --list"],
     # probe
@@ -206,16 +203,6 @@ def test_damaged_runs(refused, stored, command, file, damage, words):
     path = stored.folder / file
     path.write_bytes(damage(path.read_bytes()))
     refused(command.split(), *words)
-
-
-def test_what_is_gone_names_what_serves_instead(refused, workplace, monkeypatch):
-    monkeypatch.setitem(errors.GONE, "--worst", "sort the table")
-    monkeypatch.setitem(errors.GONE, "newton", "use kfac")
-    monkeypatch.setitem(errors.GONE, "Newton", "use probe")
-    refused(["probe", "model.py:make", "--worst", "3"], "'--worst' is gone: sort the table")
-    refused(["study", "fc-digits", "-m", "newton"], "is gone: use kfac")
-    with pytest.raises(AttributeError, match="it is gone, use probe"):
-        getattr(hesscond, "Newton")  # noqa: B009
 
 
 def test_memory_that_ends_is_one_sentence(call_cli, workplace, monkeypatch):

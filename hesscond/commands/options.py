@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hesscond.errors import GONE, LARGEST, ConfigError
+from hesscond.errors import LARGEST, ConfigError
 from hesscond.lazy import optional
 from hesscond.runs import StoredRun, find_runs
 
@@ -76,8 +76,7 @@ def check_seed(seed: int) -> int:
 def choice(option: str, given: str, known: Any) -> str:
     """Return the given value; a ConfigError if it is not known."""
     if given not in known:
-        gone = f": {GONE[given]}" if given in GONE else ""
-        raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}{gone}")
+        raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
     return given
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hesscond import hessians
-from hesscond.errors import GONE, ConfigError
+from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.parameter_maps import ParameterMaps
 from hesscond.lazy import without_folders
 from hesscond.methods import base
@@ -203,8 +203,7 @@ def options_in(text: str, method: type[base.Method], items: Sequence[str]) -> di
         if not name or not value:
             raise ConfigError(f"{text!r} is not of the form NAME:option=value,option=value")
         if name not in known:
-            there = f"it is gone, {GONE[name]}" if name in GONE else f"it has {', '.join(known) or 'none'}"
-            raise ConfigError(f"method {method.name!r} has no option {name!r}: {there}")
+            raise ConfigError(f"method {method.name!r} has no option {name!r}: it has {', '.join(known) or 'none'}")
         values[name] = converted(f"option {name!r} of method {method.name!r}", value, known[name].annotation)
     return values
 

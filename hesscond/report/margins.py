@@ -33,19 +33,15 @@ BINS = 60
 def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
     """A histogram for every claim, on a logarithmic axis; to the right of the line at 1 the claim is violated.
 
+    True claims are blue, false ones orange, with the number of trials that were decided and of those that violated it.
+    A share below 1e-6 or above 1e6 is drawn at the end of the axis; a claim without any says so.
+
     Parameters
     ----------
     verdict
         Result of `hesscond.verify`.
     page
         Page that the figure is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Claims from the top as the statement lists them, true ones in blue, false
-        ones in orange, with the number of trials that were decided and of those that violated it. A share below 1e-6
-        or above 1e6 is drawn at the end of the axis; a claim without any says so.
     """
     tallies = verdict.tallies
     with page.styled():
@@ -168,11 +164,6 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
         Title above the figure.
     page
         Page that the figure is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Figure with one panel.
     """
     claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(found["claim"], found["true"], strict=True)))
     with page.styled():

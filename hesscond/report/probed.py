@@ -45,11 +45,6 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
         Title above the figure.
     page
         Page that the figure is drawn for.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        Save it with `save_figure`.
     """
     import pandas as pd
 

@@ -461,11 +461,6 @@ def verify(
     on_trial
         Called with the number of trials done.
 
-    Returns
-    -------
-    Verdict
-        Verdict with a tally for every claim.
-
     Raises
     ------
     ConfigError

@@ -1,4 +1,4 @@
-"""Adam, Muon and softmax: κ of quadratic functions in their first steps, and the blocks of a softmax layer."""
+"""Muon and softmax: the rows that Muon preconditions, and the blocks of a softmax layer."""
 
 from __future__ import annotations
 
@@ -11,72 +11,7 @@ from torch import Tensor
 from torch.func import hessian
 
 from hesscond.spectra import ConditionNumber, condition_number
-from hesscond.theorems import base, matrices, networks, weight_conditioning
-
-#: Draws of a start, and the standard errors that a share of them may be off.
-DRAWS, ERRORS = 2000, 7.0
-#: What inequalities that are attained allow for round-off.
-SLACK = 1 + 1e-9
-
-
-@base.register
-class AdamDiagonal(base.Statement):
-    """Adam's preconditioner on a quadratic function: min(d, κ) if its Hessian is diagonal, no help if it is dense."""
-
-    id = "adam-diagonal"
-    title = "Adam's preconditioner on quadratic functions"
-    source = "Das, Agarwal, Sanghavi, Dhillon, 2024, abstract, as we read it"
-    text = (
-        "For quadratic functions of d variables with a diagonal Hessian, what stands for κ in the number of steps of "
-        "Adam without momentum is O(min(d, κ)); for a sufficiently dense Hessian Adam can be worse than gradient "
-        "descent. The abstract was at hand. As we read it, with our own proofs, Adam is gradient descent with M = "
-        "diag(1/(|g_i| + ε)), g = Hx the first gradient. For ε = 0 and a diagonal H, M^½HM^½ is diag(1/|x_i|): κ is "
-        "max|x_i|/min|x_i|, whatever H is. From a Gaussian start it is at most b = (2d/δ) √(2/π) √(2 ln(2d/δ)) with "
-        "probability 1 − δ, for P(|x_i| < t) ≤ t√(2/π) and P(|x_i| > s) ≤ exp(−s²/2). For ε → ∞ it is κ(H). And no "
-        "diagonal M helps where H has eigenvectors y, z of λ_max and λ_min with |y_i| = |z_i|: yᵀM⁻¹y = zᵀM⁻¹z, so "
-        "κ(M^½HM^½) ≥ κ(H). Such H there are for every even d and every κ."
-    )
-    hypotheses = ("H is diagonal (first two claims)", "x is Gaussian and isotropic (second claim)")
-    claims = (
-        base.Claim("start", "κ(M^½HM^½) = max|x_i|/min|x_i|, M = diag(1/|g_i|)", True, published=False),
-        base.Claim("min(d, κ)", "min over ε of κ(M^½HM^½) ≤ min(b, κ(H)) with probability 1 − δ", True),
-        base.Claim("dense", "κ(M^½HM^½) ≥ κ(H) for all diagonal M if |y_i| = |z_i|", True),
-    )
-    trials = 100
-
-    def preconditioner(self, g: np.ndarray) -> np.ndarray:
-        """The diagonal of M."""
-        return 1 / np.abs(g)
-
-    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
-        """A diagonal Hessian of up to eight decades, and a dense one."""
-        d, decades = matrices.random_size(rng, 60), rng.choice([0.2, 4.0])
-        h, x = 10.0 ** rng.uniform(-decades, decades, d), rng.standard_normal(d)
-        values = h * self.preconditioner(h * x)
-        found = base.equal(values.max() / values.min(), np.abs(x).max() / np.abs(x).min())
-        return [found, self.from_gaussian(rng, h), self.dense(rng)]
-
-    def from_gaussian(self, rng: np.random.Generator, h: np.ndarray) -> base.Outcome:
-        """The share of starts for which the better of ε = 0 and ε → ∞ is above the bound, over δ."""
-        d, delta = len(h), float(rng.uniform(0.02, 0.5))
-        bound = 2 * d / delta * (2 / np.pi) ** 0.5 * (2 * np.log(2 * d / delta)) ** 0.5
-        allowed = min(bound, float(h.max() / h.min())) * SLACK
-        scaled = h * self.preconditioner(h * rng.standard_normal((DRAWS, d)))
-        found = np.minimum(scaled.max(1) / scaled.min(1), h.max() / h.min())
-        share = float((found > allowed).mean())
-        return base.decided(share, share, delta + ERRORS * (delta / DRAWS) ** 0.5)
-
-    def dense(self, rng: np.random.Generator) -> base.Outcome:
-        """Signs for y and z, all other eigenvalues between theirs, and the gradient of a random point."""
-        d, most = 2 * int(rng.integers(1, 15)), 10.0 ** rng.uniform(0.1, 4)
-        y = rng.choice([-1.0, 1.0], d)
-        signs = np.stack([y, y * rng.permutation(np.repeat([-1.0, 1.0], d // 2))])
-        V = np.linalg.qr(np.vstack([signs, rng.standard_normal((d - 2, d))]).T)[0]
-        values = np.concatenate([[most, 1.0], most ** rng.uniform(0, 1, d - 2)])
-        F = values[:, None] ** 0.5 * V.T
-        M = self.preconditioner(F.T @ (F @ rng.standard_normal(d)))
-        found = matrices.kappa(F) / matrices.kappa(F * M**0.5)
-        return base.decided(found[0] ** 2, found[1] ** 2, SLACK)
+from hesscond.theorems import base, networks, weight_conditioning
 
 
 def interval(found: ConditionNumber) -> tuple[float, float]:

@@ -97,10 +97,6 @@ def watch(
     name
         Name of the training in a run folder.
 
-    Returns
-    -------
-    Watch
-
     Raises
     ------
     ConfigError

@@ -95,7 +95,7 @@ def test_a_part_is_spread_over_the_text(written):
         (TEXT, {"context": 20}, "has 200 characters, too few for context = 20: the last tenth, .* needs 21 at least"),
         ("", {}, "has 0 different characters: there is nothing to predict"),
         ("aaaaaaaaaaaaaaaaaaaaaaaaaaa", {"context": 1}, "has 1 different characters: there is nothing to predict"),
-        (TEXT, {"vocabulary": 96}, "no option 'vocabulary': it is gone: the characters of a text are counted"),
+        (TEXT, {"vocabulary": 96}, "no option 'vocabulary'"),
         (TEXT, {"sha256": "abc"}, "is not the text that is meant: its sha256 is .*, not abc"),
         (b"\xff\xfe\x00", {}, "is no text in UTF-8: invalid start byte at byte 0"),
         (TEXT, {"context": 0}, "context must be an integer from 1, not 0"),

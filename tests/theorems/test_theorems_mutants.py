@@ -31,7 +31,7 @@ from hesscond.theorems.constrained_weights import (
     StandardizedGradient,
     projected_step,
 )
-from hesscond.theorems.curvature_structure import AdamDiagonal, MuonRowBlocks, SoftmaxRowBlocks
+from hesscond.theorems.curvature_structure import MuonRowBlocks, SoftmaxRowBlocks
 from hesscond.theorems.descent_rates import BNPTheorem1, PreconditionedRate
 from hesscond.theorems.matrices import kappa
 from hesscond.theorems.networks import CRITERIA, ConvolutionLayer, Network
@@ -219,7 +219,6 @@ SLOW = [
     (BNPTheorem4, "centred", centred_elsewhere, ["centring", "strict"], 25),
     (WeightConditioningTheorem2, "equilibrated", norms_with_epsilon, ["scale identity", "nullity"], 10),
     (VanDerSluis, "matrices.equilibrated", lambda A: A / np.abs(A).sum(0)[None, :], ["rows"], 10),
-    (AdamDiagonal, "preconditioner", lambda s, g: 1 / g**2, ["start", "min(d, κ)"], 100),
     (AdaptivePreconditioning, "jacobi", lambda s, diagonal: 1 / diagonal, ["Jacobi"], 30),
     (PreconditionedRate, "curvature", lambda s, H, P: P @ P.T @ H @ P @ P.T, ["attained"], 10),
     (BNPTheorem1, "best_step", lambda kappa: 1 / kappa.lambda_max, ["bound", "attained"], 10),

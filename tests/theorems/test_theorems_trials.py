@@ -8,7 +8,7 @@ from tests.theorems.verdicts import check_known
 #: Trials of a slow test, where a trial is dear or cheap; 1,500 of the others.
 TRIALS = {
     **dict.fromkeys(("prec-theorem-1", "bnp-theorem-1", "cwo-rate", "wc-quadratic"), 700),
-    **dict.fromkeys(("bnp-theorem-3", "bnp-proposition-9", "bnp-merging", "adam-diagonal", "muon-row-blocks"), 3000),
+    **dict.fromkeys(("bnp-theorem-3", "bnp-proposition-9", "bnp-merging", "muon-row-blocks"), 3000),
     **dict.fromkeys(("prec-l2-z", "prec-l2-p", "prec-gradient-regularization", "bnp-proposition-11"), 5000),
     **dict.fromkeys(("bnp-proposition-2", "bnp-proposition-5", "bnp-proposition-7", "bnp-proposition-10"), 10_000),
     **dict.fromkeys(("bnp-algorithm-2", "bnp-algorithm-3", "prec-averages", "cwo-projection"), 10_000),
@@ -25,7 +25,6 @@ KNOWN = {
     "bnp-proposition-10": {"trials": 100},
     "prec-averages": {"trials": 60},
     "bnp-proposition-6": {"trials": 40, "seldom": ("comparison, sums shared",)},
-    "adam-diagonal": {"trials": 60},
     "softmax-row-blocks": {"trials": 40},
     "muon-row-blocks": {"trials": 100, "least": 0.4},
     **{f"cwo-{name}": {"trials": 20} for name in ("variance", "mean", "standardized-gradient", "projection")},
