@@ -50,12 +50,12 @@ if TYPE_CHECKING:
         ExactRank as ExactRank,
         Rank as Rank,
         condition_number as condition_number,
-        density as density,
         exact_rank as exact_rank,
-        lanczos as lanczos,
-        rank as rank,
         smallest_nonzero as smallest_nonzero,
     )
+    from hesscond.spectra.density import density as density
+    from hesscond.spectra.lanczos import lanczos as lanczos
+    from hesscond.spectra.rank import rank as rank
     from hesscond.theorems import Verdict as Verdict, verify as verify
     from hesscond.watching import Watch as Watch, watch as watch
 else:

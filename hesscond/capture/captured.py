@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from hesscond import causes
 from hesscond.capture import kinds, layers
-from hesscond.causes import NOTHING, REPEATED, UNDERFLOW, Cause
 from hesscond.errors import CaptureError, NotFiniteError
 from hesscond.problem import Call
 from hesscond.problem.evaluation import is_finite
@@ -214,24 +214,24 @@ class LayerCapture:
     units: tuple[int, ...]  # output units captured
     curvature: Curvature  # S of each unit, or of all units together
     route: str  # how S was computed
-    vanishing: Cause = NOTHING  # why an apparent zero of S may be a number that underflows or has no digits
+    vanishing: causes.Cause = causes.NOTHING  # why an apparent zero of S may be one that underflows or has no digits
     repeating: bool = False  # whether equal numbers in Ĥ may be different numbers that were rounded
 
     @cached_property
-    def loses_entries(self) -> Cause:
+    def loses_entries(self) -> causes.Cause:
         """Reason why zeros of S^½Ĥ need not be zeros, nor equal numbers equal.
 
         S is ``vanishing``, or products with its entries underflow, or Ĥ is ``repeating``.
         """
         if self.vanishing or self.repeating or not isinstance(self.curvature, DiagonalS) or not self.inputs.calls:
-            return self.vanishing or (REPEATED if self.repeating else NOTHING)
+            return self.vanishing or (causes.REPEATED if self.repeating else causes.NOTHING)
         root = smallest_nonzero(self.curvature.root)
         types = {x.dtype for x, _ in self.inputs.calls}
         # no number of the inputs' type is smaller
         if root * min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps for dtype in types) >= TINY:
-            return NOTHING
+            return causes.NOTHING
         least = min(smallest_nonzero(self.inputs.slice(*step)) for step in self.inputs.steps(KEPT))
-        return UNDERFLOW if root * least < TINY else NOTHING
+        return causes.UNDERFLOW if root * least < TINY else causes.NOTHING
 
     def split(self, parts: int) -> list[LayerCapture]:
         """Split into captures of ``parts`` of equally many samples, for a dense layer with a `DiagonalS` S ≥ 0."""
@@ -244,7 +244,7 @@ class LayerCapture:
         # if no number of the whole is lost, none of a part is
         if not self.loses_entries:
             for part in found:
-                vars(part)["loses_entries"] = NOTHING
+                vars(part)["loses_entries"] = causes.NOTHING
         return found
 
     @property

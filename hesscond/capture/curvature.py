@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hesscond import causes
 from hesscond.capture import backward, second_derivatives
 from hesscond.capture.captured import DiagonalS, LayerCapture, Request
 from hesscond.capture.curved import CurvedNode, curved_nodes
@@ -19,7 +20,6 @@ from hesscond.capture.forward import ForwardPass
 from hesscond.capture.kinds import Geometry
 from hesscond.capture.layers import by_position
 from hesscond.capture.progress import ProgressRecord, Stopped
-from hesscond.causes import DIFFERENCES, NOTHING, UNDERFLOW
 from hesscond.errors import CaptureError, NoDerivativeError, NotFiniteError, TooLargeError
 from hesscond.problem import graph
 
@@ -70,7 +70,7 @@ class Differentiator:
         for blocks, group in self.in_blocks(linear).items():
             captured |= self.by_factor(group, blocks)
         if captured and second_derivatives.underflows(graph.nodes([self.loss.grad_fn])):
-            captured = {name: replace(own, vanishing=UNDERFLOW) for name, own in captured.items()}
+            captured = {name: replace(own, vanishing=causes.UNDERFLOW) for name, own in captured.items()}
         for request in curved:
             if request.whole and request.parameters is None:
                 with self.noting(request):
@@ -86,7 +86,7 @@ class Differentiator:
                         with self.noting(request):
                             found = twice.capture(request, plans[request.name])
                             unclear = request.name in twice.blurred | twice.hidden
-                            lost = vanishing or (DIFFERENCES if unclear else NOTHING)
+                            lost = vanishing or (causes.DIFFERENCES if unclear else causes.NOTHING)
                             captured[request.name] = replace(found, vanishing=lost)
                         self.progress.finish(request.name)
         return captured

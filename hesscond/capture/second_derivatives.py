@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hesscond.causes import NOTHING, Cause, saturated
+from hesscond import causes
 from hesscond.problem.graph import backward, dimension, is_linear_node
 from hesscond.problem.precision import HIDDEN, MASKED, SHIFTED
 
@@ -154,7 +154,7 @@ def underflows(nodes: Iterable[Any]) -> bool:
     return False
 
 
-def saturates(nodes: Iterable[Any]) -> Cause:
+def saturates(nodes: Iterable[Any]) -> causes.Cause:
     """Cause that lists the nodes whose derivatives by autograd are zero, or differences without digits."""
     values: Counter[str] = Counter()
     units: Counter[str] = Counter()
@@ -171,7 +171,7 @@ def saturates(nodes: Iterable[Any]) -> Cause:
     for name in +values:
         own = f", {units[name]:,} of {totals[name, 'units']:,} units" if units[name] else ""
         found.append(f"{name} at {values[name]:,} of {totals[name, 'values']:,} values{own}")
-    return saturated(", ".join(found)) if found else NOTHING
+    return causes.saturated(", ".join(found)) if found else causes.NOTHING
 
 
 def may_cancel(found: Iterable[Any]) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from hesscond import causes
 from hesscond.capture import EntryBounds, statistics
-from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import base
 from hesscond.operators import estimates, threads
 from hesscond.spectra import ConditionNumber
@@ -34,7 +34,7 @@ class FactoredHessian(base.KeptHessian):
     #: (u n̂,) d such that round-off in S changes entry (k, l) of H by eps·d_k·d_l; None: S has none
     spread: torch.Tensor | None = None
     #: reason why zeros of S may be underflow, so that they bound no rank
-    vanishing: Cause = NOTHING
+    vanishing: causes.Cause = causes.NOTHING
 
     @property
     def order(self) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hesscond import causes
 from hesscond.capture import backward
 from hesscond.capture.captured import EPS
 from hesscond.capture.separators import ParameterRows, Separators
-from hesscond.causes import NOTHING, Cause
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.problem import graph
@@ -33,7 +33,7 @@ class FormedHessian(base.KeptHessian):
     terms: int  # products summed up for an entry
     units: int = 1  # number of units, on each of which a preconditioner acts
     #: reason why summands may have underflowed, so that no small eigenvalue counts as zero
-    vanishing: Cause = NOTHING
+    vanishing: causes.Cause = causes.NOTHING
     memory: int | None = None  # bytes; None: unlimited
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from hesscond.causes import NOTHING, Cause
+from hesscond import causes
 from hesscond.errors import CaptureError, ConfigError, readable, refuse_large
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.coordinates.linear import UnitCoordinates
@@ -34,7 +34,7 @@ class NetworkHessian(base.BlockHessian):
         limits: forms.SolverLimits,
         known: Callable[[], NullSpaceAndPreconditioner] = NullSpaceAndPreconditioner,
         error: float = 0.0,
-        saturated: Callable[[], Cause] = lambda: NOTHING,
+        saturated: Callable[[], causes.Cause] = lambda: causes.NOTHING,
     ) -> None:
         self.operator, self._known, self.limits = operator, known, limits
         #: bound of the rounding in H in the 2-norm

@@ -13,9 +13,9 @@ from typing import Self
 import torch
 from torch import nn
 
+from hesscond import causes
 from hesscond.capture import backward, forward, nonfinite, second_derivatives
 from hesscond.capture.uses import Uses
-from hesscond.causes import NOTHING, REPEATED, Cause
 from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of
 from hesscond.hessians.linearization import GGNLinearization, HessianLinearization, Linearization
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
@@ -87,7 +87,7 @@ class NetworkOperator(operator.SymmetricOperator):
         Number of batches whose graphs are kept, and of all batches.
     """
 
-    saturated: Cause  # that derivatives in the model or the loss may have underflowed to zero
+    saturated: causes.Cause  # that derivatives in the model or the loss may have underflowed to zero
     reached: set[str]  # names of the parameters that the loss depends on
     #: layers with all weights among the parameters, and no number of units or inputs too large for square matrices
     placements: list[Placement]
@@ -204,7 +204,7 @@ class NetworkOperator(operator.SymmetricOperator):
         self._retained: dict[int, Linearization] = {}
         self._taken = largest = 0
         loss, gradient = 0.0, torch.zeros_like(self.point)
-        psd, depends, self.saturated = True, False, NOTHING
+        psd, depends, self.saturated = True, False, causes.NOTHING
         reached: set[int] = set()
         for drawn, evaluation in problem.read():
             weight = problem.weights[drawn.number]
@@ -221,7 +221,7 @@ class NetworkOperator(operator.SymmetricOperator):
             if not self.saturated:
                 self.saturated = second_derivatives.saturates(graph.nodes([evaluation.loss.grad_fn]))
             if not self.saturated and evaluation.flattened is not None:
-                self.saturated = REPEATED
+                self.saturated = causes.REPEATED
             loss += weight * linearization.loss
             gradient.add_(self.layout.vector_of(linearization.gradient), alpha=weight)
             size = 0 if problem.single else linearization.bytes()

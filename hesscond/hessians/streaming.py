@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from hesscond import causes
 from hesscond.capture import Geometry, LayerCapture, LayerInputs, channel_statistics
-from hesscond.causes import NOTHING
 from hesscond.errors import refuse_large
 from hesscond.hessians import build
 from hesscond.hessians.coordinates.base import BlockHessian
@@ -33,7 +33,7 @@ class StreamedBlock:
         self._square_norms: torch.Tensor | None = None
         self._square_errors: torch.Tensor | None = None
         self._formed: FormedHessian | None = None
-        self._vanishing, self._decomposed, self._shift = NOTHING, False, True
+        self._vanishing, self._decomposed, self._shift = causes.NOTHING, False, True
 
     def add(self, hessian: BlockHessian, weight: float, *, shift: bool = False) -> None:
         """Add the Hessian of a batch with its weight; ``shift``: whether a common shift of all units is null."""

@@ -14,7 +14,7 @@ from hesscond.capture.statistics import triangular
 from hesscond.errors import ConfigError
 from hesscond.hessians import DensePreconditioner, Preconditioner
 from hesscond.methods import base, inputs
-from hesscond.methods.optimizers.reading import power
+from hesscond.methods.optimizers import reading
 
 #: Bytes of rows, or of products with them, that are formed at a time.
 CHUNK = 2**26
@@ -182,7 +182,7 @@ class GaussNewtonRoot(Preconditioner):
 
     def of_unit(self, unit: int) -> DensePreconditioner:
         """P_i with P_i P_iᵀ = M_ii: what moves the unit if it moves alone."""
-        return DensePreconditioner(power(self.unit_block(unit), 0.5), self.name)
+        return DensePreconditioner(reading.power(self.unit_block(unit), 0.5), self.name)
 
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """A bound of ``rows`` (v, m n̂) times |P|: |(FᵀWF)_ab| ≤ d_a d_b with d² the diagonal of FᵀWF."""

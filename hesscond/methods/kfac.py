@@ -10,7 +10,7 @@ from hesscond.capture import Layer
 from hesscond.hessians import ParameterMap, Preconditioner
 from hesscond.hessians.coordinates.parameter_maps import Mapped
 from hesscond.methods import base, inputs
-from hesscond.methods.optimizers.reading import power
+from hesscond.methods.optimizers import reading
 
 
 class FisherState(inputs.WholeState):
@@ -112,7 +112,7 @@ class KFAC(inputs.LayerMethod[FisherState]):
         pi = math.sqrt(traces[0] / traces[1]) if min(traces) > 0 else 1.0
         for S, ridge, name in ((A, pi, "right"), (G, 1 / pi, "left")):
             eye = torch.eye(len(S), dtype=S.dtype, device=S.device)
-            setattr(state, name, power(S + ridge * math.sqrt(self.damping) * eye, -0.5).contiguous())
+            setattr(state, name, reading.power(S + ridge * math.sqrt(self.damping) * eye, -0.5).contiguous())
 
     def finish(self, state: FisherState) -> None:
         """Compute what changes at every step; here nothing does."""

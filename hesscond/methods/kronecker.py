@@ -10,7 +10,7 @@ import torch
 from hesscond.hessians import ParameterMap
 from hesscond.methods import by_parameter
 from hesscond.methods.base import option, register
-from hesscond.methods.optimizers.reading import newton_schulz
+from hesscond.methods.optimizers import reading
 
 
 @register
@@ -228,4 +228,4 @@ class Muon(by_parameter.Learned):
         if "U" not in state:
             return ParameterMap(((state["v"] / (1 - 0.95 ** int(state["step"]))).sqrt() + 1e-8).rsqrt())
         scale = 0.2 * math.sqrt(max(state["U"].shape))
-        return newton_schulz(state["U"], [(3.4445, -4.7750, 2.0315)] * self.steps, 1e-7, scale=scale)
+        return reading.newton_schulz(state["U"], [(3.4445, -4.7750, 2.0315)] * self.steps, 1e-7, scale=scale)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hesscond import causes
 from hesscond.capture import captured, curved, second_derivatives
 from hesscond.capture.backward import enlarged_rounding, size_of_terms
 from hesscond.capture.capturing import Slopes
 from hesscond.capture.forward import variables_of
-from hesscond.causes import DIFFERENCES, Cause, imprecise
 from hesscond.errors import CaptureError, HesscondError, NoDerivativeError
 from hesscond.hessians import BlockHessian, HessianOperator, linearization
 from hesscond.hessians.coordinates.linear import UnitCoordinates
@@ -534,11 +534,11 @@ def check_operator(H: HessianOperator) -> tuple[Check, float, Precision | None]:
     return reference.verdict(direction, as_block(H), H.total_mass), uncertainty, reference.precision
 
 
-def uncertain(precision: Precision | None) -> Cause:
+def uncertain(precision: Precision | None) -> causes.Cause:
     """Cause of the uncertainty of a Hessian: the precision of the forward pass, or cancellation in the loss."""
     if precision is None or (precision.narrowest or precision.dtype) is torch.float64:
-        return DIFFERENCES
-    return imprecise(str(precision))
+        return causes.DIFFERENCES
+    return causes.imprecise(str(precision))
 
 
 def rounding_of(H: HessianOperator) -> bool | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hesscond.causes import ALL_ROUNDING, NOTHING, SUMMED, Cause
+from hesscond import causes
 from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian, NullDirections
 from hesscond.hessians.network_hessian import NetworkHessian
@@ -93,7 +93,7 @@ class LayerResult(Shown):
         self.name, self.level, self.units, self.n_params, self.route = name, level, tuple(units), n_params, route
         self.parameters = tuple(parameters)
         self.check: Check | None = None
-        self.uncertainty, self.uncertain, self.kind = 0.0, SUMMED, ""
+        self.uncertainty, self.uncertain, self.kind = 0.0, causes.SUMMED, ""
         self.rounding: dict[int | None, bool] = {}
         self.remark = ""
         self.block, self._rtol, self._conditions, self._entries = block, rtol, conditions, entries
@@ -167,8 +167,8 @@ class LayerResult(Shown):
         if zero is None:
             zero = kappa.is_zero or None
         if not zero:
-            return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or ALL_ROUNDING)
-        cause = Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
+            return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or causes.ALL_ROUNDING)
+        cause = causes.Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
         return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
 
     @property
@@ -176,9 +176,9 @@ class LayerResult(Shown):
         """Whether the products that H was compared with are only rounding, and no closed form is better."""
         return self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM)
 
-    def _vanishing(self, unit: int | None) -> Cause:
+    def _vanishing(self, unit: int | None) -> causes.Cause:
         """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
-        found: Cause = getattr(self.block(unit).plain, "vanishing", NOTHING)
+        found: causes.Cause = getattr(self.block(unit).plain, "vanishing", causes.NOTHING)
         return found
 
     def error(self, unit: int | None = None) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hesscond.causes import few_products
+from hesscond import causes
 from hesscond.errors import ConfigError
 from hesscond.operators import SymmetricOperator
 from hesscond.spectra import eigen, krylov
@@ -190,7 +190,7 @@ def conclusion(A: SymmetricOperator, process: krylov.Krylov, flattest: Flattest,
         solver=f"Lanczos, {taken} products",
         rank_decision="unresolved",
         negative_counted=A.psd,
-        cause=few_products(taken, A.order),
+        cause=causes.few_products(taken, A.order),
     )
     return Bounded(condition, top_result(first, top, low, high, norm, taken, held))
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hesscond.causes import BELOW_BOUND, NONE_TOLD, NOTHING, SUMMED, TIED, ZERO, Cause
+from hesscond import causes
 from hesscond.sheets import CONDITION, ends, in_coordinates
 
 #: Values are called zero only if the next larger one exceeds their error bound by this factor …
@@ -78,7 +78,7 @@ class ConditionNumber:
     solver: str
     rank_decision: RankDecision
     negative_counted: bool = True
-    cause: Cause = NOTHING
+    cause: causes.Cause = causes.NOTHING
 
     def __float__(self) -> float:
         return self.value
@@ -116,7 +116,7 @@ class ConditionNumber:
         """Advice on an unresolved κ, in one sentence; empty if there is none."""
         return self.cause.advice
 
-    def because(self, cause: Cause) -> ConditionNumber:
+    def because(self, cause: causes.Cause) -> ConditionNumber:
         """Return the result with a cause, if it is unresolved and there is one."""
         return self if self.resolved or self.is_zero or not cause else replace(self, cause=cause)
 
@@ -148,7 +148,7 @@ class ConditionNumber:
         plain, names = self.columns, (*ends("kappa"), "rank", "resolved")
         return {in_coordinates(name, coordinates): plain[name] for name in names}
 
-    def widened(self, error: float, cause: Cause = SUMMED) -> ConditionNumber:
+    def widened(self, error: float, cause: causes.Cause = causes.SUMMED) -> ConditionNumber:
         """Return the result if, for a cause, the matrix is known only up to an error of this 2-norm.
 
         It is unresolved if the smallest nonzero eigenvalue could be zero, or if one that was taken for zero could be as
@@ -219,7 +219,7 @@ class Values(NamedTuple):
         return cls(magnitudes, errors, floors, power, solver)
 
 
-def unresolved(result: ConditionNumber, cause: Cause) -> ConditionNumber:
+def unresolved(result: ConditionNumber, cause: causes.Cause) -> ConditionNumber:
     """Return the result without its upper end, since ``cause`` contradicts the rank that was decided."""
     # for an undecided rank of 0, even the size is unknown
     largest = result.lambda_max if result.rank else math.nan
@@ -230,7 +230,7 @@ def unresolved(result: ConditionNumber, cause: Cause) -> ConditionNumber:
 def zero_matrix(order: int) -> ConditionNumber:
     """Result for the zero matrix, which has no nonzero eigenvalue and so no κ."""
     return ConditionNumber(
-        math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero", cause=ZERO
+        math.inf, 1.0, math.inf, 0.0, 0.0, 0, order, 0, 0.0, 0.0, False, "zero matrix", "zero", cause=causes.ZERO
     )
 
 
@@ -248,7 +248,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
             cutoff=enlarged(float(errors[0]), power, scale),
             solver=solver,
             rank_decision="unresolved",
-            cause=NONE_TOLD,
+            cause=causes.NONE_TOLD,
         )
     top, bottom = float(magnitudes[0]), float(magnitudes[rank - 1])
     e_top, e_bottom = float(errors[0]), float(errors[rank - 1])
@@ -262,7 +262,7 @@ def conclude(values: Values, *, order: int, limit: int, scale: int, exact: bool 
         roundoff = (magnitudes[rest] <= floors[rest]).all()
         decision = "numerical" if roundoff and bottom >= GAP * noise and not exact else "unresolved"
     resolved = decision != "unresolved"
-    cause = NOTHING if resolved else TIED if roundoff and not exact else BELOW_BOUND
+    cause = causes.NOTHING if resolved else causes.TIED if roundoff and not exact else causes.BELOW_BOUND
     rounding, raised = 8 * EPS, partial(enlarged, power=power, scale=0)
     # the smallest value that is certainly not zero, however small it is (none if it underflowed)
     smallest = (magnitudes + above)[considered - 1 if exact else rank - 1] or magnitudes[rank - 1] + above[rank - 1]

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from scipy.linalg import qr
 
-from hesscond.causes import ALL_ROUNDING, BELOW_BOUND, SCALES, SUMMED, UNDERFLOW
+from hesscond import causes
 from hesscond.operators.threads import few_threads
 from hesscond.spectra import matrices
 from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
@@ -72,7 +72,7 @@ def factor_condition(
         bounds = np.asarray(by_part if errors.ndim else 0.0)
         above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
         if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
-            found = unresolved(found, SCALES)
+            found = unresolved(found, causes.SCALES)
     return within_range(found, matrix, core)
 
 
@@ -89,7 +89,7 @@ def within_range(result: ConditionNumber, matrix: np.ndarray, core: np.ndarray) 
     magnitudes = np.abs(matrix)
     if magnitudes[magnitudes > 0].min() >= LEAST * magnitudes.max():
         return result
-    return unresolved(result, UNDERFLOW)
+    return unresolved(result, causes.UNDERFLOW)
 
 
 def equilibrated_rank(core: np.ndarray) -> int:
@@ -158,8 +158,8 @@ def uncertain_condition(
     with few_threads(matrix):
         found = form.measured(rtol)
     if found.rank == 0:
-        return found.because(ALL_ROUNDING)
-    return found.because(SUMMED) if found.cause == BELOW_BOUND else found
+        return found.because(causes.ALL_ROUNDING)
+    return found.because(causes.SUMMED) if found.cause == causes.BELOW_BOUND else found
 
 
 def rounded_condition(
@@ -267,7 +267,7 @@ def signed_condition(
     )
     if found.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > found.rank:
         # rows or columns that are small as a whole are no round-off
-        found = unresolved(found, SCALES)
+        found = unresolved(found, causes.SCALES)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from hesscond.causes import NOTHING, TOO_LARGE, Cause
+from hesscond import causes
 from hesscond.operators.threads import one_thread
 from hesscond.spectra.condition import ConditionNumber, Values, conclude, unresolved, zero_matrix
 
@@ -39,7 +39,7 @@ class Form:
     #: returns the rank that H has unless entries were lost to underflow: with a smaller rank, κ is unresolved; None: no
     #: entries can have been lost
     least_rank: RankBound | None = None
-    lost: Cause = NOTHING  # cause of lost entries
+    lost: causes.Cause = causes.NOTHING  # cause of lost entries
 
     def measured(self, rtol: float) -> ConditionNumber:
         """κ(H) with no entry lost, by the cheapest solver that resolves it."""
@@ -110,7 +110,7 @@ class CoreForm(Form):
         rank = self.exact()
         if rank is None:
             # sizes do not tell a small value from a zero
-            return unresolved(best, TOO_LARGE)
+            return unresolved(best, causes.TOO_LARGE)
         settled = [
             conclude(values, order=self.order, limit=min(limit, rank), scale=self.scale, exact=True) for values in found
         ]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
-from hesscond.causes import BELOW_BOUND, BY_DIFFERENCES, NONE_TOLD, SCALES, SUMMED, unconverged
+from hesscond import causes
 from hesscond.operators import Subspace
 from hesscond.spectra import ConditionNumber, EigenResult, condition, forms, lanczos, smallest_nonzero
 from hesscond.spectra.matrices import as_matrix
@@ -78,7 +78,9 @@ class Iteration(base.Solver[forms.ProductForm]):
         message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
         formable = A.order <= limits.dense_order and not limits.holds(A.order)
         # half of the memory is for the graphs
-        return found.because(unconverged(message, A.order, 2 * 8 * forms.MATRICES * A.order**2 if formable else 0))
+        return found.because(
+            causes.unconverged(message, A.order, 2 * 8 * forms.MATRICES * A.order**2 if formable else 0)
+        )
 
 
 def dense_condition(
@@ -115,10 +117,10 @@ def dense_condition(
         )
         found = condition.conclude(values, order=order, limit=order if bound is None else bound, scale=exponent)
     del H
-    if found.cause in (BELOW_BOUND, NONE_TOLD):
-        return found.because(BY_DIFFERENCES if more else SUMMED)
+    if found.cause in (causes.BELOW_BOUND, causes.NONE_TOLD):
+        return found.because(causes.BY_DIFFERENCES if more else causes.SUMMED)
     if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
-        return condition.unresolved(found, SCALES)
+        return condition.unresolved(found, causes.SCALES)
     return found
 
 
