@@ -97,13 +97,13 @@ def applied(question: Question) -> Applied:
     model, method = question.model, question.method
     if isinstance(method, (str, Spec)):
         return by_name(question, parse(method) if isinstance(method, str) else method)
+    if method is None or isinstance(method, Coordinates):
+        return Applied(question, described(None if method is None else method.name), model)
     if moves(method):
         method = at_work(model, method)
     if isinstance(method, Method):
         own, what = in_coordinates_of(model, method, whole=question.whole_network)
         return Applied(replace(question, method=own), what, model)
-    if method is None or isinstance(method, Coordinates):
-        return Applied(question, described(None if method is None else method.name), model)
     raise ConfigError(
         "method must be a name, a Method at work, an optimizer, a function of a parameter that returns M, a "
         f"Preconditioner or a Chart, not {'the class ' * isinstance(method, type)}"

@@ -186,9 +186,8 @@ def probe(
     1
     """
     loss_fn = wrappers.checked_loss(model, loss_fn)
-    together = processes.group_of(model, group)
+    together = wrappers.group_of(model, group)
     model = wrappers.measurable(model)
-    processes.refuse_sharded(model)
     if together is not None:
         data, weight = processes.gathered(together, model, data, weight)
     layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)

@@ -16,32 +16,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def group_of(model: nn.Module, group: ProcessGroup | None) -> ProcessGroup | None:
-    """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
-    check_group(group)
-    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
-        group = model.process_group
-    return None if group is None or group.size() == 1 else group
-
-
-def check_group(group: object) -> None:
-    """Raise a ConfigError if ``group`` is no process group of torch."""
-    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
-        raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
-
-
-def refuse_sharded(model: nn.Module) -> None:
-    """Raise a ConfigError for a model whose parameters are split over processes."""
-    # compared by name, since importing DTensor takes a second
-    for name, parameter in model.named_parameters():
-        if type(parameter).__name__ == "DTensor" or type(parameter.data).__name__ == "DTensor":
-            raise ConfigError(
-                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
-                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
-                "full_state_dict=True), its share of the data, and group="
-            )
-
-
 def gathered(
     group: ProcessGroup, model: nn.Module, data: Any, weight: weighting.BatchWeight | None
 ) -> tuple[list[Any], weighting.BatchWeight | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,6 +13,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils import checkpoint
 
 from hesscond.errors import CaptureError, ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -59,8 +62,22 @@ def own_loss(output: Any, target: Any) -> Any:
     return found
 
 
+def check_group(group: object) -> None:
+    """Raise a ConfigError if ``group`` is no process group of torch."""
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        raise ConfigError(f"group must be a process group of torch.distributed, not {group!r}")
+
+
+def group_of(model: nn.Module, group: ProcessGroup | None) -> ProcessGroup | None:
+    """Processes that measure together: those of ``group``, or of a ``DistributedDataParallel`` model; None: one."""
+    check_group(group)
+    if group is None and isinstance(model, nn.parallel.DistributedDataParallel):
+        group = model.process_group
+    return None if group is None or group.size() == 1 else group
+
+
 def measurable(model: nn.Module) -> nn.Module:
-    """Model inside its wrappers; raise a CaptureError if its parameters have no values to replace."""
+    """Model inside its wrappers; raise an error if its parameters have no values to replace, or have them in parts."""
     model = unwrapped(model)
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(
@@ -75,6 +92,13 @@ def measurable(model: nn.Module) -> nn.Module:
         if tensor.is_meta:
             raise CaptureError(
                 f"{name!r} has no values, as it is on the device 'meta': load the parameters before the model is probed"
+            )
+        # compared by name, since importing DTensor takes a second
+        if "DTensor" in (type(tensor).__name__, type(tensor.data).__name__):
+            raise ConfigError(
+                f"parameter {name!r} is sharded over processes (FSDP2): give every process a plain model with the "
+                "whole parameters (torch.distributed.checkpoint.state_dict.get_model_state_dict with "
+                "full_state_dict=True), its share of the data, and group="
             )
     return model
 

@@ -18,8 +18,7 @@ from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
-from hesscond.probing.processes import check_group
-from hesscond.problem import evaluation
+from hesscond.problem import evaluation, wrappers
 from hesscond.problem.devices import runtime
 from hesscond.runs import log as run_log, place_name
 from hesscond.sheets import CONDITION
@@ -125,7 +124,7 @@ def watch(
         every, budget = 200, DEFAULT_BUDGET if budget is None else budget
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < 1):
         raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
-    check_group(group)
+    wrappers.check_group(group)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
     if not isinstance(strict, bool):
