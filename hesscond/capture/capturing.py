@@ -125,13 +125,7 @@ def capture(
     if result.mass == 0 or not forward.calls:
         return result
     weighting.refuse_nothing(loss_fn, forward)
-    # a layer with one unit is captured as that unit, for which the rounding of each sample is known
-    requests = [
-        curvature.Request(
-            name, chosen[name], calls, own := wanted[name], whole and len(own) > 1, forward.parameters.get(name)
-        )
-        for name, calls in forward.calls.items()
-    ]
+    requests = requests_of(forward, chosen, wanted, whole=whole)
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     differentiator = curvature.Differentiator(forward, requests, memory, progress)
@@ -142,6 +136,29 @@ def capture(
         progress.reason = TIED
     result.failed = differentiator.failed
     explain(result.failed, model, loss_fn, batch, chosen, dtype)
+    refuse_failed(result, optional=optional)
+    wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
+    result.take(found, wanted_now, forward)
+    return result
+
+
+def requests_of(
+    forward: ForwardPass, layers: Mapping[str, Layer], units: Mapping[str, tuple[int, ...]], *, whole: bool
+) -> list[curvature.Request]:
+    """Requests of the layers that a forward pass reached; one with a single unit is captured as that unit.
+
+    Of a unit, the rounding of each sample is known.
+    """
+    return [
+        curvature.Request(
+            name, layers[name], calls, units[name], whole and len(units[name]) > 1, forward.parameters.get(name)
+        )
+        for name, calls in forward.calls.items()
+    ]
+
+
+def refuse_failed(result: Captures, *, optional: bool) -> None:
+    """Raise the error of a layer that failed, unless it may be left out, or where the loss itself is not finite."""
     undefined = not math.isfinite(result.loss)
     if result.failed and (undefined or not optional):
         name, error = next(iter(result.failed.items()))
@@ -149,9 +166,6 @@ def capture(
     if undefined:
         # the logarithm of a negative number is NaN, its formula for the derivative is not
         raise NotFiniteError(f"the loss of a batch is {result.loss}: its derivatives are not defined")
-    wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
-    result.take(found, wanted_now, forward)
-    return result
 
 
 def with_own_forward(layers: Mapping[str, Layer]) -> set[str]:

@@ -35,6 +35,10 @@ RESHAPES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
 #: Largest number of rank-one terms of the loss per sample that are always carried back.
 MANY = 4096
 
+Sink = backward.DiagonalSink | backward.FactorSink
+#: Backward pass of each node of the loss, by the node.
+Derivatives = dict[Any, Callable[[], Sequence[torch.Tensor]]]
+
 
 class Differentiator:
     """Second derivatives of one loss in the perturbations of layers; ``failed`` layers have none that are finite."""
@@ -76,19 +80,22 @@ class Differentiator:
                 with self.noting(request):
                     self.budget.refuse(request, least_numbers(request, self.samples))
         curved = self.sampled([request for request in curved if request.name not in self.failed])
-        if curved:
-            vanishing = second_derivatives.saturates(graph.nodes([self.loss.grad_fn]))
-            # layers that are complete when a stop is requested are kept
-            with suppress(Stopped):
-                twice, plans = self.planned(curved)
-                for request in twice.requests:
-                    if request.name in plans:
-                        with self.noting(request):
-                            found = twice.capture(request, plans[request.name])
-                            unclear = request.name in twice.blurred | twice.hidden
-                            lost = vanishing or (causes.DIFFERENCES if unclear else causes.NOTHING)
-                            captured[request.name] = replace(found, vanishing=lost)
-                        self.progress.finish(request.name)
+        return captured | self.by_second_derivatives(curved) if curved else captured
+
+    def by_second_derivatives(self, requests: Sequence[Request]) -> dict[str, LayerCapture]:
+        """Capture layers by differentiating twice; those that are complete when a stop is requested."""
+        captured: dict[str, LayerCapture] = {}
+        vanishing = second_derivatives.saturates(graph.nodes([self.loss.grad_fn]))
+        with suppress(Stopped):
+            twice, plans = self.planned(requests)
+            for request in twice.requests:
+                if request.name in plans:
+                    with self.noting(request):
+                        found = twice.capture(request, plans[request.name])
+                        unclear = request.name in twice.blurred | twice.hidden
+                        lost = vanishing or (causes.DIFFERENCES if unclear else causes.NOTHING)
+                        captured[request.name] = replace(found, vanishing=lost)
+                    self.progress.finish(request.name)
         return captured
 
     @contextmanager
@@ -228,9 +235,7 @@ class Differentiator:
 
     # the route through a piecewise linear tail
 
-    def sink(
-        self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None
-    ) -> backward.DiagonalSink | backward.FactorSink:
+    def sink(self, request: Request, blocks: int, passes: int, signs: torch.Tensor | None) -> Sink:
         """Sink for the backward passes of a layer, whose memory is taken."""
         positions = request.inputs(blocks).positions
         if positions == 1 and not request.whole:
@@ -252,15 +257,33 @@ class Differentiator:
         requests = [request for request in requests if request.name not in self.failed]
         if not requests:
             return {}
-        deltas = [delta for request in requests for delta in request.deltas]
-        size = self.budget.chunk(passes, sum(delta.numel() for delta in deltas))
-        done = 0
-        derivatives: dict[Any, Callable[[], Sequence[torch.Tensor]]] = {}
+        derivatives = self.carried_back(requests, sinks, blocks, signs)
         rounding = ROUNDING * max([torch.finfo(torch.float64).eps, *(torch.finfo(n.dtype).eps for n in self.curved)])
-        for node in self.curved:
+        noise_of = partial(self.noise_of, requests, blocks, derivatives, rounding)
+        limit, noise = max(backward.LOST, backward.CANCELLED / rounding), noise_of(1)
+        # a single draw may underestimate the round-off, but not by this factor
+        if any(
+            bool(sink.near(own, limit / backward.CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)
+        ):
+            noise = noise_of(backward.PROBES)
+        found = {}
+        for request, sink, bound in zip(requests, sinks, noise, strict=True):
+            with self.noting(request):
+                found[request.name] = request.finished(sink.result(bound, limit), FACTOR_ROUTE, self.samples, blocks)
+        return found
+
+    def carried_back(
+        self, requests: Sequence[Request], sinks: Sequence[Sink], blocks: int, signs: torch.Tensor | None
+    ) -> Derivatives:
+        """Carry the factor of the loss Hessian back into the sinks; one backward pass for each node of the loss."""
+        deltas = [delta for request in requests for delta in request.deltas]
+        passes = [node.passes(blocks) for node in self.curved or ()]
+        size, done = self.budget.chunk(max(1, sum(passes)), sum(delta.numel() for delta in deltas)), 0
+        derivatives: Derivatives = {}
+        for node, last in zip(self.curved or (), passes, strict=True):
             seed = torch.zeros(node.shape, dtype=torch.float64, device=self.loss.device)
-            for start in range(0, node.passes(blocks), size):
-                seeds = node.factor(start, min(start + size, node.passes(blocks)), blocks)
+            for start in range(0, last, size):
+                seeds = node.factor(start, min(start + size, last), blocks)
                 gradients = iter(backward.batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
                 for request, sink in zip(requests, sinks, strict=True):
                     own = [next(gradients) for _ in request.calls]
@@ -273,30 +296,19 @@ class Differentiator:
             derivatives[node.edge.node] = partial(
                 torch.autograd.grad, [node.edge], deltas, [seed], retain_graph=True, materialize_grads=True
             )
+        return derivatives
 
-        def noise_of(draws: int) -> list[torch.Tensor]:
-            """Round-off (J, m, q) of the terms of backward passes, for each request, also if their sums cancel."""
-            found = [
-                torch.zeros(blocks, Geometry.of(r.layer).units, 1, dtype=torch.float64, device="cpu") for r in requests
-            ]
-            found = [own.to(self.loss.device) for own in found]
-            for end, derivative in derivatives.items():
-                terms = iter(backward.sizes_of_terms(derivative, [end], draws))
-                for number, request in enumerate(requests):
-                    own = [next(terms)[None] for _ in request.calls]
-                    found[number] = found[number] + rounding * request.positions(own, blocks)[0]
-            return found
-
-        limit, noise = max(backward.LOST, backward.CANCELLED / rounding), noise_of(1)
-        # a single draw may underestimate the round-off, but not by this factor
-        if any(
-            bool(sink.near(own, limit / backward.CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)
-        ):
-            noise = noise_of(backward.PROBES)
-        found = {}
-        for request, sink, bound in zip(requests, sinks, noise, strict=True):
-            with self.noting(request):
-                found[request.name] = request.finished(sink.result(bound, limit), FACTOR_ROUTE, self.samples, blocks)
+    def noise_of(
+        self, requests: Sequence[Request], blocks: int, derivatives: Derivatives, rounding: float, draws: int
+    ) -> list[torch.Tensor]:
+        """Round-off (J, m, q) of the terms of backward passes, for each request, also if their sums cancel."""
+        units = [Geometry.of(request.layer).units for request in requests]
+        found = [torch.zeros(blocks, m, 1, dtype=torch.float64, device=self.loss.device) for m in units]
+        for end, derivative in derivatives.items():
+            terms = iter(backward.sizes_of_terms(derivative, [end], draws))
+            for number, request in enumerate(requests):
+                own = [next(terms)[None] for _ in request.calls]
+                found[number] = found[number] + rounding * request.positions(own, blocks)[0]
         return found
 
 

@@ -63,9 +63,9 @@ def sweep(
     grid adds runs. Several sweeps may work on one folder, from several machines too.
     """
     place = performing.Place.of(jobs, device, threads)
-    grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every)
+    grid_options = (method, scale, seed, lr, batch_size, set_, iterations, epochs, probe_every, out)
     if Path(name).is_dir():
-        if any(option is not None for option in grid_options) or out is not None:
+        if any(option is not None for option in grid_options):
             raise ConfigError(f"{name} is the folder of a sweep, which says what to run: leave the other options out")
         where = Path(name)
         config = grid.read_sweep(where)
@@ -74,20 +74,18 @@ def sweep(
     else:
         study = grid.Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
         where = out or Path("runs") / f"sweep-{study.name}"
-        content = {
-            "study": study.model_dump(mode="json", exclude_none=True, exclude={"run"}),
-            "methods": method or [],
+        sizes = str(study.training.batch_size) if batch_size is None else batch_size
+        axes = {
             "seeds": options.integers("--seed", "0" if seed is None else seed),
             "rates": "study" if lr is None else options.parse_rates("--lr", lr, ("grid", "around")),
-            "batch_sizes": [study.training.batch_size]
-            if batch_size is None
-            else options.integers("--batch-size", batch_size, 1),
+            "batch_sizes": options.integers("--batch-size", sizes, 1),
             "settings": grid.parse_settings(set_ or []),
-            "threads": threads if threads is not None else place.threads(where),
+            "threads": place.threads(where) if threads is None else threads,
         }
         if not method:
             raise ConfigError("name at least one method with --method (hesscond methods lists them)")
-        config = sections.validated(grid.SweepConfig, content)
+        content = study.model_dump(mode="json", exclude_none=True, exclude={"run"})
+        config = sections.validated(grid.SweepConfig, {"study": content, "methods": method} | axes)
     plans = grid.plan_sweep(config, where, torch.device(place.devices[0].type))
     if config.rates == "study":
         performing.tell_default_rates(plans)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hesscond.data import dataset, sources
 from hesscond.data.files import DIGITS
 from hesscond.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @lru_cache(maxsize=4)
@@ -45,13 +50,7 @@ def load_table(
             raise ConfigError(f"column {name!r} of {path} is not numeric: encode it, or name others by columns = …")
     if target in inputs:
         raise ConfigError(f"column {target!r} of {path} is the target, and cannot be an input")
-    column = frame[target]
-    if pd.api.types.is_float_dtype(column) or (values and pd.api.types.is_numeric_dtype(column)):
-        targets = column.to_numpy(dtype=np.float32)
-    elif values:
-        raise ConfigError(f"column {target!r} of {path} has words, which are no values: leave values = true out")
-    else:
-        targets = pd.factorize(column, sort=True)[0].astype(np.int64)
+    targets = targets_of(frame[target], path, values=values)
     if not 0 < test < 1 or not 0 < (tests := round(test * len(frame))) < len(frame):
         raise ConfigError(f"test = {test} leaves no training or no test samples of {len(frame)} rows")
     order = np.random.default_rng(seed).permutation(len(frame))
@@ -59,6 +58,17 @@ def load_table(
     arrays = [part for own in rows for part in (X[own], targets[own])]
     source = f"{path} (md5 {hashlib.md5(content, usedforsecurity=False).hexdigest()[:DIGITS]})"
     return dataset.of_arrays("csv", arrays, source)
+
+
+def targets_of(column: pd.Series, path: Path, *, values: bool) -> np.ndarray:
+    """Values of a column, or classes of its words and whole numbers unless these are ``values``."""
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(column) or (values and pd.api.types.is_numeric_dtype(column)):
+        return column.to_numpy(dtype=np.float32)
+    if values:
+        raise ConfigError(f"column {column.name!r} of {path} has words, which are no values: leave values = true out")
+    return pd.factorize(column, sort=True)[0].astype(np.int64)
 
 
 sources.register(sources.Generated("csv", load_table, lambda options: load_table(**options).form))

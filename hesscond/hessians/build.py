@@ -112,27 +112,8 @@ def unit_conditions(
     captured: LayerCapture, P: base.Preconditioner | None, *, rtol: float, memory: int
 ) -> list[condition.ConditionNumber]:
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
-    curvature = captured.curvature
-    one_group = captured.inputs.geometry.groups == 1
-
-    def alone(i: int) -> condition.ConditionNumber:
-        hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
-        return hessian.condition_number(rtol=rtol)
-
-    if isinstance(curvature, DiagonalS) and curvature.error is None and one_group and not captured.loses_entries:
-        rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
-        bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
-        if curvature.sign is curvature.norm is None:
-            errors = None
-            if P is not None and P.cancels:
-                lengths = (curvature.root.square().T @ captured.H_hat.square()).sqrt()
-                lost = condition.error_factor(*rows.shape) * condition.EPS * P.carried(lengths, 1)
-                errors = torch.linalg.vector_norm(lost, dim=1).tolist()
-            return conditions(FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds), rtol=rtol)
-        if len(captured.units) > 1 and (P is None or not P.cancels):
-            noises = None if curvature.norm is None else curvature.norm * rows.square().sum()
-            signs = torch.ones_like(curvature.root) if curvature.sign is None else curvature.sign
-            return conditions(FactorStack(rows, curvature.root, signs, noises=noises, singly=alone), rtol=rtol)
+    if (stack := shared_stack(captured, P, rtol=rtol, memory=memory)) is not None:
+        return conditions(stack, rtol=rtol)
     found: list[condition.ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
@@ -147,6 +128,34 @@ def unit_conditions(
         else:
             found += batch_conditions(batch, rtol)
     return found
+
+
+def shared_stack(
+    captured: LayerCapture, P: base.Preconditioner | None, *, rtol: float, memory: int
+) -> FactorStack | None:
+    """Factors of all units, which share Ĥ; None where S is not diagonal, or the factors have more errors."""
+    curvature, groups = captured.curvature, captured.inputs.geometry.groups
+    if not isinstance(curvature, DiagonalS) or groups > 1 or captured.loses_entries or curvature.error is not None:
+        return None
+    rows = captured.H_hat if P is None else P.multiplied(captured.H_hat, 1)
+    if curvature.sign is curvature.norm is None:
+        errors = None
+        if P is not None and P.cancels:
+            lengths = (curvature.root.square().T @ captured.H_hat.square()).sqrt()
+            lost = condition.error_factor(*rows.shape) * condition.EPS * P.carried(lengths, 1)
+            errors = torch.linalg.vector_norm(lost, dim=1).tolist()
+        bounds = [partial(rank_bound, captured, unit, memory) for unit in captured.units]
+        return FactorStack(rows, curvature.root, errors=errors, rank_bounds=bounds)
+    if len(captured.units) == 1 or (P is not None and P.cancels):
+        return None
+
+    def alone(i: int) -> condition.ConditionNumber:
+        hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
+        return hessian.condition_number(rtol=rtol)
+
+    noises = None if curvature.norm is None else curvature.norm * rows.square().sum()
+    signs = torch.ones_like(curvature.root) if curvature.sign is None else curvature.sign
+    return FactorStack(rows, curvature.root, signs, noises=noises, singly=alone)
 
 
 def batch_conditions(hessians: Sequence[FactoredHessian], rtol: float) -> list[condition.ConditionNumber]:

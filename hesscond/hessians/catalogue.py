@@ -170,7 +170,7 @@ class Catalogue:
     def by_use(self, block: Block, uses: Uses) -> list[Block]:
         """Blocks whose units are the outputs of a weight; parameters with other outputs form a separate block."""
         module = self.module(block.name)
-        owner = self.owner(block.parameters[0]) if module is None else module
+        owner = self.home(block.name, block.parameters[0])
         if not block.units or isinstance(owner, PACKING) or is_transposed_dense(owner):
             return [block]
         found = {piece.parameter: uses.of(piece.parameter) for piece in block.pieces}
@@ -242,6 +242,10 @@ class Catalogue:
         prefix = "" if module is self.model else f"{name}."
         return [f"{prefix}{key}" for key, p in module.named_parameters() if p.is_floating_point() or p.is_complex()]
 
+    def home(self, name: str, parameter: str) -> nn.Module:
+        """Module of this name, else that of a parameter."""
+        return self.owner(parameter) if (module := self.module(name)) is None else module
+
     def owner(self, parameter: str) -> nn.Module:
         """Module of a parameter; for parameters of a parametrization, the layer."""
         owner = parameter.rpartition(".")[0]
@@ -287,7 +291,7 @@ class Catalogue:
         whole = self._exact(base) if module is None or self._inside(base, module) else None
         if whole is None or not whole.units:
             return {}
-        owner = self.owner(base) if module is None else module
+        owner = self.home(base, base)
         labels = self._labels(owner, base.rpartition(".")[2] if module is None else "", len(whole.units))
         return {label: whole.at(rows, f"{base}[{label}]") for label, rows in labels.items()}
 
@@ -612,7 +616,7 @@ def role(model: nn.Module, name: str) -> roles.Role:
     catalogue = Catalogue(model)
     catalogue.block(name)
     base = without_part(name)
-    module = catalogue.owner(base) if (own := catalogue.module(base)) is None else own
+    module = catalogue.home(base, base)
     kind, depth = roles.role_of(name)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         kind = "recurrent"

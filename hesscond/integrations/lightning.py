@@ -8,6 +8,7 @@ from hesscond.lazy import optional
 from hesscond.problem import evaluation
 from hesscond.problem.batches import moved
 from hesscond.watching import Watch as LoopWatch, watch
+from hesscond.watching.destinations import numbers
 
 with optional("hesscond.integrations.lightning"):
     from lightning.pytorch.callbacks import Callback
@@ -52,7 +53,7 @@ class Watch(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
-        to_loggers = [lambda row, one=one: one.log_metrics(plain(row), step=self._seen) for one in trainer.loggers]
+        to_loggers = [lambda row, one=one: one.log_metrics(numbers(row), step=self._seen) for one in trainer.loggers]
         self.watch = watch(
             pl_module,
             self.loss_fn,
@@ -88,8 +89,3 @@ class Watch(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state from one of Lightning's checkpoints until the training begins."""
         self._state = state_dict or None
-
-
-def plain(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row: Lightning's loggers take no text."""
-    return {name: value for name, value in row.items() if not isinstance(value, str)}

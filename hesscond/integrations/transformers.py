@@ -15,11 +15,6 @@ with optional("hesscond.integrations.transformers"):
 __all__ = ["Watch"]
 
 
-def own_loss(output: Any, target: Any) -> Any:
-    """The loss that a model of transformers returns if its inputs have labels."""
-    return output.loss
-
-
 class Watch(TrainerCallback):
     """`hesscond.watch` of the model of a ``Trainer``.
 
@@ -62,7 +57,7 @@ class Watch(TrainerCallback):
         """Begin to watch; a training that is resumed is counted from where it stands."""
         self.watch = watch(
             model,
-            self.loss_fn or own_loss,
+            self.loss_fn,
             moved(self.probe_batch, model.device),
             optimizer,
             log=self.log,

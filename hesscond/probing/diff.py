@@ -13,24 +13,14 @@ import numpy as np
 from hesscond.errors import ConfigError
 from hesscond.probing import tables
 from hesscond.probing.results import LayerResult, ProbeResult
-from hesscond.sheets import Sheet, Shown, TextTable, in_coordinates
+from hesscond.sheets import Sheet, Shown, TextTable, ends, in_coordinates
 
 if TYPE_CHECKING:
     import pandas as pd
 
 #: Columns that say which Hessian a row is of, and those that are set side by side.
 PLACE = ["layer", "unit"]
-COMPARED = [
-    "kappa",
-    "kappa_lower",
-    "kappa_upper",
-    "resolved",
-    "rank",
-    "nullity",
-    "negative",
-    "lambda_max",
-    "lambda_min",
-]
+COMPARED = [*ends("kappa"), "resolved", "rank", "nullity", "negative", "lambda_max", "lambda_min"]
 #: Most rows of the printed table.
 ROWS = 20
 #: Notes below the table, by the marks that they are about.

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -248,7 +249,7 @@ class Differences:
 
     def _judged(self, k: int, trials: Sequence[Directional], last: bool = False) -> Difference:
         """Comparison in parameter k, from all trials together; ``last``: no longer step will come."""
-        best, rough, wrong, doubt = None, None, [], math.inf
+        every, rough, wrong, doubt = [], None, [], math.inf
         for trial in trials:
             along, explained = trial.parameters[k], trial.is_explained(k, self.tolerance)
             gap, size = along.gap, max(along.norms)
@@ -261,17 +262,13 @@ class Differences:
                 # a longer step, with less rounding, may still tell them apart
                 rough = agreed
             doubt = doubt if explained else min(doubt, gap)
-            if best is None or own.relative < best.relative:
-                best = own
+            every.append(own)
             if not explained and along.bend <= SMOOTH * gap + trial.floor:
                 wrong.append((trial, own))
-        assert best is not None
-        for number, (trial, own) in enumerate(wrong):
-            floors = (trial.floor + other.floor for other, _ in wrong[:number])
-            others = (other.parameters[k] for other, _ in wrong[:number])
-            if any(map(trial.parameters[k].repeats, others, floors)):
+        for (other, _), (trial, own) in combinations(wrong, 2):
+            if trial.parameters[k].repeats(other.parameters[k], trial.floor + other.floor):
                 return replace(own, agrees=False)
-        return rough if rough and last else best
+        return rough if rough and last else min(every, key=lambda own: own.relative)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 import time
@@ -20,15 +21,14 @@ from torch import nn
 from hesscond.capture import ProbeProgress, ProgressRecord
 from hesscond.errors import CaptureError, ConfigError, bytes_of, out_of_memory
 from hesscond.hessians import catalogue, network_operator
-from hesscond.probing import processes
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
 from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
-from hesscond.problem import evaluation, references, wrappers
-from hesscond.problem.batches import is_batch
+from hesscond.problem import batches, evaluation, references, wrappers
+from hesscond.problem.containers import tensors_of
 from hesscond.problem.devices import default_memory
 from hesscond.problem.weighting import BatchWeight
 from hesscond.sheets import duration
@@ -189,16 +189,14 @@ def probe(
     together = wrappers.group_of(model, group)
     model = wrappers.measurable(model)
     if together is not None:
-        data, weight = processes.gathered(together, model, data, weight)
-    layers = layers if layers is None or isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
+        data, weight = gathered(together, model, data, weight)
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        layers = list(layers)
     outside = references.parameters_outside(model, loss_fn)
-    if outside and (names_one(outside, layers, blocks) or not any(p.requires_grad for p in model.parameters())):
+    if outside and asks_for(outside, model, layers, blocks):
         model, outside = references.holding(model, outside), {}
     size = bytes_of(memory)
-    if progress is not None and not callable(progress):
-        raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
-    every = isinstance(units, str) and units == "all"
-    quick = units is layers is blocks is None and level == "unit" and is_batch(data)
+    quick = units is layers is blocks is None and level == "unit" and batches.is_batch(data)
     question = Question(
         model=model,
         loss_fn=loss_fn,
@@ -206,7 +204,7 @@ def probe(
         choice=catalogue.Choice.of(model, layers, blocks, checked_level(level)),
         level=level,
         method=method,
-        units=None if units is None or every else checked_units(units, layers, level, model),
+        units=checked_units(units, layers, level, model),
         dtype=dtype,
         rtol=rtol,
         memory=default_memory(model.parameters()) if size is None else int(size),
@@ -214,11 +212,7 @@ def probe(
         weight=weight,
         check=check,
         products=products,
-        progress=ProgressRecord(
-            ProgressLine() if progress is None and is_attended() else progress,
-            limit=PATIENCE if quick else math.inf,
-            least=SILENT if progress is None else 0.0,
-        ),
+        progress=recorded(progress, PATIENCE if quick else math.inf),
     )
     with derivatives_explained():
         work = applied(question)
@@ -230,6 +224,29 @@ def probe(
             whole = replace(question, model=references.holding(model, outside))
             result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole)[0]}
         return result
+
+
+def gathered(
+    group: ProcessGroup, model: nn.Module, data: Any, weight: BatchWeight | None
+) -> tuple[list[Any], BatchWeight | None]:
+    """Batches of all processes, and their weights; a ConfigError if the processes have different parameters."""
+    own = list([data] if batches.is_batch(data) else data)
+    device = next((tensor.device for tensor in tensors_of(own)), None)
+    fingerprint = hashlib.sha256()
+    for parameter in model.parameters():
+        fingerprint.update(parameter.detach().to("cpu", torch.float64).numpy().tobytes())
+    given = None if weight is None or callable(weight) else list(weight)
+    # from one accelerator to another, tensors go by way of the host
+    share = batches.moved(own, torch.device("cpu")), given, fingerprint.digest()
+    found: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(found, share, group=group)
+    shares, weights, fingerprints = zip(*found, strict=True)
+    if len(set(fingerprints)) > 1:
+        raise ConfigError(
+            "the processes have different parameters: make the model with the same random seed in each, or load it"
+        )
+    every = batches.moved([batch for part in shares for batch in part], device)
+    return every, weight if given is None else [number for part in weights for number in part]
 
 
 @contextmanager
@@ -257,14 +274,27 @@ def derivatives_explained() -> Iterator[None]:
         ) from error
 
 
-def names_one(outside: Container[str], layers: Any, blocks: Mapping[str, Iterable[str] | str] | None) -> bool:
-    """Whether ``layers`` or ``blocks`` of a probe name one of the parameters outside of a model."""
+def asks_for(
+    outside: Container[str], model: nn.Module, layers: Any, blocks: Mapping[str, Iterable[str] | str] | None
+) -> bool:
+    """Whether ``layers`` or ``blocks`` name a parameter outside of a model, or the model itself has none to train."""
     groups = [layers or (), *(blocks or {}).values()]
-    return any(name in outside for own in groups for name in ([own] if isinstance(own, str) else own))
+    named = any(name in outside for own in groups for name in ([own] if isinstance(own, str) else own))
+    return named or not any(p.requires_grad for p in model.parameters())
 
 
-def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...]:
-    """Return units as integers, also if they are numbers of numpy or torch; a ConfigError where they mean nothing."""
+def recorded(progress: Any, limit: float) -> ProgressRecord:
+    """Record for a function that receives progress, or for a line if somebody sees it."""
+    if progress is not None and not callable(progress):
+        raise ConfigError(f"progress must be a function of a hesscond.capture.ProbeProgress, not {progress!r}")
+    line = ProgressLine() if progress is None and is_attended() else progress
+    return ProgressRecord(line, limit=limit, least=SILENT if progress is None else 0.0)
+
+
+def checked_units(units: Any, layers: object, level: str, model: nn.Module) -> tuple[int, ...] | None:
+    """Units as integers, also if they are numbers of numpy or torch, None for all; an error where they mean nothing."""
+    if units is None or (isinstance(units, str) and units == "all"):
+        return None
     if layers is None or level != "unit":
         example = [*list(catalogue.Catalogue(model).natural)[-1:], "fc"][0]
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hesscond.capture import Layer
@@ -140,12 +140,9 @@ def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict
     """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle."""
     parameters, first = reached(m.question) if m.reached is None else m.reached
     catalogue = Catalogue(m.question.model)
-    measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
     # no derivatives are taken in complex parameters, which may or may not be reached
     imaginary = {key for key, p in catalogue.parameters.items() if p.is_complex() and p.requires_grad}
-    missing = {key for key in parameters if id(catalogue.parameters[key]) not in measured} | imaginary
-    left = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
-    left = {name: keys for name, keys in left.items() if keys and name not in m.skipped}
+    left = left_out(m, catalogue, found, {*parameters, *imaginary})
     real = {name: catalogue.natural[name] for name, keys in left.items() if not imaginary.intersection(keys)}
     failing, undivided = trial(m, real, first)
     failing |= dict.fromkeys(left.keys() - real.keys(), COMPLEX)
@@ -156,20 +153,34 @@ def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict
         owners.setdefault(keys[0] if inside else owner, []).append(name)
     reasons = {}
     for owner, names in owners.items():
-        prefix, place = f"{owner}." * (owner != ROOT), owner_of(owner)
-        inner = (key.removeprefix(prefix).split(".") for name in names for key in left[name])
-        attributes = dict.fromkeys(parts[1] if parts[0] == "parametrizations" else ".".join(parts) for parts in inner)
-        what = f"{catalogue.kind(owner)} with {', '.join(attributes)}, {results.OTHER}"
-        if catalogue.module(owner) is None:
-            what = f"parameter of {catalogue.kind(place)}, {results.OTHER}"
-            if place in found:
-                what = f"no part of the weight and bias of layer {place!r}, a {catalogue.kind(place)}"
+        what = described(owner, [key for name in names for key in left[name]], catalogue, found)
         fit = [owner if name in found else name for name in names if name not in failing]
-        way = f"name it, layers={fit if len(fit) <= MOST else [f'{owner}*']}" + ", level='layer'" * bool(
-            {*fit} & undivided
-        )
+        way = f"name it, layers={fit if len(fit) <= MOST else [f'{owner}*']}"
+        way += ", level='layer'" * bool({*fit} & undivided)
         reasons[owner] = f"{what}: {way if fit else failing[names[0]]}"
     return reasons
+
+
+def left_out(
+    m: Measurement, catalogue: Catalogue, found: Mapping[str, results.LayerResult], names: Container[str]
+) -> dict[str, list[str]]:
+    """Parameters among the ``names`` that are in no result, by block; of blocks that are not skipped."""
+    measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
+    missing = {key for key, p in catalogue.parameters.items() if key in names and id(p) not in measured}
+    every = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
+    return {name: keys for name, keys in every.items() if keys and name not in m.skipped}
+
+
+def described(owner: str, keys: Sequence[str], catalogue: Catalogue, found: Container[str]) -> str:
+    """Description of a module, with the attributes that some parameters of it have, or of a single parameter."""
+    if catalogue.module(owner) is None:
+        kind = catalogue.kind(place := owner_of(owner))
+        if place in found:
+            return f"no part of the weight and bias of layer {place!r}, a {kind}"
+        return f"parameter of {kind}, {results.OTHER}"
+    inner = (key.removeprefix(f"{owner}." * (owner != ROOT)).split(".") for key in keys)
+    attributes = dict.fromkeys(parts[1] if parts[0] == "parametrizations" else ".".join(parts) for parts in inner)
+    return f"{catalogue.kind(owner)} with {', '.join(attributes)}, {results.OTHER}"
 
 
 def owner_of(parameter: str) -> str:

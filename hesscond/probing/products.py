@@ -211,6 +211,18 @@ def blocks_by_use(
     return {name: found[name] for name in (*blocks, *found) if name in found}
 
 
+def chosen_units(question: Question, block: Block, live: Block) -> tuple[int, ...]:
+    """Units of a block that are measured: those asked for, or all; of a table those of its ``live`` part."""
+    if question.units is None and block.table:
+        return tuple(live.units)
+    absent = [unit for unit in question.units or () if unit in block.units and unit not in live.units]
+    if absent:
+        raise ConfigError(
+            f"unit {absent[0]} of layer {block.name!r} does not occur in the data: the loss does not depend on it"
+        )
+    return block.chosen(question.units)
+
+
 @dataclass(frozen=True)
 class ByProducts:
     """Block whose Hessians are known by products."""
@@ -232,18 +244,9 @@ class ByProducts:
             raise CaptureError(f"{what} cannot be probed: the loss does not depend on parameter {missing[0]!r}")
         live = occurring(block, H, catalogue.parameters) if block.table else block
         units: tuple[int, ...] = ()
-        if (
-            question.level == "unit"
-            and not own
-            and (block.units or question.units is not None or question.named(block.name))
-        ):
-            absent = [unit for unit in question.units or () if unit in block.units and unit not in live.units]
-            if absent:
-                raise ConfigError(
-                    f"unit {absent[0]} of layer {block.name!r} does not occur in the data: the loss does not depend "
-                    "on it"
-                )
-            units = block.chosen(question.units) if question.units is not None or not block.table else tuple(live.units)
+        divided = block.units or question.units is not None or question.named(block.name)
+        if question.level == "unit" and divided and not own:
+            units = chosen_units(question, block, live)
             live = live.at(range(len(live.units)))
             products = len(units) * live.width
             if products > PRODUCTS:

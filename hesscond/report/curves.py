@@ -307,15 +307,18 @@ def eigenvalue_figure(
     the figure, in place of a panel.
     """
     chosen = selection.select(runs, layer, unit)
-    if not any(series.finite(probe["lambda_max"]).notna().any() for probe in chosen.probes):
+    import pandas as pd
+
+    rows = pd.concat([probe[["data", "iteration", "lambda_max", "rank"]] for probe in chosen.probes])
+    if not series.finite(rows["lambda_max"].astype(float)).notna().any():
         raise ConfigError("no eigenvalue is in the logs of the runs: probe them with --probe-every 1 or more")
     groups = selection.probed_groups(chosen.runs)
     groups = [group for group in groups if any(len(chosen.rows_of(run)) for run in group.runs)]
     looks = selection.looks_of(groups)
-    data = "batch" if any((probe["data"] == "batch").any() for probe in chosen.probes) else "train"
-    window = series.window_of(max(int(probe["iteration"].max()) for probe in chosen.probes if len(probe)))
+    data = "batch" if (rows["data"] == "batch").any() else "train"
+    window = series.window_of(int(rows["iteration"].max()))
     probes = {group.label: [chosen.probe(run, data) for run in group.runs] for group in groups}
-    ranks = {float(rank) for own in probes.values() for probe in own for rank in probe["rank"].dropna()}
+    ranks = set(rows.loc[rows["data"] == data, "rank"].dropna().astype(float))
     with page.styled():
         labels = [*probes, *(look.label for look in ENDS.values())]
         figure, axes = plotting.few_panels(page, 1 + (len(ranks) > 1), 1.5, labels)

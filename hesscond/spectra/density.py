@@ -7,7 +7,6 @@ several v is the estimate, and their spread its sampling error (Ghorbani, Krishn
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,11 +39,6 @@ class Recurrence:
     #: (k,) float64 β_1 … β_k; the last is 0 if the Krylov space is invariant, and μ the measure of J itself
     betas: np.ndarray
 
-    @property
-    def invariant(self) -> bool:
-        """Whether the Krylov space is invariant, so that the recurrences ended."""
-        return self.betas[-1] == 0
-
     def gauss(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Nodes θ of k-point Gauss quadrature, ascending, weights, which add up to 1, and residuals."""
         nodes, vectors = eigh_tridiagonal(self.alphas, self.betas[:-1])
@@ -62,7 +56,7 @@ class Recurrence:
         outside = np.isinf(x)
         lower, upper = (np.where(x > 0, 1.0, 0.0) for _ in range(2))
         inner = np.flatnonzero(~outside)
-        if self.invariant:
+        if self.betas[-1] == 0:
             nodes, weights, _ = self.gauss()
             total = np.concatenate([[0.0], np.cumsum(weights)])
             lower[inner] = total[np.searchsorted(nodes, x[inner], "left")]
@@ -177,8 +171,6 @@ def recurrences(
     ]
 
 
-logger = logging.getLogger("hesscond")
-
 #: Eigenvalues no larger than this share of the largest count as near zero.
 NEAR_ZERO = 1e-6
 #: Standard errors below this many percent are rounding.
@@ -285,9 +277,6 @@ def density(
     block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=A.dtype, memory=bytes_of(memory))
     if not block:
         return dense_density(A, known)
-    vectors = block * (steps + WORKING)
-    size = vectors * A.order * A.dtype.itemsize
-    logger.info("density: at most %d vectors of length %d, %.3g MB", vectors, A.order, size / 1e6)
     found: list[Recurrence] = []
     products = 0
     starts = unit_vectors(A.order, probes, seed, known, A.device)
@@ -308,7 +297,6 @@ def density(
         psd=A.psd,
         blur=max(BLUR * rounding * extent, SMALLEST),
         products=products,
-        vectors=vectors,
         seed=seed,
     )
 
@@ -340,7 +328,6 @@ def dense_density(A: SymmetricOperator, known: Subspace | None) -> Density:
         psd=A.psd,
         blur=max(BLUR * max(A.rounding, A.order**0.5 * np.finfo(float).eps) * largest, SMALLEST),
         products=A.order if len(values) else 0,
-        vectors=A.order,
         seed=None,
         recurrences=(),
     )
@@ -408,8 +395,6 @@ class Density(Shown):
         Bound of the rounding error of the nodes.
     products
         Products with one vector that were made.
-    vectors
-        The most vectors of length n that were held at a time.
     seed
         Seed of the probes; None: there were none, the eigenvalues were computed.
     recurrences
@@ -424,7 +409,6 @@ class Density(Shown):
     psd: bool
     blur: float
     products: int
-    vectors: int
     seed: int | None
     recurrences: tuple[Recurrence, ...]
 

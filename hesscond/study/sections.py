@@ -87,7 +87,18 @@ def distinct(value: Any) -> Any:
     return value
 
 
-class DataConfig(Section):
+class SectionWithOptions(Section):
+    """Section whose other keys are options of what its ``name`` names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options that are given."""
+        return dict(self.model_extra or {})
+
+
+class DataConfig(SectionWithOptions):
     """``[data]``: which data set, and what is done to it; further keys are the options of the data set.
 
     ``train_samples`` and ``test_samples``: a fixed part of it, as many samples of each class (see
@@ -98,8 +109,6 @@ class DataConfig(Section):
     zeros in a rectangle of half its height and width at a random place (16 × 16 for CIFAR). For points: ``"rotation"``,
     about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, found_by(SOURCES.find)]
     train_samples: PositiveInt | None = None
@@ -133,11 +142,6 @@ class DataConfig(Section):
         return self
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Options of the data set itself."""
-        return dict(self.model_extra or {})
-
-    @property
     def form(self) -> Form:
         """Form of the samples."""
         return loading.form(self.name, **self.options)
@@ -150,13 +154,11 @@ class DataConfig(Section):
         return tuple(f"{key} = {value}" for key, value in sorted(asked.items()) if plain.get(key, ...) != value)
 
 
-class ModelConfig(Section):
+class ModelConfig(SectionWithOptions):
     """``[model]``: a network of `hesscond.models.MODELS`; the other keys are its options.
 
     Inputs are flattened for fully connected networks (``"mlp"``, which is meant where no name is given).
     """
-
-    model_config = ConfigDict(extra="allow")
 
     name: Annotated[str, found_by(MODELS.find)] = "mlp"
 
@@ -176,11 +178,6 @@ class ModelConfig(Section):
             except OptionError as error:
                 raise misfit([option], str(error).removeprefix(f"option {option!r} ")) from None
         return self
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that are given."""
-        return dict(self.model_extra or {})
 
     @property
     def architecture(self) -> Architecture:

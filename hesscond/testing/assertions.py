@@ -227,11 +227,6 @@ def assert_condition_number(
     **options
         Further options of `hesscond.probe`: dtype, rtol, memory, reduction.
 
-    Returns
-    -------
-    Assertion
-        With the finding for every Hessian.
-
     Raises
     ------
     ConditionNumberError

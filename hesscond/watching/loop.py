@@ -122,19 +122,8 @@ def watch(
     """
     if every is None:
         every, budget = 200, DEFAULT_BUDGET if budget is None else budget
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < 1):
-        raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
     wrappers.check_group(group)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
-    if not isinstance(strict, bool):
-        raise ConfigError(f"strict must be True or False, not {strict!r}")
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise ConfigError(f"name must be a name of the training, not {name!r}")
-    if not callable(every) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ConfigError(
-            f"every must be a positive whole number of steps, or a function of their number, not {every!r}"
-        )
+    check_arguments(every, budget, seed, strict, name)
     steps = every
     due = steps if callable(steps) else lambda step: step % steps == 0
     rank = distributed_rank() if group is None else group.rank()
@@ -158,6 +147,22 @@ def watch(
     if rank == 0:
         found._destinations = destinations(log, lambda: found._config(name))
     return found
+
+
+def check_arguments(every: Any, budget: Any, seed: Any, strict: Any, name: Any) -> None:
+    """Raise a ConfigError for an argument of `watch` that makes no sense."""
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < 1):
+        raise ConfigError(f"budget must be a share of the time between 0 and 1, not {budget!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 on, not {seed!r}")
+    if not isinstance(strict, bool):
+        raise ConfigError(f"strict must be True or False, not {strict!r}")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise ConfigError(f"name must be a name of the training, not {name!r}")
+    if not callable(every) and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ConfigError(
+            f"every must be a positive whole number of steps, or a function of their number, not {every!r}"
+        )
 
 
 class Watch:

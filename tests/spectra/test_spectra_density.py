@@ -321,7 +321,7 @@ def test_small_operators(n, method):
     assert torch.allclose(found.weights.sum(1), torch.ones(1).double())
     if n <= 80:
         assert torch.allclose(found.nodes, values.expand_as(found.nodes), atol=1e-12)
-        assert all(one.invariant for one in found.recurrences)
+        assert all(one.betas[-1] == 0 for one in found.recurrences)
     if method == "auto":
         assert (found.probes, found.seed, found.products) == (0, None, n)
         assert found.trace().error == 0.0
@@ -373,7 +373,6 @@ def test_blocks_change_nothing_but_the_memory():
         assert operator.widest == block
         assert operator.products == found.products == 150
         assert operator.calls == -(-5 // block) * 30
-        assert found.vectors == block * 33
         seen.append(found)
     for found in seen[1:]:
         assert torch.allclose(found.nodes, seen[0].nodes, atol=1e-9)
