@@ -4,9 +4,9 @@ Every method is trained at every rate of a grid; its speed is the number of iter
 that takes fewest. At that rate it is trained again, and κ and other numbers of the Hessian are measured at fixed points
 of the way. The rank correlation of the two over the methods, with its uncertainty, is the answer.
 
-The folder keeps all that was measured (speed.sqlite), so that the command goes on where it was stopped; a table of all
-correlations (correlations.csv), the tables (speed.md) and the figure (speed.pdf, speed.png). ``--known-case`` does it
-for regressions trained with the whole training set at once, where theory gives the rate, and prints a CSV file.
+The folder keeps all that was measured (speed.sqlite), so that the command goes on where it was stopped; all
+correlations (correlations.csv), the two files of docs/results and the figure (speed.pdf, speed.png). ``--known-case``
+does it for regressions trained with the whole training set at once, where theory gives the rate, and prints a CSV file.
 """
 
 from __future__ import annotations
@@ -686,67 +686,44 @@ def family(method: str) -> str:
     return next((kind for kind, own in FAMILIES.items() if names[-1] in own), method)
 
 
-def table_of(table: pd.DataFrame, columns: pd.DataFrame) -> str:
-    """The correlations at all levels, all layers together, as Markdown."""
-    lines = [
-        "| Hessian of | coordinates | over | number | methods | resolved | start | ¼ | ½ (95 %, by families) | target "
-        "| τ at ½ | p at ½ (adjusted) | given λ_max · rate |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    kinds = ["level", "coordinates", "data", "statistic"]
-    shown = table[table["layer"] == "all"]
-    order = {word: k for k, word in enumerate([*LEVELS, "own", "plain", "raw", "train", "batch", *STATISTICS])}
-    groups = sorted(shown.groupby(kinds), key=lambda item: [order[word] for word in item[0]])
-    for (level, coordinates, data, statistic), rows in groups:
-        at = rows.set_index("point")
-        if "half" not in at.index:
-            continue
-        half = at.loc["half"]
-        rho = {point: f"{at.loc[point, 'spearman']:+.2f}" if point in at.index else "–" for point in POINTS}
-        interval = f"{half['low']:+.2f} … {half['high']:+.2f}; {half['family_low']:+.2f} … {half['family_high']:+.2f}"
-        resolved = f"{half['resolved']:.0%}" if statistic == "kappa" and pd.notna(half["resolved"]) else ""
-        lines.append(
-            f"| {level} | {coordinates} | {data} | {STATISTICS[statistic]} | {half['methods']} | {resolved} "
-            f"| {rho['start']} | {rho['quarter']} | {rho['half']} ({interval}) | {rho['target']} "
-            f"| {half['kendall']:+.2f} | {half['p']:.3f} ({half['p_adjusted']:.2f}) | {half['partial']:+.2f} |"
-        )
-    return "\n".join(lines)
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The correlations that the page shows: own coordinates, training set, all layers together; a row for a number."""
+    table = table[(table["layer"] == "all") & (table["coordinates"] == "own") & (table["data"] == "train")]
+    rows = []
+    for level in LEVELS[::-1]:
+        for statistic in ("kappa", "concentration", "lambda_max", "sharpness", "decrease"):
+            at = table[(table["level"] == level) & (table["statistic"] == statistic)].set_index("point")
+            if "half" in at.index:
+                half, along = at.loc["half"], at["spearman"].reindex(list(POINTS))
+                row = {"level": level, "number": STATISTICS[statistic], "methods": half["methods"]}
+                row |= {"start": along["start"], "half": half["spearman"], "low": half["low"], "high": half["high"]}
+                row |= {"target": along["target"], "p": half["p"], "p_adjusted": half["p_adjusted"]}
+                rows.append(row | {"partial": half["partial"]})
+    return pd.DataFrame(rows)
 
 
-def methods_table(store: Store, setup: Setup, targets: Sequence[float]) -> str:
-    """Rates, iterations and κ of every method at half of its way, as Markdown."""
+def of_methods(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataFrame:
+    """Rate, iterations (geometric mean of the seeds, fewest, most) and κ at half of the way of each method."""
     found = speeds(store, setup, targets)
     rates = best_rates(found, MAIN, setup.iterations)
     measured = store.read("measured").query("data == 'train' and coordinates == 'own' and point == 'half'")
-    lines = [
-        "| method | rate | iterations to the target (fewest … most) | seeds | κ network | κ layers | λ_max · rate |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
     own = found[(found["target"] == MAIN) & (found["rate"] == found["method"].map(rates))]
-    counted = own["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
-    ordered = counted.groupby(own["method"]).mean().map(math.exp).sort_values()
-    for method in ordered.index:
-        seeds = own[own["method"] == method]["iterations"]
-        edge = "*" if rates[method] in (min(setup.rates), max(setup.rates)) else ""
-        rows = measured[measured["method"] == method]
-        whole, layers = rows[rows["level"] == "network"], rows[rows["level"] == "layer"]
-        reached = seeds[seeds < math.inf]
-        text = f"{ordered[method]:.0f} ({reached.min():.0f} … {reached.max():.0f})" if len(reached) else "not reached"
-        sharp = whole["lambda_max"].mean() * rates[method]
-        lines.append(
-            f"| `{method}` | {rates[method]:g}{edge} | {text} | {len(reached)} of {len(seeds)} "
-            f"| {kappas(whole)} | {', '.join(kappas(part) for _, part in layers.groupby('layer'))} | {sharp:.2g} |"
-        )
-    return "\n".join(lines)
+    rows = []
+    for method, runs in own.groupby("method"):
+        reached = runs["iterations"][runs["iterations"] < math.inf]
+        at = measured[measured["method"] == method]
+        whole, layers = at[at["level"] == "network"], at[at["level"] == "layer"]
+        row = {"method": method, "rate": rates[method], "seeds_there": len(reached)}
+        row["iterations"] = math.exp(runs["iterations"].clip(1, MISSED * setup.iterations).map(math.log).mean())
+        row |= {"fewest": reached.min(), "most": reached.max(), "kappa_network": geometric_mean(whole)}
+        row |= {f"kappa_{layer}": geometric_mean(part) for layer, part in layers.groupby("layer")}
+        rows.append(row | {"sharpness": whole["lambda_max"].mean() * rates[method]})
+    return pd.DataFrame(rows).sort_values("iterations")
 
 
-def kappas(rows: pd.DataFrame) -> str:
-    """Geometric mean over the seeds, a lower bound where one is unresolved."""
-    values = rows["kappa"].fillna(rows["lower"]).dropna()
-    if values.empty:
-        return "–"
-    mark = "" if rows["resolved"].all() else "≥ "
-    return f"{mark}{np.exp(np.log(values).mean()):.1e}"
+def geometric_mean(rows: pd.DataFrame) -> float:
+    """Geometric mean of κ over the seeds, an unresolved one by its lower bound; NaN if none was measured."""
+    return math.exp(rows["kappa"].fillna(rows["lower"]).map(math.log).mean())
 
 
 def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: Path) -> None:
@@ -950,11 +927,12 @@ def main() -> None:
         list(pool.map(work, todo))
     table, columns, speed = correlations(store, setup, targets, given.unresolved, given.draws)
     table.to_csv(given.out / "correlations.csv", index=False)
-    text = f"{methods_table(store, setup, targets)}\n\n{table_of(table, columns)}\n"
-    (given.out / "speed.md").write_text(text, encoding="utf-8")
+    shown(table).to_csv(given.out / "kappa-and-speed-correlations.csv", index=False, float_format="%.3f")
+    methods = of_methods(store, setup, targets)
+    methods.to_csv(given.out / "kappa-and-speed.csv", index=False, float_format="%.4g")
     for kind in ("pdf", "png"):
         draw(columns, speed, table, given.out / f"speed.{kind}")
-    print(text)
+    print(methods.to_string(index=False))
 
 
 def trains(setup: Setup, text: str) -> bool:

@@ -237,10 +237,10 @@ def small(study: str) -> FileTable:
     return StudyFile.read(SMALL / f"{study}.toml").layout
 
 
-def at_full_size(study: str, panel: str) -> FileTable:
-    """Panel, methods and claims of a built-in study."""
+def at_full_size(study: str, panel: str | None = None) -> FileTable:
+    """Panels, or one of them, methods and claims of a built-in study."""
     found = StudyFile.read(DOCS.parent / "studies" / f"{study}.toml").layout
-    return found.model_copy(update={"panels": [own for own in found.panels if own.name == panel]})
+    return found.model_copy(update={"panels": [own for own in found.panels if panel in (None, own.name)]})
 
 
 def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
@@ -270,8 +270,9 @@ def paper_of(study: str, panel: str, method: str) -> str:
 @cache
 def all_runs() -> pd.DataFrame:
     """Rows of all runs of these studies."""
-    names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches", "bnp-figure-5-batch-128")
-    return pd.concat(map(read, names), ignore_index=True)
+    names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches")
+    full_size = ("bnp-figure-3", "bnp-figure-4-batch-1", "bnp-figure-5-batch-128")
+    return pd.concat(map(read, names + full_size), ignore_index=True)
 
 
 def runs_of(study: str, panel: str) -> pd.DataFrame:
@@ -624,6 +625,8 @@ table("forecast", forecast)
 table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("machines", machines)
+table("bnp-figure-3", lambda: claims_with_numbers(at_full_size("bnp-figure-3")))
+table("bnp-figure-4-batch-1", lambda: claims_with_numbers(at_full_size("bnp-figure-4", "fc-batch-1")))
 table("bnp-figure-5-batch-128", lambda: claims_with_numbers(at_full_size("bnp-figure-5", "batch-128")))
 table("bnp-small-batches", lambda: claims_with_numbers(small("bnp-figure-5")))
 table("cwo-branches", branches)

@@ -3,6 +3,7 @@ import sqlite3
 from contextlib import closing
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ import hesscond
 from hesscond.errors import ConfigError
 from hesscond.report import summary_frame, summary_table
 from hesscond.report.series import FLOAT32_LIMIT, rounding_note
+from hesscond.report.summary import median
 from hesscond.study import open_run
 from tests.report_page import printed
 
@@ -86,6 +88,12 @@ def test_runs_without_probes_or_evaluations(make_run):
     run = make_run(probed=False, evaluated=False)
     assert "nan" not in printed(summary_table([run]))
     assert "nothing was probed" in printed(summary_table([run]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_medians_of_the_largest_numbers_do_not_overflow():
+    assert median(pd.Series([1.25e308, math.nan, 1.5e308])) == pytest.approx(1.375e308)
+    assert median(pd.Series([3.0, 1.0, 2.5])) == 2.5
 
 
 def test_another_unit_and_runs_of_different_studies(make_run):
