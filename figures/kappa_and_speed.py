@@ -80,7 +80,8 @@ FAMILIES = {
     "batch": ("batchnorm", "batchrenorm", "four-things-batchnorm"),
     "sample": ("layernorm", "groupnorm"),
     "preconditioned inputs": ("bnp", "whitening"),
-    "adaptive": ("adagrad", "rmsprop", "adam", "adamw"),
+    "adaptive": ("adagrad", "rmsprop", "adam", "adamw", "adahessian", "sophia"),
+    "preconditioned layers": ("kfac", "ekfac", "gauss-newton", "shampoo", "soap", "psgd", "muon"),
     "weights": ("weightnorm", "centred-weightnorm", "weightstandardization", "equilibration", "sphere"),
 }
 TABLES = """

@@ -271,7 +271,7 @@ def paper_of(study: str, panel: str, method: str) -> str:
 def all_runs() -> pd.DataFrame:
     """Rows of all runs of these studies."""
     names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches")
-    full_size = ("bnp-figure-3", "bnp-figure-4-batch-1", "bnp-figure-5-batch-128")
+    full_size = ("bnp-figure-3", "bnp-figure-5-batch-128")
     return pd.concat(map(read, names + full_size), ignore_index=True)
 
 
@@ -516,7 +516,7 @@ def kappa_and_speed() -> list[str]:
     rows = [
         [
             *(row.level, row.number, f"{row.half:+.2f} ({row.low:+.2f} … {row.high:+.2f})"),
-            f"{row.p:.3f} ({row.p_adjusted:.2f})",
+            f"{'< 0.001' if row.p < 0.0005 else f'{row.p:.3f}'} ({row.p_adjusted:.2f})",
         ]
         for row in read("kappa-and-speed-correlations").itertuples()
         # λ_max alone, and times the rate of one layer, are in the file
@@ -626,7 +626,6 @@ table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("machines", machines)
 table("bnp-figure-3", lambda: claims_with_numbers(at_full_size("bnp-figure-3")))
-table("bnp-figure-4-batch-1", lambda: claims_with_numbers(at_full_size("bnp-figure-4", "fc-batch-1")))
 table("bnp-figure-5-batch-128", lambda: claims_with_numbers(at_full_size("bnp-figure-5", "batch-128")))
 table("bnp-small-batches", lambda: claims_with_numbers(small("bnp-figure-5")))
 table("cwo-branches", branches)

@@ -243,6 +243,21 @@ def test_what_diverges_while_it_is_timed_has_no_time(folder):
     assert 0.1 < relative_cost(near, data) < 10
 
 
+def test_no_time_is_that_of_coming_second(folder, monkeypatch):
+    """What comes second finds the data in the cache; the first round counts for nothing."""
+    calls = []
+
+    def block_time(training, first, ahead):
+        calls.append((id(training), first, ahead))
+        return 1e6 if len(calls) <= 2 else 1.0 + len(calls) % 2
+
+    monkeypatch.setattr("hesscond.study.sweep.block_time", block_time)
+    study = load_study(str(folder / "tiny.toml"))
+    plan = RunPlan(study, "bnp", 0, 0.1, folder / "out", torch.device("cpu"))
+    assert relative_cost(plan, load_data(study.data)) == 1.0
+    assert len({(which, ahead) for which, _, ahead in calls}) == 2
+
+
 def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):
     result = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--lr", "1e30", "--out", "out")
     assert result.code == 1

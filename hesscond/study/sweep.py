@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from queue import SimpleQueue
@@ -279,25 +280,25 @@ BLOCK, ROUNDS = 20, 7
 
 def relative_cost(plan: runner.RunPlan, data: Dataset) -> float:
     """Time of an iteration without probes over that of vanilla, from blocks of iterations of both in turn."""
-    total = [0.0, 0.0]
+    seconds = torch.zeros(2, ROUNDS, dtype=torch.float64, device="cpu")
     plan = replace(plan, study=plan.study.model_copy(update={"probe": plan.study.probe.unmeasured}))
     vanilla = replace(plan, method="vanilla", label="")
     with suppress(DivergedError), runner.rehearsal(vanilla, data) as base, runner.rehearsal(plan, data) as own:
-        for number in range(ROUNDS):
-            times = [block_time(training, number * BLOCK) for training in (base, own)]
-            # the first is slow; what a method does only every few steps has its share
-            if number:
-                total = [sum(pair) for pair in zip(total, times, strict=True)]
-        return total[1] / total[0]
+        for number, turn in product(range(ROUNDS), (0, 1)):
+            # caches favour what comes second: each comes first in every other round, and has batches of its own
+            which = (number + turn) % 2
+            seconds[which, number] = block_time((base, own)[which], number * BLOCK, which * ROUNDS * BLOCK)
+        # the first round is slow; what a method does only every few steps has its share
+        return float(seconds[1, 1:].sum() / seconds[0, 1:].sum())
     return math.nan
 
 
-def block_time(training: runner.Training, first: int) -> float:
-    """Seconds for some iterations from ``first`` on, on the first batches of the training set."""
+def block_time(training: runner.Training, first: int, ahead: int) -> float:
+    """Seconds for some iterations from ``first`` on, on the training set's batches from ``ahead`` further on."""
     size, batches = training.batch_size, max(1, training.per_epoch)
     start = time.perf_counter()
     for k in range(first, first + BLOCK):
-        part = slice(k % batches * size, (k % batches + 1) * size)
+        part = slice((k + ahead) % batches * size, ((k + ahead) % batches + 1) * size)
         training.step(k, training.inputs[part], training.targets[part])
     for accelerator in accelerators_of([training.targets]):
         runtime(accelerator).synchronize(accelerator)
