@@ -110,9 +110,15 @@ def write_display(translator, node):
     raise SkipNode
 
 
+def delete_page(app, env, docname):
+    """Delete the page of a document that is gone, with its links; that of one that has changed is written anew."""
+    (Path(app.outdir) / f"{docname}.html").unlink(missing_ok=True)
+
+
 def setup(app):
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (write_inline, None), (write_display, None))
     app.connect("source-read", complete)
+    app.connect("env-purge-doc", delete_page)
     app.connect("autodoc-process-docstring", escape_bars)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
