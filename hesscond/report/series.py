@@ -84,9 +84,8 @@ def is_collapsed(run: StoredRun) -> bool:
     last = probe[(probe["iteration"] >= 0.9 * probe["iteration"].max()) & (probe["n_params"] > 2)]
     if loss.empty or last["rank"].isna().all():
         return False
-    tail = loss.tail(max(1, min(100, len(loss) // 10)))
-    # where a loss is far below that of two classes at chance, H vanishes because the network has learnt
-    return bool(last["rank"].le(1).all() and tail.median() >= 0.9 * min(loss.iloc[0], np.log(2)))
+    few = max(1, min(100, len(loss) // 10))
+    return bool(last["rank"].le(1).all() and loss.tail(few).median() >= 0.9 * loss.iloc[0])
 
 
 def window_of(iterations: int) -> int:
