@@ -135,7 +135,7 @@ def capture(
     if progress.sample and differentiator.is_tied(model):
         progress.reason = TIED
     result.failed = differentiator.failed
-    explain(result.failed, model, loss_fn, batch, chosen, dtype)
+    explain(result.failed, model, loss_fn, batch, chosen, dtype=dtype)
     refuse_failed(result, optional=optional)
     wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
     result.take(found, wanted_now, forward)

@@ -36,7 +36,6 @@ from hesscond.sheets import duration
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-
 #: Seconds that a probe may take without a word.
 SILENT = 5.0
 #: Seconds that second derivatives may take in a probe that names neither layers nor units.

@@ -252,7 +252,7 @@ def assert_condition_number(
         if not 0 < limit < math.inf:
             raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
     policy = policy_of(share, unresolved)
-    found = measured(model, loss_fn, batch, layer, unit, level, method, options)
+    found = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
     findings = []
     for place, kappa in found.items():
         known = interval(kappa)
@@ -315,8 +315,8 @@ def assert_preconditioner_improves(
     if not 0 < factor < math.inf:
         raise ConfigError(f"factor must be positive and finite, not {factor}")
     policy = policy_of(share, unresolved)
-    plain = measured(model, loss_fn, batch, layer, unit, level, None, options)
-    own = measured(model, loss_fn, batch, layer, unit, level, method, options)
+    plain = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=None, options=options)
+    own = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
     findings = []
     for place, kappa in plain.items():
         other = own[place]
@@ -395,6 +395,7 @@ def measured(
     model: nn.Module,
     loss_fn: evaluation.LossFunction,
     batch: evaluation.Batch | Iterable[evaluation.Batch],
+    *,
     layer: str | Sequence[str] | None,
     unit: int | Sequence[int] | None,
     level: str,
@@ -409,7 +410,7 @@ def measured(
     units = "all" if unit is None else [unit] if isinstance(unit, int) else unit
     coordinates = DensePreconditioner(method) if isinstance(method, torch.Tensor) else method
     try:
-        result = probe(model, loss_fn, batch, layers, level, coordinates, units=units, **options)
+        result = probe(model, loss_fn, batch, layers, level, method=coordinates, units=units, **options)
     except HesscondError as error:
         # the sentence says it: no frames of the engine in a test's output
         raise error.with_traceback(None) from None

@@ -124,8 +124,7 @@ def watch(
         every, budget = 200, DEFAULT_BUDGET if budget is None else budget
     wrappers.check_group(group)
     check_arguments(every, budget, seed, strict, name)
-    steps = every
-    due = steps if callable(steps) else lambda step: step % steps == 0
+    due = every if callable(every) else lambda step, every=every: step % every == 0
     rank = distributed_rank() if group is None else group.rank()
     if group is None and rank != 0:
         # one of the processes of a distributed training that only train
@@ -143,7 +142,8 @@ def watch(
         seed=seed,
         group=group,
     )
-    found = Watch(measuring, optimizer, due, every if isinstance(every, int) else None, budget, strict, seed)
+    length = every if isinstance(every, int) else None
+    found = Watch(measuring, optimizer, due, length, budget, strict=strict, seed=seed)
     if rank == 0:
         found._destinations = destinations(log, lambda: found._config(name))
     return found

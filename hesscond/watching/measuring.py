@@ -185,7 +185,7 @@ class Measuring:
             self.data,
             self.names if names is None else names,
             self.level,
-            own,
+            method=own,
             units="all" if self.units is None else self.units,
             rtol=self.rtol,
             memory=self.memory,

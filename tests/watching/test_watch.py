@@ -107,7 +107,7 @@ def test_one_probe_has_both_coordinates_where_they_differ_by_a_number(level, mom
             if not short:
                 patch.setattr(AtWork, "multiple_of_identity", lambda self: None)
             counted = []
-            patch.setattr(measuring, "probe", lambda *a, **k: counted.append(a[5]) or hesscond.probe(*a, **k))
+            patch.setattr(measuring, "probe", lambda *a, **k: counted.append(k["method"]) or hesscond.probe(*a, **k))
             model = model_of()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
             own = hesscond.watch(model, F.cross_entropy, BATCH, optimizer, every=2, level=level, strict=True)
