@@ -1,7 +1,9 @@
 """Measurement of the layers of a model, or of the whole network: from a loss over data to condition numbers.
 
-`entry` is `hesscond.probe`; `applied` builds the network of a method, `layers` and `network` measure, `check` compares
-every answer with the model itself, `results` are what is returned.
+`entry` is `hesscond.probe`, `question` what it asks; `applied` builds the network of a method. `layers` measures each
+block where it is cheapest: `captured` (dense layers, convolutions: Ĥᵀ S Ĥ from one pass), `products` (the rest: H v).
+`network` is one block of all parameters. `check` and `differences` compare every answer with the model itself,
+`results` are what is returned. `training` measures within a step of training, from the passes that the step makes.
 """
 
 from typing import TYPE_CHECKING

@@ -125,9 +125,8 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, res
     except NoDerivativeError as error:
         if isinstance(m.question.data, Iterator):
             raise
-        left = {
-            name: layer for name, layer in layers.items() if name not in {*m.differenced, *m.skipped, *m.multiplied}
-        }
+        over = {*m.differenced, *m.skipped, *m.multiplied}
+        left = {name: layer for name, layer in layers.items() if name not in over}
         if len(left) <= 1:
             for name in left:
                 with m.skipping(name, CaptureError):

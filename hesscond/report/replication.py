@@ -64,11 +64,11 @@ def training_loss(run: StoredRun) -> pd.Series:
 
 
 def seconds_per_epoch(run: StoredRun) -> pd.Series:
-    """Seconds per epoch: the time that the run worked divided by its number of epochs."""
+    """Seconds per epoch: the time that the run worked divided by its epochs; empty before the first is over."""
     import pandas as pd
 
     epochs = int(run.table("evaluation")["epoch"].max())
-    return pd.Series({epochs: run.seconds / epochs})
+    return pd.Series({epochs: run.seconds / epochs} if epochs else {}, dtype=float)
 
 
 def seconds(run: StoredRun) -> pd.Series:
@@ -180,9 +180,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = fmean(values)
     if len(values) == 1 or not math.isfinite(mean):
         return mean, mean
-    half = (
-        float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
-    )
+    quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    half = quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return mean - half, mean + half
 
 
@@ -190,7 +189,7 @@ def judged(comparison: files.Comparison, of: Mapping[str, Seeds], margin: float)
     """The verdict on a comparison: seeds are paired, and the interval of the mean difference decides."""
     one = of[comparison.one]
     if comparison.sign == "in":
-        if not one.values or math.isnan(one.mean):
+        if not one.values:
             return UNDECIDED
         low, high = interval(list(one.values.values()))
         return inside(low, high, comparison.low, comparison.high)
@@ -200,7 +199,7 @@ def judged(comparison: files.Comparison, of: Mapping[str, Seeds], margin: float)
         return UNDECIDED
     differences = [one.values[seed] - other.values[seed] for seed in seeds]
     if any(map(math.isnan, differences)):
-        # both diverged, or one has no value
+        # both diverged
         return UNDECIDED
     if not all(map(math.isfinite, differences)):
         # some diverged: only a clear sign counts
@@ -230,13 +229,14 @@ def of_seeds(verdict: str, seeds: int) -> str:
     """The verdict of a number of seeds; that of one says so."""
     if seeds == 1 and verdict not in (SMALLER, NOT_COMPARABLE):
         return f"{verdict} (one seed)"
-    return verdict if seeds else "not run"
+    return verdict if seeds else "not measured"
 
 
 def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
-    """Values of a quantity of the runs of one method that finished or diverged, by seed."""
+    """Values of a quantity of the runs of one method that finished or diverged, by seed; none of runs too short."""
     over = [run for run in runs if run.legend == name and run.status in ("finished", "diverged")]
-    return Seeds(name, {run.seed: measured(run, of, at) for run in over})
+    values = {run.seed: measured(run, of, at) for run in over}
+    return Seeds(name, {seed: value for seed, value in values.items() if not math.isnan(value)})
 
 
 AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mean": ", mean over epochs"}
@@ -262,7 +262,7 @@ def number_row(panel: Panel, published: files.Published, name: str, runs: Sequen
     verdict = SMALLER if panel.study.scale == "small" else UNDECIDED
     if published.tolerance is None:
         verdict = NOT_COMPARABLE
-    elif verdict == UNDECIDED and seeds.values and not math.isnan(seeds.mean):
+    elif verdict == UNDECIDED and seeds.values:
         low, high = interval(list(seeds.values.values()))
         verdict = inside(low, high, paper - published.tolerance, paper + published.tolerance)
     return {
@@ -299,9 +299,8 @@ def replication_columns(frame: pd.DataFrame) -> list[tables.Column]:
 
 def caption(found: Replication, frame: pd.DataFrame) -> str:
     """Caption: what the table shows, and how the verdicts were found."""
-    scale = (
-        " at the study's small size, which the paper does not have" if found.panels[0].study.scale == "small" else ""
-    )
+    small = found.panels[0].study.scale == "small"
+    scale = " at the study's small size, which the paper does not have" if small else ""
     seeds = int(frame["seeds"].max()) if len(frame) else 0
     return (
         f"{found.source}; here: mean ± standard deviation of {seeds} seed{'s' if seeds != 1 else ''}{scale}; verdicts: "

@@ -376,7 +376,15 @@ def test_what_diverged_is_worst():
 
 def test_without_runs_nothing_is_decided(figure):
     frame = replication_frame(replication(str(figure())), {})
-    assert set(frame["verdict"]) == {"not run"}
+    assert set(frame["verdict"]) == {"not measured"}
+
+
+def test_runs_that_end_within_an_epoch_have_no_time_of_an_epoch():
+    evaluation = pd.DataFrame({"epoch": [0], "test_accuracy": [0.1]})
+    run = {"status": "finished", "seconds": 2.0, "table": lambda name: evaluation}
+    runs = {"batch-16": [SimpleNamespace(legend=name, seed=0, **run) for name in ("BN", "BNP")]}
+    (row,) = replication_frame(replication("bnp-table-1/batch-16"), runs).to_dict("records")
+    assert (row["here"], row["verdict"]) == ("BNP –; BN –", "not measured")
 
 
 def test_one_seed_says_so_and_another_experiment_has_no_verdict(figure):
