@@ -420,3 +420,10 @@ def test_the_files_of_the_papers_hold_no_key_that_is_not_read():
         assert set(content) <= {*StudyConfig.model_fields, *OF_THE_FILE}
         for panel in content.get("panels", []):
             assert set(panel) <= {*StudyConfig.model_fields, *OF_THE_PANEL}
+
+
+def test_claims_are_of_what_the_tables_of_the_papers_measure():
+    for path in studies_folder().glob("*.toml"):
+        layout = StudyFile.read(path).layout
+        printed = {row.of for panel in layout.panels for row in panel.paper}
+        assert {claim.of for claim in layout.claims} <= printed | {"train_loss"} or not printed, path
