@@ -90,6 +90,11 @@ class LayerInputs:
         return found
 
     @cached_property
+    def ranks(self) -> dict[int, int]:
+        """Ranks of Ĥ by group, as far as they are known."""
+        return {}
+
+    @cached_property
     def squared_lengths(self) -> torch.Tensor:
         """Sums of squares Σ_p ĥ_p² (J, G, n̂) over the positions of each block."""
         return torch.cat([self.slice(*step).square().sum(1) for step in self.steps(KEPT)])

@@ -114,7 +114,8 @@ def capture(
     optional = layers is None if optional is None else optional
     progress = ProgressRecord() if progress is None else progress
     run = partial(run_forward, model, loss_fn, batch, chosen, dtype=dtype, optional=optional)
-    in_parameters = (tied_layers(model) | with_own_forward(chosen) | in_parameters) & set(chosen)
+    with_own = {name for name, layer in chosen.items() if stock_class(layer) is None and not is_computed(layer)}
+    in_parameters = (tied_layers(model) | with_own | in_parameters) & set(chosen)
     forward = run(in_parameters=in_parameters)
     differentiated = forward.differentiated
     if forward.entangled or forward.overwritten:
@@ -166,11 +167,6 @@ def refuse_failed(result: Captures, *, optional: bool) -> None:
     if undefined:
         # the logarithm of a negative number is NaN, its formula for the derivative is not
         raise NotFiniteError(f"the loss of a batch is {result.loss}: its derivatives are not defined")
-
-
-def with_own_forward(layers: Mapping[str, Layer]) -> set[str]:
-    """Names of the layers with a forward pass that their class overrides."""
-    return {name for name, layer in layers.items() if stock_class(layer) is None and not is_computed(layer)}
 
 
 def explain(

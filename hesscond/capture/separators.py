@@ -443,9 +443,9 @@ class Separators:
                 best.append((math.inf if failed else 0.0, None))
                 continue
             sharing = 1 if last else self.sharing(chain.nodes[lower], request)
-            options: list[tuple[float, int | None]] = (
-                [] if last else [(self.cost_from_loss(chain, lower) / sharing, None)]
-            )
+            # by two backward passes from the loss
+            cost = 2 * chain.numel[lower] / self.planned_blocks(chain, lower) * chain.numbers[lower]
+            options: list[tuple[float, int | None]] = [] if last else [(cost / sharing, None)]
             for upper in range(max(0, lower - REACH), lower):
                 if last:
                     cost = self.cost(chain, upper, lower, per_block, directions, 2, request)
@@ -465,10 +465,6 @@ class Separators:
             self.blocks[chain.nodes[place]] = self.planned_blocks(chain, place)
             place = behind
         return cost / direct
-
-    def cost_from_loss(self, chain: Chain, lower: int) -> float:
-        """Cost of forming the curvature in a tensor of the chain by two backward passes."""
-        return 2 * chain.numel[lower] / self.planned_blocks(chain, lower) * chain.numbers[lower]
 
     def cost(
         self,
@@ -520,9 +516,7 @@ class Separators:
                 self.formed[node] = self.from_loss(edge, target, self.blocks[node])
             else:
                 upper = self.separator(behind)
-                self.formed[node] = (
-                    None if upper is None else self.from_separator(edge, target, upper, self.blocks[node])
-                )
+                self.formed[node] = upper and self.from_separator(edge, target, upper, self.blocks[node])
         return self.formed[node]
 
     def from_loss(self, edge: GradientEdge, target: Variables, blocks: int) -> Separator | None:

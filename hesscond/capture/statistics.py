@@ -127,11 +127,6 @@ def rows_of(inputs: captured.LayerInputs) -> Iterator[torch.Tensor]:
         yield inputs.slice(start, stop)[..., bias:].flatten(0, 1)
 
 
-def entry_statistics(inputs: captured.LayerInputs) -> FeatureStatistics:
-    """Statistics of every entry of the rows h; for a convolution, of its patches including the padding."""
-    return reduce(FeatureStatistics.merged, (FeatureStatistics.of(rows.flatten(1)) for rows in rows_of(inputs)))
-
-
 def row_factor(inputs: captured.LayerInputs) -> RowFactor:
     """Triangular factor of the centred rows h."""
     return reduce(RowFactor.merged, map(RowFactor.of, rows_of(inputs)))
@@ -152,7 +147,7 @@ def channel_statistics(inputs: captured.LayerInputs) -> FeatureStatistics:
     """Statistics of every input feature; for a convolution, of every input channel, repeated for each kernel entry."""
     geometry = inputs.geometry
     if not geometry.dims:
-        return entry_statistics(inputs)
+        return reduce(FeatureStatistics.merged, (FeatureStatistics.of(rows.flatten(1)) for rows in rows_of(inputs)))
     refuse_uncalled(inputs.layer, inputs.calls)
     last = (x.to(torch.float64).movedim(-1 - geometry.dims, -1) for x, _ in inputs.calls)
     rows = (h.reshape(-1, geometry.channels) for h in last)

@@ -227,9 +227,8 @@ def explained(error: BaseException, spec: str) -> str:
     if (where := user_failure(error, Path(spec.rpartition(":")[0]))) is not None:
         return where
     # hesscond watches the operations of the model: these frames are passed on the way to the operation that failed
-    frames = [
-        f for f in traceback.extract_tb(error.__traceback__) if f.name not in ("__torch_function__", "in_float64")
-    ]
+    ours = ("__torch_function__", "in_float64")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name not in ours]
     if Path(frames[-1].filename).is_relative_to(OURS):
         place = f"{Path(frames[-1].filename).relative_to(OURS.parent)}:{frames[-1].lineno}"
         return f"{spec} cannot be measured, by a fault of hesscond ({place}; --traceback shows all): {one_line(error)}"

@@ -45,9 +45,8 @@ def verify_statements(
         raise ConfigError(f"--trials must be at least 1, got {trials}")
     options.check_file("--figure", figure, page.METADATA)
     # one that is named by several of its ids is checked once
-    chosen = (
-        list(base.statements()) if all_of_them else list({s.id: s for s in map(base.statement, ids or ())}.values())
-    )
+    named = {s.id: s for s in map(base.statement, ids or ())}.values()
+    chosen = list(base.statements() if all_of_them else named)
     if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
     verdicts = run_all(chosen, trials, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from hesscond.capture import DiagonalS, FactoredS, FormedH, LayerCapture
 from hesscond.errors import refuse_large
 from hesscond.hessians.coordinates import base
-from hesscond.hessians.factored import FactoredHessian
+from hesscond.hessians.factored import FactoredHessian, feature_rank
 from hesscond.hessians.formed import FormedHessian
 from hesscond.hessians.layer import LayerHessian
 from hesscond.operators.threads import side_by_side, threads_for
@@ -30,21 +31,20 @@ def unit_hessian(captured: LayerCapture, unit: int, memory: int) -> base.BlockHe
 def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> list[base.BlockHessian]:
     """The Hessians of output units that belong to one group of the layer."""
     columns, curvature = [captured.column(unit) for unit in units], captured.curvature
+    features = feature_rank(captured, units[:1], memory)
     if isinstance(curvature, FormedH):
-        return [
-            FormedHessian(
-                curvature.matrices[column], curvature.spread[column], curvature.terms, vanishing=captured.loses_entries
-            )
-            for column in columns
-        ]
+        lost, pairs = captured.loses_entries, ((curvature.matrices[k], curvature.spread[k]) for k in columns)
+        return [FormedHessian(H, d, curvature.terms, vanishing=lost, features=features) for H, d in pairs]
     if isinstance(curvature, DiagonalS):
         inputs = captured.inputs
         if inputs.geometry.groups == 1:
             rows = captured.H_hat
         else:
             rows = inputs.slice(0, inputs.blocks)[:, :, inputs.geometry.group(units[0])].flatten(0, 1)
-        return [with_diagonal_curvature(captured, curvature, rows, column) for column in columns]
-    return with_factored_curvature(captured.narrowed(units), units, memory)
+        found = [with_diagonal_curvature(captured, curvature, rows, column) for column in columns]
+    else:
+        found = with_factored_curvature(captured.narrowed(units), units, memory)
+    return [replace(hessian, features=features) for hessian in found]
 
 
 def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Tensor, column: int) -> FactoredHessian:
@@ -66,13 +66,13 @@ def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Te
     return FactoredHessian(scaled, None, sign, error, spread=spread, vanishing=lost)
 
 
-def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory: int) -> list[base.BlockHessian]:
+def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory: int) -> list[FactoredHessian]:
     """The Hessians of the units that a capture was narrowed to."""
     S = captured.curvature
     assert isinstance(S, FactoredS)
     terms = (S.B != 0).any(3)
     factors, errors = captured.unit_rows(units, memory // 8), captured.row_rounding(units)
-    spreads, found = captured.spread(units), list[base.BlockHessian]()
+    spreads, found = captured.spread(units), list[FactoredHessian]()
     for column, rows in enumerate(factors):
         spread = None if spreads is None else spreads[column]
         sign = None if S.sign is None else S.sign[:, :, min(column, S.sign.shape[2] - 1)].flatten()
@@ -93,7 +93,8 @@ def layer_hessian(captured: LayerCapture, memory: int) -> base.BlockHessian:
     curvature = captured.curvature
     units = captured.inputs.geometry.units
     if isinstance(curvature, FormedH):
-        return FormedHessian(curvature.matrices[0], curvature.spread[0], curvature.terms, units, captured.loses_entries)
+        H, d, features = curvature.matrices[0], curvature.spread[0], feature_rank(captured, captured.units, memory)
+        return FormedHessian(H, d, curvature.terms, units, captured.loses_entries, features=features)
     if units == 1:
         return unit_hessian(captured, 0, memory)
     assert isinstance(curvature, FactoredS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -9,14 +10,14 @@ import numpy as np
 import torch
 
 from hesscond import causes
-from hesscond.capture import EntryBounds, statistics
+from hesscond.capture import EntryBounds, LayerCapture, statistics
 from hesscond.hessians.coordinates import base
 from hesscond.operators import estimates, threads
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.condition import EPS, error_factor
-from hesscond.spectra.forms import FactorForm
+from hesscond.spectra.forms import DualForm, FactorForm, SummedForm
 from hesscond.spectra.rank import distinct_rows
-from hesscond.spectra.solvers.base import conditions
+from hesscond.spectra.solvers.base import RankBound, conditions
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class FactoredHessian(base.KeptHessian):
     spread: torch.Tensor | None = None
     #: reason why zeros of S may be underflow, so that they bound no rank
     vanishing: causes.Cause = causes.NOTHING
+    features: RankBound | None = None  # returns the largest rank that Ĥ leaves, see `within_features`
 
     @property
     def order(self) -> int:
@@ -94,10 +96,11 @@ class FactoredHessian(base.KeptHessian):
 
     def settled(self, form: FactorForm, found: ConditionNumber, *, rtol: float) -> ConditionNumber:
         """κ of a form, with the rank in the plain coordinates where that decides: P does not increase it."""
+        found = within_features(form, found, self.features, rtol)
         # the rounding of P may hide what is zero in the plain coordinates
         if found.resolved or self.P is None or not self.P.cancels:
             return found
-        plain = self.plain.form().condition(rtol=rtol)
+        plain = self.plain.condition_number(rtol=rtol)
         if not plain.resolved or found.rank != plain.rank:
             return found
         return replace(form, rank_bound=lambda: plain.rank).condition(rtol=rtol)
@@ -171,6 +174,38 @@ class FactoredHessian(base.KeptHessian):
         norms = torch.linalg.vector_norm(self.rows, dim=0)
         per_column = error + error_factor(*self.rows.shape) * EPS * norms
         return P.carried(per_column[None], self.units)[0].cpu().numpy()
+
+
+def feature_rank(captured: LayerCapture, units: Sequence[int], memory: int) -> RankBound | None:
+    """Function that returns the rank that Ĥ leaves to the Hessian of ``units``: n̂ for each if its own is unresolved.
+
+    None: the inputs are not seen, take too much memory, or have zeros and equal columns by rounding.
+    """
+    inputs, geometry = captured.inputs, captured.inputs.geometry
+    size = 8 * inputs.blocks * inputs.positions * geometry.groups * geometry.n_params if inputs.calls else math.inf
+    if captured.loses_entries or size > memory // 8:
+        return None
+
+    def rank(group: int) -> int:
+        if group not in inputs.ranks:
+            found = FactorForm(inputs.slice(0, inputs.blocks)[:, :, group].flatten(0, 1)).condition()
+            inputs.ranks[group] = found.rank if found.resolved else geometry.n_params
+        return inputs.ranks[group]
+
+    return lambda: sum(rank(geometry.group(unit)) for unit in units)
+
+
+def within_features(
+    form: FactorForm | DualForm | SummedForm, found: ConditionNumber, features: RankBound | None, rtol: float
+) -> ConditionNumber:
+    """κ ``found``, or with the numerical rank of Ĥ, if H = ĤᵀSĤ certainly has as many nonzero eigenvalues.
+
+    The null space of Ĥ is one of H, whatever the rounding of S.
+    """
+    if found.resolved or features is None or found.rank == 0 or found.rank != (limit := features()):
+        return found
+    bounded = replace(form, rank_bound=lambda: limit).condition(rtol=rtol)
+    return replace(bounded, rank_decision="numerical") if bounded.resolved else found
 
 
 def signed_norm(K: torch.Tensor, sign: torch.Tensor | None) -> float:

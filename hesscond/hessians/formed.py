@@ -13,10 +13,12 @@ from hesscond.capture import backward
 from hesscond.capture.captured import EPS
 from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.hessians.coordinates import base
+from hesscond.hessians.factored import within_features
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.problem import graph
 from hesscond.spectra import ConditionNumber
 from hesscond.spectra.forms import SummedForm
+from hesscond.spectra.solvers.base import RankBound
 
 #: Matrices of the order of H that its eigenvalues take in addition to H, in plain coordinates and in others; number for
 #: Jacobi's method.
@@ -35,6 +37,7 @@ class FormedHessian(base.KeptHessian):
     #: reason why summands may have underflowed, so that no small eigenvalue counts as zero
     vanishing: causes.Cause = causes.NOTHING
     memory: int | None = None  # bytes; None: unlimited
+    features: RankBound | None = None  # returns the largest rank that Ĥ leaves, see `within_features`
 
     @property
     def order(self) -> int:
@@ -66,7 +69,7 @@ class FormedHessian(base.KeptHessian):
         graded = self.memory is None or 8 * JACOBI * self.order**2 <= self.memory
         least = (lambda: self.order) if self.vanishing else None
         form = SummedForm(self.matrix(), self._spread(), self.terms, graded, least_rank=least, lost=self.vanishing)
-        return form.condition(rtol=rtol)
+        return within_features(form, form.condition(rtol=rtol), self.features, rtol)
 
 
 #: Two computations of a product may differ by this share of it, or by this multiple of their round-off.

@@ -20,6 +20,7 @@ from hesscond.operators import Estimate
 from hesscond.operators.threads import side_by_side, threads_for
 from hesscond.spectra import ConditionNumber, forms
 from hesscond.spectra.condition import EPS, error_factor
+from hesscond.spectra.solvers.base import RankBound
 from hesscond.spectra.solvers.batched import power_of_two
 
 #: Entries of an F that is decomposed where its dual does not resolve κ: a few seconds.
@@ -95,7 +96,9 @@ class LayerHessian(base.KeptHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         limit, lost = self.rank_bound(), self.captured.loses_entries
-        return factored.FactoredHessian(rows, None, self.sign, error, self.units, limit, self._spread, lost, P=self.P)
+        return factored.FactoredHessian(
+            rows, None, self.sign, error, self.units, limit, self._spread, lost, self.features, P=self.P
+        )
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         """Product (k, c), without F where there is one position a sample."""
@@ -174,7 +177,9 @@ class LayerHessian(base.KeptHessian):
         return torch.maximum(found, base.LOST_IN_FACTOR * torch.cat(errors)) if errors else found
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
-        return self.form().condition(rtol=rtol) if self.has_dual else self.dense().condition_number(rtol=rtol)
+        if not self.has_dual:
+            return self.dense().condition_number(rtol=rtol)
+        return factored.within_features(self.form(), self.form().condition(rtol=rtol), self.features, rtol)
 
     def form(self) -> forms.DualForm:
         """Form of the dual."""
@@ -346,6 +351,12 @@ class LayerHessian(base.KeptHessian):
                     pairs = zip(own * len(rows) if len(own) == 1 else own, rows, strict=True)
                     rows = torch.stack([one.right_multiply(each) for one, each in pairs])
                 yield rows
+
+    @property
+    def features(self) -> RankBound | None:
+        """Function that returns the largest rank that Ĥ leaves."""
+        known = factored.feature_rank(self.captured, range(self.units), self.memory)
+        return known and (lambda: known() * (self.units - sums_to_zero(self.captured)) // self.units)
 
     def rank_bound(self) -> int:
         """Upper bound of the rank: Σ_j of the terms, or of the active units and positions, of sample j."""

@@ -70,16 +70,13 @@ class NetworkHessian(base.BlockHessian):
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         return (self.operator @ vectors.to(self.operator.dtype)).to(torch.float64)
 
-    @property
-    def _few(self) -> bool:
-        """Whether the matrix is formed, or small enough to be decomposed sooner than iterated with."""
-        return "_formed" in vars(self) or self.order <= SMALL
-
     def _probes(self, probes: int | None) -> int:
         return probes if probes is not None else self.order if self.order <= EXACT else PROBES
 
     def diagonal(self) -> torch.Tensor:
-        return super().diagonal() if self._few else estimates.exact_diagonal(self.operator)
+        # formed, or decomposed sooner than iterated with
+        few = "_formed" in vars(self) or self.order <= SMALL
+        return super().diagonal() if few else estimates.exact_diagonal(self.operator)
 
     def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
         return estimates.diagonal(self.operator, self._probes(probes), seed=seed)

@@ -114,9 +114,8 @@ class UnitLayout(Layout):
     ) -> None:
         self.layers = dict(layers)
         self.geometries = {name: kinds.Geometry.of(layer) for name, layer in layers.items()}
-        self.units = {
-            name: checked_units(name, layer, None if unit is None else [unit]) for name, layer in layers.items()
-        }
+        chosen = None if unit is None else [unit]
+        self.units = {name: checked_units(name, layer, chosen) for name, layer in layers.items()}
         super().__init__(
             [pair for name, layer in layers.items() for pair in parameters_of(model, name, layer)]
             if named is None

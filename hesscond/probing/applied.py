@@ -102,7 +102,8 @@ def applied(question: Question) -> Applied:
     if moves(method):
         method = at_work(model, method)
     if isinstance(method, Method):
-        own, what = in_coordinates_of(model, method, whole=question.whole_network)
+        whole = question.level == "network" and question.choice.names is None
+        own, what = in_coordinates_of(model, method, whole=whole)
         return Applied(replace(question, method=own), what, model)
     raise ConfigError(
         "method must be a name, a Method at work, an optimizer, a function of a parameter that returns M, a "

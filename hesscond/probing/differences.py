@@ -216,9 +216,8 @@ class Differences:
     ) -> Directional:
         ends, energy = [], 0.0
         for signed in (step, -step):
-            leaves = [
-                torch.add(p.detach(), v, alpha=signed).requires_grad_() for p, v in zip(point, self.v, strict=True)
-            ]
+            pairs = zip(point, self.v, strict=True)
+            leaves = [torch.add(p.detach(), v, alpha=signed).requires_grad_() for p, v in pairs]
             with held():
                 loss = self.loss_at(leaves)
             energy = max(energy, abs(float(loss.detach())))

@@ -34,11 +34,6 @@ System = base.Coordinates | ParameterMaps | OfInputs | None
 LEVELS = ("unit", "layer", "network")
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is a real number and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
 def checked_level(level: object) -> str:
     """Return a level; a ConfigError for a value that is none."""
     if not isinstance(level, str) or level not in LEVELS:
@@ -68,7 +63,7 @@ class Question:
 
     def __post_init__(self) -> None:
         """Raise a ConfigError for arguments that do not go together, or have a wrong type."""
-        if not is_number(self.rtol) or not 0 < self.rtol < 1:
+        if isinstance(self.rtol, bool) or not isinstance(self.rtol, Real) or not 0 < self.rtol < 1:
             raise ConfigError(f"rtol must lie between 0 and 1, not {self.rtol!r}")
         if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise ConfigError(f"dtype must be a floating-point type of torch or None, not {self.dtype!r}")
@@ -77,11 +72,6 @@ class Question:
             if self.level != "network":
                 raise ConfigError(f"products are those with a whole network: leave them out at level {self.level!r}")
             refuse_few(self.products)
-
-    @property
-    def whole_network(self) -> bool:
-        """Whether the Hessian in all parameters of the network is asked for."""
-        return self.level == "network" and self.choice.names is None
 
     @property
     def batches(self) -> Iterable[Batch]:

@@ -25,15 +25,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, PARALLEL):
             model = model.module
-        elif isinstance(model, compiled_modules()):
-            model = model._orig_mod  # type: ignore[assignment]
+        # torch's compiler takes seconds to import
+        elif "torch._dynamo" in sys.modules and isinstance(model, sys.modules["torch._dynamo"].OptimizedModule):
+            model = model._orig_mod
         else:
             return model
-
-
-def compiled_modules() -> tuple[type, ...]:
-    """Class of compiled modules, if anything was compiled: torch's compiler takes seconds to import."""
-    return (sys.modules["torch._dynamo"].OptimizedModule,) if "torch._dynamo" in sys.modules else ()
 
 
 def checked_loss(model: object, loss_fn: Any) -> Callable[[Any, Any], Any]:

@@ -175,9 +175,8 @@ def conditioning_figure(
         figure = page.figure(4.6 if page.wide else 3.6 + 1.4 * len(shown), hspace=0.0)
         axes = plotting.panels(figure, 1 + len(shown), 2 if page.wide else 1)
         draw_training(axes[0], groups, window, panel)
-        drawn = [
-            draw_quantities(ax, chosen, groups, window, own, panel) for ax, own in zip(axes[1:], shown, strict=True)
-        ]
+        pairs = zip(axes[1:], shown, strict=True)
+        drawn = [draw_quantities(ax, chosen, groups, window, own, panel) for ax, own in pairs]
         axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
             axes[2].set_ylabel(CURVES["kappa_preconditioned"].label)
@@ -220,9 +219,8 @@ def draw_training(ax: Axes, groups: Sequence[selection.Group], window: int, page
     ax.set_ylabel(plotting.loss_name(groups[0].runs))
     handles = [Line2D([], [], color=color, lw=2.4, label=label) for label, color in colors.items()]
     losses = {group.label: list(map(series.loss_of, group.runs)) for group in groups}
-    drawn = [
-        plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in losses.items()
-    ]
+    curves = losses.items()
+    drawn = [plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in curves]
     if any(drawn):
         plotting.fit_logarithmic(ax)
         handles.append(LOSS.handle())

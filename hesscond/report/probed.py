@@ -53,7 +53,8 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
     whole = bool(frame["unit"].isna().all())
     count = len(layers)
     with page.styled():
-        height = 0.95 + count * row_height(count)
+        row = next(height for most, height in ((4, 0.45), (12, 0.28), (25, 0.19), (10**9, 0.14)) if count <= most)
+        height = 0.95 + count * row
         figure = page.figure(max(height, 1.5))
         ax = figure.add_subplot()
         ax.set_xscale("log", nonpositive="mask")
@@ -71,11 +72,6 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
         label_ranks(ax, layers)
         ax.tick_params(axis="y", length=0)
     return figure
-
-
-def row_height(count: int) -> float:
-    """Height of a row in inches."""
-    return next(height for most, height in ((4, 0.45), (12, 0.28), (25, 0.19), (10**9, 0.14)) if count <= most)
 
 
 def draw_blocks(ax: Axes, frame: pd.DataFrame, layers: pd.DataFrame, whole: bool) -> list[Line2D]:

@@ -33,10 +33,6 @@ class Ratio:
         self.worst = max(self.worst, recent)
         self.value = max(recent, self.worst / MEMORY) or math.inf
 
-    def remember(self, before: float, predicted: float, now: float, noise: float) -> None:
-        """Record a decrease that is to count permanently."""
-        self.worst = max(self.worst, MEMORY * ratio(before, predicted, now, noise))
-
     def stagnates(self, patience: int) -> bool:
         """Whether neither θ nor η became smaller over the last expansions."""
         if len(self.history) <= patience:
@@ -552,7 +548,8 @@ class Davidson:
             self.join(row[None])
         U, images = self.space.vectors(self.space.pairs(3 * self.products.error)[:, : self.k])
         for (before, energy), now in zip(predicted, (U * images).sum(1).abs().tolist(), strict=False):
-            self.ratio.remember(before, energy, now, self.products.error)
+            # such a decrease counts permanently
+            self.ratio.worst = max(self.ratio.worst, MEMORY * ratio(before, energy, now, self.products.error))
         self.forget()
 
     def random(self, count: int) -> torch.Tensor:

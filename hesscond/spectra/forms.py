@@ -132,11 +132,11 @@ class SummedForm(base.Form):
     spread: object
     terms: int  # number of products summed up for an entry
     graded: bool = True  # whether there is memory for Jacobi's method
+    rank_bound: base.RankBound | None = None
 
     def measured(self, rtol: float) -> ConditionNumber:
-        return reductions.rounded_condition(
-            as_matrix(self.matrix), as_array(self.spread), terms=self.terms, rtol=rtol, graded=self.graded
-        )
+        H, spread = as_matrix(self.matrix), as_array(self.spread)
+        return reductions.rounded_condition(H, spread, self.rank_bound, terms=self.terms, rtol=rtol, graded=self.graded)
 
 
 @dataclass(frozen=True)

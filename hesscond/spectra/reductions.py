@@ -163,7 +163,13 @@ def uncertain_condition(
 
 
 def rounded_condition(
-    matrix: np.ndarray, spread: np.ndarray, *, terms: int, rtol: float, graded: bool = True
+    matrix: np.ndarray,
+    spread: np.ndarray,
+    rank_bound: base.RankBound | None = None,
+    *,
+    terms: int,
+    rtol: float,
+    graded: bool = True,
 ) -> ConditionNumber:
     """κ of a symmetric (n, n) array whose entries are sums of ``terms`` products, known up to rounding of these.
 
@@ -176,8 +182,7 @@ def rounded_condition(
     # exactly: d d may overflow where the entries do not
     d = np.ldexp(spread[kept], -(scale // 2)) * (2.0**-0.5 if scale % 2 else 1.0)
     size = np.outer(d, d) if graded and (d * d).max() > base.GRADED * (d * d).min() else None
-    bounds = [partial(structural_rank_bound, core)]
-    shape = terms, len(matrix)
+    bounds, shape = bounds_of(core, rank_bound), (terms, len(matrix))
     return uncertain_condition(
         core, size, float(d @ d), shape, order=len(matrix), bounds=bounds, scale=scale, rtol=rtol
     )

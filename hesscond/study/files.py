@@ -24,7 +24,7 @@ RANGE = re.compile(r"(?P<one>.+?)\s+in\s+\[(?P<low>[^,]+),(?P<high>[^,]+)\]")
 
 
 class Comparison(sections.Section):
-    """One comparison of a claim: ``A > B``, ``A ~ B`` (equal within the claim's margin) or ``A in [low, high]``."""
+    """One comparison of values: ``A > B``, ``A ~ B`` (equal within the claim's margin) or ``A in [low, high]``."""
 
     one: str
     sign: Literal[">", "~", "in"]

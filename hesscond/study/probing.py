@@ -306,7 +306,11 @@ class Prober:
             "coordinates": "plain" if own is None else own.name,
         }
         row |= columns | found["raw"].columns_in("preconditioned") | kappa_columns(found["plain"], found["own"])
-        readings = [at | {"coordinates": name} | reading_columns(found[name]) for name in one.systems.readings]
+        # a further reading has no eigenvalues
+        readings = [
+            at | {"coordinates": name} | {k: v for k, v in found[name].columns.items() if not k.startswith("lambda")}
+            for name in one.systems.readings
+        ]
         checked = []
         first = one.unit == self.layers.units[one.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
@@ -376,8 +380,3 @@ def outcomes(one: LayerStatement, observation: Observation) -> Iterator[dict[str
             "used": None if math.isnan(outcome.used) else outcome.used,
             "reason": outcome.reason,
         }
-
-
-def reading_columns(kappa: ConditionNumber) -> dict[str, Any]:
-    """Columns of a further reading, which has no eigenvalues."""
-    return {name: value for name, value in kappa.columns.items() if not name.startswith("lambda")}

@@ -149,11 +149,6 @@ class Tally:
             return "holds"
         return "unresolved" if self.unresolved else "not-applicable"
 
-    @property
-    def as_expected(self) -> bool:
-        """Whether a true claim was never violated; a false one may or may not be."""
-        return not (self.claim.true and self.violated)
-
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Shown):
@@ -216,7 +211,7 @@ class Verdict(Shown):
     @property
     def ok(self) -> bool:
         """Whether no claim that is known to be true was violated."""
-        return all(tally.as_expected for tally in self.tallies)
+        return not any(tally.claim.true and tally.violated for tally in self.tallies)
 
     @property
     def violations(self) -> int:

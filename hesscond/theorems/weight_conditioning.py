@@ -24,16 +24,12 @@ def column_equilibrated(A: np.ndarray) -> np.ndarray:
     return matrices.equilibrated(A.T).T
 
 
-def row_column_equilibrated(A: np.ndarray) -> np.ndarray:
-    """EAF: rows first, then the columns of what that gives."""
-    return column_equilibrated(matrices.equilibrated(A))
-
-
 #: Equilibration of the sides that `optimal_diagonal_scaling` scales.
 EQUILIBRATED: dict[optimal.Side, Callable[[np.ndarray], np.ndarray]] = {
     "row": matrices.equilibrated,
     "column": column_equilibrated,
-    "both": row_column_equilibrated,
+    # rows first, then the columns of what that gives
+    "both": lambda A: column_equilibrated(matrices.equilibrated(A)),
 }
 
 

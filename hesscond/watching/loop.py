@@ -125,7 +125,8 @@ def watch(
     wrappers.check_group(group)
     check_arguments(every, budget, seed, strict, name)
     due = every if callable(every) else lambda step, every=every: step % every == 0
-    rank = distributed_rank() if group is None else group.rank()
+    processes = torch.distributed.is_available() and torch.distributed.is_initialized()
+    rank = group.rank() if group is not None else torch.distributed.get_rank() if processes else 0
     if group is None and rank != 0:
         # one of the processes of a distributed training that only train
         return Watch(None, optimizer, due)
@@ -456,9 +457,3 @@ def loss_value(loss: object) -> float:
         return float(loss)
     told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
     raise ConfigError(f"watch.step takes the loss of the step, a number, not {told}")
-
-
-def distributed_rank() -> int:
-    """Rank of this process; 0 if there is only one."""
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if there else 0

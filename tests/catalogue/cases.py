@@ -72,6 +72,8 @@ class Case:
         Dense and convolutional layers that the batch does not reach.
     flat
         Those whose Hessian is zero.
+    borderline
+        Whether last digits, which differ from processor to processor, decide if a κ is resolved.
     """
 
     group: str
@@ -96,6 +98,7 @@ class Case:
     streams: bool = True
     unreached: tuple[str, ...] = ()
     flat: tuple[str, ...] = ()
+    borderline: bool = False
 
     @property
     def missing(self):

@@ -129,7 +129,8 @@ STALE = [
 
 
 for key, title, stale, plain in STALE:
-    row(key, title, lambda f=stale: (middle(f), CE, classes()), twin=with_functions({"1": plain}))
+    twin, borderline = with_functions({"1": plain}), key == "fused_layer_norm"
+    row(key, title, lambda f=stale: (middle(f), CE, classes()), twin=twin, borderline=borderline)
 
 fused_entropy = function(
     F.cross_entropy,

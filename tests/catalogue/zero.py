@@ -55,7 +55,7 @@ def scale_free(m, x):
 
 zero("normalized_scale", "scale before a normalization",
     lambda: Net(scale_free, features=nn.Linear(4, 3), scale=nn.Linear(1, 1), out=nn.Linear(3, 3)),
-    layers=["scale"])  # fmt: skip
+    layers=["scale"], borderline=True)  # fmt: skip
 zero("cosine_scale", "scale of one side of a cosine similarity",
     lambda: Net(lambda m, x: (3 * F.cosine_similarity(m.a(x)[:, None] * m.scale(x[:, :2]).exp()[:, :, None],
                 m.b.weight[None], dim=2)), a=nn.Linear(4, 3), b=nn.Linear(3, 3), scale=nn.Linear(2, 1)),

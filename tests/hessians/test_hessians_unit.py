@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+import hesscond
 from hesscond.capture import capture
+from hesscond.hessians import build
 from hesscond.hessians.build import unit_conditions, unit_hessians
 from hesscond.problem import MEMORY
-from tests.truth import unit_truth
+from tests.truth import layer_truth, unit_truth
 
 
 def problem(pooling, size=6):
@@ -38,3 +40,66 @@ def test_terms_behind_a_mean_over_all_positions_are_merged(pooling, size, rows):
     conditions = unit_conditions(captured, None, rtol=1e-6, memory=MEMORY)
     assert [kappa.rank for kappa in conditions] == [min(rows, 19)] * 4 + [0]
     assert all(kappa.rank_decision == "structural" for kappa in conditions[:4])
+
+
+class Attending(nn.Module):
+    """A dense layer between ``features``, of 8 numbers, and an attention, whose curvature couples positions."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.features, self.fc1 = features, nn.Linear(8, 6)
+        self.fc2, self.head = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x):
+        h = nn.functional.gelu(self.fc1(self.features(x)))
+        scores = self.fc2(h) @ self.fc2(h).transpose(1, 2)
+        return self.head(torch.tanh(self.fc2(torch.softmax(scores, -1) @ h)).mean(1))
+
+
+def attending(features, positions):
+    """A network, its loss, and inputs that differ little along most directions."""
+    torch.manual_seed(1)
+    model = Attending(features).double()
+    if isinstance(features, nn.LayerNorm):
+        nn.init.uniform_(features.weight, 0.5, 2.0)
+        nn.init.normal_(features.bias)
+    x = 1e-4 * torch.randn(12, positions, 8) + torch.randn(12, positions, 1) * torch.randn(8) + torch.randn(8)
+    return model, nn.CrossEntropyLoss(), (x.double(), torch.randint(0, 4, (12,)))
+
+
+@pytest.mark.parametrize("positions", [5, 20])
+def test_normalized_features_depend_on_each_other_whatever_the_rounding_of_the_curvature(positions, monkeypatch):
+    """Σ_i (h_i − β_i)/γ_i = 0 behind a layer normalization: the rank of Ĥ decides that of H where no gap does."""
+    problem = attending(nn.LayerNorm(8), positions)
+    norm = problem[0].features
+    null = torch.cat([-(norm.bias / norm.weight).sum()[None], 1 / norm.weight]).detach()
+    complement = torch.linalg.qr(torch.cat([null[:, None], torch.eye(9, dtype=null.dtype)], 1)).Q[:, 1:]
+    found = hesscond.probe(*problem, ["fc1"])["fc1"].kappa
+    monkeypatch.setattr(build, "feature_rank", lambda *captured: None)
+    alone = hesscond.probe(*problem, ["fc1"])["fc1"].kappa
+    assert sum(not kappa.resolved for kappa in alone) >= 2
+    for unit, (kappa, before) in enumerate(zip(found, alone, strict=True)):
+        H = unit_truth(*problem, "fc1", unit)
+        assert (H @ null).norm() <= 1e-14 * H.norm() * null.norm()
+        values = torch.linalg.eigvalsh(complement.T @ H @ complement).abs()
+        assert (kappa.rank, kappa.rank_decision) == (8, "numerical")
+        assert kappa.lower * (1 - 1e-4) <= values.max() / values.min() <= kappa.upper * (1 + 1e-4)
+        assert kappa.width < 2
+        assert kappa == before or not before.resolved
+
+
+def test_the_rank_of_features_that_lost_digits_decides_nothing():
+    model, loss_fn, (x, y) = attending(nn.Tanh(), 5)
+    x = torch.cat([19 + x[..., :1] / 10, x[..., 1:] / 10], 2)
+    kappa = hesscond.probe(model, loss_fn, (x, y), ["fc1"])["fc1"].kappa
+    assert not any(own.resolved for own in kappa)
+    assert all("different features" in own.cause.reason for own in kappa)
+
+
+def test_the_rank_of_normalized_features_bounds_that_of_a_layer():
+    problem = attending(nn.LayerNorm(8), 5)
+    kappa = hesscond.probe(*problem, ["fc1"], level="layer")["fc1"].kappa
+    values = torch.linalg.eigvalsh(layer_truth(*problem, "fc1")).abs().sort().values
+    assert kappa.rank == 48
+    assert values[5] < 1e-16 * values[-1] < values[6]
+    assert kappa.lower * (1 - 1e-4) <= values[-1] / values[6] <= kappa.upper * (1 + 1e-4)

@@ -30,7 +30,9 @@ def test_a_kind_of_model_is_measured_rightly_or_refused_in_a_sentence_as_the_pag
         assert cell.text.strip(), level
         assert cell.compared or "κ" not in cell.text, f"{level}: a number that nothing was compared with"
     written, now = rows_of(PAGE.read_text(encoding="utf-8"))[example.title], row(example)
-    assert documented.same(written.split(), now.split(), documented.RTOL), f"make support-page: {now}"
+    for pair in zip(*(line.strip(" |").split(" | ") for line in (written, now)), strict=True):
+        if not (example.borderline and "not resolved" in pair):
+            assert documented.same(*map(str.split, pair), documented.RTOL), f"make support-page: {now}"
 
 
 def test_the_page_has_a_row_for_every_kind_and_no_other():

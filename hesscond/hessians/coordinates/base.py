@@ -47,7 +47,8 @@ class BlockHessian(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # pickling a view would pickle all of its storage
-        return {name: own.clone() if is_part(own) else own for name, own in vars(self).items()}
+        kept = {name: own for name, own in vars(self).items() if name != "features"}
+        return {name: own.clone() if is_part(own) else own for name, own in kept.items()}
 
     @property
     @abstractmethod

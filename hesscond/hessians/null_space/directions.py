@@ -149,9 +149,8 @@ def active_terms(operator: NetworkOperator, placement: parameters.Placement) -> 
         inputs = request.inputs_by_sample(evaluation.samples)
         edges = [call.node for call in request.calls]
         found = torch.autograd.grad(evaluation.loss, edges, retain_graph=True, allow_unused=True)
-        slopes = [
-            torch.zeros_like(call.delta) if g is None else g for call, g in zip(request.calls, found, strict=True)
-        ]
+        pairs = zip(request.calls, found, strict=True)
+        slopes = [torch.zeros_like(call.delta) if g is None else g for call, g in pairs]
         B = request.positions([slope[None] for slope in slopes], inputs.blocks)
         yield Terms(inputs, B, 1.0, placement.first, placement.name)
 

@@ -79,9 +79,8 @@ class KroneckerFactors:
 
     def eigenvectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Eigenvectors Q_C (G, m/G, r_C) and Q_A (G, n̂, r_A) of C ⊗ A, and its eigenvalues (G, r_C, r_A)."""
-        eigen_C, eigen_A = (
-            [row_space(block, self._like).eigenvectors() for block in own] for own in (self._C, self._A)
-        )
+        both = (self._C, self._A)
+        eigen_C, eigen_A = ([row_space(block, self._like).eigenvectors() for block in own] for own in both)
         C, A = (subspace.stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
         Q_C, Q_A = (subspace.stacked([Q for _, Q in own]) for own in (eigen_C, eigen_A))
         return Q_C, Q_A, C[:, :, None] * A[:, None, :] / self.rows
