@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -237,10 +238,11 @@ def small(study: str) -> FileTable:
     return StudyFile.read(SMALL / f"{study}.toml").layout
 
 
-def at_full_size(study: str, panel: str | None = None) -> FileTable:
-    """Panels, or one of them, methods and claims of a built-in study."""
+def built_in(study: str, *panels: str) -> FileTable:
+    """Panels, or those named, methods and claims of a built-in study; one without panels has one without a name."""
     found = StudyFile.read(DOCS.parent / "studies" / f"{study}.toml").layout
-    return found.model_copy(update={"panels": [own for own in found.panels if panel in (None, own.name)]})
+    chosen = [own for own in found.panels if not panels or own.name in panels] or [WHOLE]
+    return found.model_copy(update={"panels": chosen})
 
 
 def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
@@ -251,6 +253,10 @@ def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
 def title_of(panel: PanelTable) -> str:
     """Title of a panel."""
     return str((panel.model_extra or {})["title"])
+
+
+#: The panel of a study that has none.
+WHOLE = PanelTable.model_construct(name="", methods=[])
 
 
 @cache
@@ -271,8 +277,8 @@ def paper_of(study: str, panel: str, method: str) -> str:
 def all_runs() -> pd.DataFrame:
     """Rows of all runs of these studies."""
     names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches")
-    full_size = ("bnp-figure-3", "bnp-figure-5-batch-128")
-    return pd.concat(map(read, names + full_size), ignore_index=True)
+    built_in = ("bnp-figure-3", "bnp-figure-4-cnn", "bnp-figure-5-batch-128", "bnp-table-1", "transformers")
+    return pd.concat(map(read, names + built_in), ignore_index=True).fillna({"panel": ""})
 
 
 def runs_of(study: str, panel: str) -> pd.DataFrame:
@@ -306,6 +312,8 @@ OF = {
     ("test_accuracy", "mean"): ("mean_accuracy", 1, "accuracy, mean over the epochs (%)"),
     ("test_accuracy", "first"): ("first_accuracy", 1, "accuracy after an epoch (%)"),
     ("train_loss", "end"): ("train_loss", -1, "training loss"),
+    ("test_bits_per_character", "end"): ("bits_per_character", -1, "bits per character"),
+    ("seconds_per_epoch", "end"): ("seconds_per_epoch", -1, "seconds per epoch"),
 }
 
 
@@ -602,6 +610,112 @@ table("preconditioners-coupling", preconditioned_coupling)
 table("preconditioners-resolved", preconditioned_resolved)
 
 
+MOMENTS = ("start", "10 %", "50 %", "end")
+#: Kinds of blocks in the order of Wang et al.
+BLOCKS = ("embedding", "query, key", "feed-forward", "value, output", "norm")
+
+
+def sharpness_order() -> list[str]:
+    """In how many seeds the average sharpness of a kind of block is below that of the next."""
+    found = read("transformers-sharpness").pivot(index=["moment", "seed"], columns="family", values="sharpness")
+    rows = []
+    for smaller, larger in pairwise(BLOCKS):
+        holds = (found[smaller] < found[larger]).groupby("moment").sum()
+        rows.append([f"{smaller} < {larger}", *(str(holds[moment]) for moment in MOMENTS)])
+    return markdown(["seeds of three in which it holds", *MOMENTS], rows)
+
+
+def heterogeneity() -> list[str]:
+    """The largest λ_max of a weight matrix over the smallest: median and range over the seeds."""
+    frame = read("transformers-heterogeneity").set_index(["network", "moment"])
+    places = [("GPT", moment) for moment in MOMENTS]
+    places += [(name, "start") for name in dict.fromkeys(frame.index.get_level_values("network")) if name != "GPT"]
+    rows = []
+    for network, moment in places:
+        own = frame.loc[[(network, moment)]]
+        values = (own[name].sort_values() for name in ("all", "without_head", "without_head_query_key"))
+        texts = (f"{rounded(x.median())} ({rounded(x.min())} … {rounded(x.max())})" for x in values)
+        rows.append([f"{network}, {moment}", *texts])
+    titles = ["all weight matrices", "without the head", "without head, query, key"]
+    return markdown(["λ_max, largest block over smallest", *titles], rows)
+
+
+def rounded(value: float) -> str:
+    """A number to two digits, without an exponent."""
+    return f"{float(f'{value:.1e}'):,g}"
+
+
+def rows_of_weights() -> list[str]:
+    """Share of ‖H‖²_F on the diagonal of blocks: mean and range over the seeds."""
+    words = {
+        "network": "whole network, by layers",
+        "fc": "head, by its 103 rows",
+        "block1.fc1": "first feed-forward matrix, by its 256 rows",
+        "block1.attention.q": "query of block 1, by its 64 rows",
+        "block1.attention.v": "value of block 1, by its 64 rows",
+    }
+    shares = read("transformers-rows").groupby(["of", "moment"])["share"]
+    texts = shares.agg(lambda x: f"{x.mean():.2g} ({x.min():.2g} … {x.max():.2g})").unstack()
+    rows = [[text, *texts.loc[of, list(MOMENTS)]] for of, text in words.items()]
+    return markdown(["share of ‖H‖²", *MOMENTS], rows)
+
+
+def unit_conditions() -> list[str]:
+    """Median κ of units by kind of block, with the share that is negative."""
+    frame = read("transformers-kappa").set_index(["family", "moment"])
+    rows = []
+    for block in BLOCKS:
+        own = frame.loc[block]
+        texts = (f"{own.loc[moment, 'kappa']:.1e}, {100 * own.loc[moment, 'negative']:.0f} %" for moment in MOMENTS)
+        known = own["resolved"].sum() / own["units"].sum()
+        rows.append([block, *texts, f"{100 * own['rank'].min():.0f} %", f"{100 * (1 - known):.1f} %"])
+    return markdown(["median κ, negative eigenvalues", *MOMENTS, "rank, least median", "units unresolved"], rows)
+
+
+def units_measured() -> list[str]:
+    """How many units were measured, and how exactly, in a sentence."""
+    frame = read("transformers-kappa")
+    unresolved = 1 - frame["resolved"].sum() / frame["units"].sum()
+    return [
+        f"All {frame['units'].sum():,} unit Hessians were formed exactly and compared with the model's own double "
+        f"backward (largest relative difference {frame['difference'].max():.0e}); κ of {100 * unresolved:.0f} % "
+        "of them is unresolved."
+    ]
+
+
+def trained_transformers() -> list[str]:
+    """What the small transformers reach, by method."""
+    columns = {
+        "`chargpt`: bits per character": ("chargpt", "bits_per_character", -1),
+        "accuracy (%)": ("chargpt", "accuracy", 1),
+        "`vit-digits`: accuracy (%)": ("vit-digits", "accuracy", 1),
+    }
+    rows = []
+    for name in methods_of(built_in("chargpt"), WHOLE):
+        of_method = (number(by_seed(runs_of(study, ""), name, *of)) for study, *of in columns.values())
+        rows.append([name.replace("+", ", ") if "+" in name else f"{name}, AdamW", *of_method])
+    return markdown(["", *columns], rows)
+
+
+def transformers_claims() -> list[str]:
+    """The claims of both studies of transformers, with the numbers."""
+    studies, rows = ("chargpt", "vit-digits"), []
+    for claims in zip(*(built_in(study).claims for study in studies), strict=True):
+        for says, study, claim in zip((claims[0].says, ""), studies, claims, strict=True):
+            verdict, fewest, numbers = judgement(study, WHOLE, claim)
+            rows.append([says, f"`{study}`: {numbers}", str(fewest), verdict])
+    return markdown(["the paper", "here", "seeds", "verdict"], rows)
+
+
+table("transformers-trained", trained_transformers)
+table("transformers-claims", transformers_claims)
+table("transformers-sharpness", sharpness_order)
+table("transformers-heterogeneity", heterogeneity)
+table("transformers-rows", rows_of_weights)
+table("transformers-kappa", unit_conditions)
+table("transformers-units", units_measured)
+
+
 def machines() -> list[str]:
     """Machine of each file, and the commit whose code wrote it; files of one origin in a row."""
     frame = read("machines")
@@ -625,8 +739,10 @@ table("forecast", forecast)
 table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("machines", machines)
-table("bnp-figure-3", lambda: claims_with_numbers(at_full_size("bnp-figure-3")))
-table("bnp-figure-5-batch-128", lambda: claims_with_numbers(at_full_size("bnp-figure-5", "batch-128")))
+table("bnp-figure-3", lambda: claims_with_numbers(built_in("bnp-figure-3")))
+table("bnp-figure-4-cnn", lambda: claims_with_numbers(built_in("bnp-figure-4", "cnn5-batch-1")))
+table("bnp-table-1", lambda: claims_with_numbers(built_in("bnp-table-1")))
+table("bnp-figure-5-batch-128", lambda: claims_with_numbers(built_in("bnp-figure-5", "batch-128")))
 table("bnp-small-batches", lambda: claims_with_numbers(small("bnp-figure-5")))
 table("cwo-branches", branches)
 table("prec", lambda: claims_with_numbers(small("prec")))

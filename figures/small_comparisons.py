@@ -33,6 +33,7 @@ from hesscond.models import build
 from hesscond.report.replication import measured
 from hesscond.runs import open_run
 from hesscond.study import RunPlan, load_data, load_study, run
+from hesscond.study.files import SCALES
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import plan_replication, replication
 from hesscond.study.sweep import Outcome, WorkerProcesses, data_key, prepare, shared_files, sweep
@@ -48,19 +49,21 @@ QUANTITIES = {
     "mean_accuracy": ("test_accuracy", "mean"),
     "first_accuracy": ("test_accuracy", "first"),
     "train_loss": ("train_loss", "end"),
+    "bits_per_character": ("test_bits_per_character", "end"),
     "seconds": ("seconds", "end"),
+    "seconds_per_epoch": ("seconds_per_epoch", "end"),
 }
 COLUMNS = ("study", "panel", "method", "seed", "rate", "batch_size", "iterations", "device", "status", *QUANTITIES)
 
 
 def plans_of(
-    names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None, *, full_size: bool
+    names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None, scale: str | None
 ) -> list[RunPlan]:
     """Plans of the studies, those of the first seed first."""
     found: list[RunPlan] = []
     for name in names:
         study, _, panel = name.partition("/")
-        own = replication(study if full_size else str(FOLDER / f"{study}.toml"))
+        own = replication(study, scale) if scale else replication(str(FOLDER / f"{study}.toml"))
         if panel:
             own = replace(own, panels=tuple(one for one in own.panels if one.name == panel))
         changes = Overrides(iterations, None, None, None, 0)
@@ -151,7 +154,7 @@ def train(given: argparse.Namespace) -> None:
     if given.gpu_jobs and not given.studies:
         pools["cuda"] = (list(ON_GPU), given.gpu_jobs)
     plans = {
-        device: plans_of(names, given.seeds, runs, device, given.iterations, full_size=given.full_size)
+        device: plans_of(names, given.seeds, runs, device, given.iterations, given.scale)
         for device, (names, _) in pools.items()
     }
     if given.without:
@@ -302,7 +305,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--runs", type=Path, help="folder of the runs; default: runs, in --out")
     parser.add_argument("--studies", nargs="+", help="names in figures/small, or NAME/PANEL, for those of CWO and WC")
-    parser.add_argument("--full-size", action="store_true", help="--studies: built-in ones, as bnp-figure-5/batch-128")
+    parser.add_argument("--scale", choices=SCALES, help="--studies: built-in ones, as bnp-figure-5/batch-128")
     parser.add_argument("--table", default="small-comparisons", help="name of the file of rows")
     parser.add_argument("--without", type=Path, help="file of rows of runs that are left out")
     parser.add_argument("--seeds", type=int, default=5)

@@ -5,15 +5,14 @@ at the end every unit of every block is measured on four windows of the training
 κ with its bounds, rank, negative eigenvalues. Beside them λ_max of whole blocks, how much of the Hessian lies on the
 diagonal of its blocks, and, at the start, the same λ_max of a fully connected and a convolutional network.
 
-The folder keeps what was measured, so that the command goes on where it was stopped; at the end it writes the tables of
-docs/transformers.md (transformers.md) and its figure (transformers.png, .pdf).
+The folder keeps what was measured, so that the command goes on where it was stopped; at the end it writes the files
+that the tables of docs/transformers.md come from (transformers-NAME.csv) and its figure (transformers.png, .pdf).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -169,8 +168,8 @@ def structure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_f
     rows = [{"of": "network", "by": "layers", "share": share, "error": error}]
     for name in ("fc", "block1.fc1", "block1.attention.q", "block1.attention.v"):
         H = HessianOperator(model, loss_fn, batch, layers=[name])
-        weight, bias = (H.unflatten(torch.arange(H.order))[f"{name}.{own}"] for own in ("weight", "bias"))
-        share, error = on_diagonal(H, list(torch.cat([weight, bias[:, None]], 1)))
+        places = H.unflatten(torch.arange(H.order)).values()
+        share, error = on_diagonal(H, list(torch.cat([own.reshape(len(own), -1) for own in places], 1)))
         rows.append({"of": name, "by": "rows", "share": share, "error": error})
     return pd.DataFrame(rows)
 
@@ -209,9 +208,7 @@ def measure(folder: Path, seeds: int) -> None:
         for iteration, model, loss in trained(study.study, study.method, rate, seed):
             if iteration not in moments:
                 continue
-            # random vectors have their own error, which is much smaller than what the network does
-            steps = {"units": measured, "largest": largest} | ({"structure": structure} if seed == 0 else {})
-            for what, measure_it in steps.items():
+            for what, measure_it in {"units": measured, "largest": largest, "structure": structure}.items():
                 path = folder / f"{what}-{seed}-{iteration}.csv"
                 if not path.exists():
                     found = measure_it(model, batch, loss_fn)
@@ -238,9 +235,11 @@ def sharpness(units: pd.DataFrame, largest_of: pd.DataFrame) -> pd.DataFrame:
 
 
 def conditions(units: pd.DataFrame) -> pd.DataFrame:
-    """By family and moment: medians over units and seeds, and how many were resolved."""
-    units = units.assign(family=units["kind"].map(in_family), kappa=units["kappa"].where(units["resolved"]))
-    groups = units.query("family != ''").groupby(["family", "moment"])
+    """By family, or kind, and moment: medians over units and seeds, and how many were resolved."""
+    family = units["kind"].map(in_family)
+    kappa = units["kappa"].where(units["resolved"])
+    units = units.assign(family=family.where(family != "", units["kind"]), kappa=kappa)
+    groups = units.groupby(["family", "moment"])
     return pd.DataFrame(
         {
             "units": groups.size(),
@@ -249,6 +248,7 @@ def conditions(units: pd.DataFrame) -> pd.DataFrame:
             "worst": groups["kappa"].max(),
             "rank": groups.apply(lambda own: (own["rank"] / own["n_params"]).median(), include_groups=False),
             "negative": groups.apply(lambda own: own["negative"].sum() / own["rank"].sum(), include_groups=False),
+            "difference": groups["check"].max(),
         }
     ).reset_index()
 
@@ -260,57 +260,25 @@ def spread(table: pd.DataFrame, by: list[str]) -> pd.Series:
     return groups.max() / groups.min()
 
 
-def written(frame: pd.DataFrame, columns: Sequence[str], rows: Sequence[str]) -> str:
-    """A table of texts in Markdown."""
-    lines = ["| | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
-    lines += [f"| {row} | " + " | ".join(str(frame.loc[row, column]) for column in columns) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def over_seeds(values: pd.Series) -> str:
-    """Mean, smallest and largest."""
-    return f"{values.mean():.2g} ({values.min():.2g} … {values.max():.2g})"
-
-
-def tables(folder: Path) -> str:
-    """The tables of docs/transformers.md."""
-    units, top = read(folder, "units"), read(folder, "largest")
-    moments, families, parts = list(MOMENTS), list(FAMILIES), []
-    found = sharpness(units, top)
-    texts = found.groupby(["family", "moment"])["sharpness"].apply(over_seeds).unstack()
-    parts += ["## tr H / n", written(texts, moments, families)]
-    by_seed = found.set_index(["seed", "moment", "family"])["sharpness"]
-    lines = []
-    for smaller, larger in pairwise(families):
-        holds = by_seed.xs(smaller, level="family") < by_seed.xs(larger, level="family")
-        counts = holds.groupby("moment").sum()
-        lines.append(
-            f"| {smaller} < {larger} | " + " | ".join(f"{counts[name]} of {len(holds) // 4}" for name in moments) + " |"
-        )
-    parts += ["\n".join(["| holds in | " + " | ".join(moments) + " |", "|---" * 5 + "|", *lines])]
-    frame = conditions(units)
-    frame["text"] = [
-        f"{row.kappa:.2g}, {row.worst:.1g}; {row.rank:.2f}; {row.negative:.2f}; {row.resolved} of {row.units}"
-        for row in frame.itertuples()
-    ]
-    parts += ["## κ of units", written(frame.pivot(index="family", columns="moment", values="text"), moments, families)]
+def heterogeneity(every: pd.DataFrame) -> pd.DataFrame:
+    """The ratio of λ_max of each network, with all weight matrices, without the head, and without query and key too."""
+    left_out = {"all": [], "without_head": ["head"], "without_head_query_key": ["head", "query", "key"]}
     at = ["network", "seed", "moment"]
+    return pd.DataFrame({name: spread(every[~every["kind"].isin(out)], at) for name, out in left_out.items()})
+
+
+def summarize(folder: Path) -> None:
+    """Write the files that the tables of docs/transformers.md come from."""
+    units, top = read(folder, "units"), read(folder, "largest")
     every = pd.concat([top.assign(network="GPT"), read(folder, "others").assign(moment="start")])
-    apart = pd.DataFrame(
-        {
-            "all": spread(every, at),
-            "but the head": spread(every[every["kind"] != "head"], at),
-            "but head, query and key": spread(every[~every["kind"].isin(["head", "query", "key"])], at),
-        }
-    )
-    texts = apart.groupby(["network", "moment"]).agg(over_seeds)
-    texts.index = [", ".join(pair) for pair in texts.index]
-    parts += ["## largest λ_max of a weight matrix over the smallest", written(texts, list(texts), list(texts.index))]
-    shares = read(folder, "structure")
-    shares["what"] = shares["of"] + ", by " + shares["by"]
-    texts = shares.groupby(["what", "moment"])["share"].apply(over_seeds).unstack()
-    parts += ["## share of ‖H‖² in diagonal blocks", written(texts, moments, list(dict.fromkeys(shares["what"])))]
-    return "\n\n".join(parts) + "\n"
+    files = {
+        "sharpness": sharpness(units, top),
+        "kappa": conditions(units),
+        "heterogeneity": heterogeneity(every).reset_index(),
+        "rows": read(folder, "structure")[["of", "by", "seed", "moment", "share", "error"]],
+    }
+    for name, frame in files.items():
+        frame.to_csv(folder / f"transformers-{name}.csv", index=False, float_format="%.4g", lineterminator="\n")
 
 
 def drawn(folder: Path) -> None:
@@ -350,14 +318,14 @@ def paint(figure: Figure, units: pd.DataFrame, found: pd.DataFrame) -> None:
 
 
 def main() -> None:
-    """Measure, then write tables and figure."""
+    """Measure, then write files and figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     measure(arguments.out, arguments.seeds)
-    (arguments.out / "transformers.md").write_text(tables(arguments.out), encoding="utf-8")
+    summarize(arguments.out)
     drawn(arguments.out)
 
 
