@@ -9,14 +9,19 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.stats import spearmanr
+
+from hesscond.hessians import HessianOperator
+from hesscond.models import build
 
 FOLDER = Path(__file__).parents[1] / "figures"
 
 
-def script(name):
-    """A module of figures/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+def script(file, name=None):
+    """A module of figures/, which is no package, known as ``name``."""
+    name = name or file
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{file}.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -25,6 +30,8 @@ def script(name):
 
 
 preconditioners, results, gain = map(script, ("preconditioners", "results", "gain"))
+# not in the place of the library
+transformers = script("transformers", "figures_transformers")
 kappa_and_speed, forecast = script("kappa_and_speed"), script("forecast")
 
 
@@ -162,3 +169,20 @@ def test_rank_correlations_are_scipys():
     pairs = np.random.default_rng(0).integers(4, size=(5, 2, 9))
     truth = [spearmanr(*pair).statistic for pair in pairs]
     assert results.rank_correlations(pairs[:, 0], pairs[:, 1]) == pytest.approx(truth)
+
+
+def test_the_share_of_a_hessian_on_the_diagonal_of_its_blocks_is_that_of_the_matrix():
+    """The parts of a GPT that the page names, a head without a bias among them."""
+    torch.manual_seed(0)
+    sizes = {"input_shape": (5,), "outputs": 7, "width": 8, "depth": 1, "heads": 2}
+    model = build("gpt", generator=torch.Generator().manual_seed(0), **sizes)
+    batch = torch.randint(0, 7, (2, 5)), torch.randint(0, 7, (2, 5))
+    loss_fn = transformers.LOSSES["cross_entropy"]()
+    found = transformers.structure(model, batch, loss_fn).set_index("of")
+    for name, parts in {"fc": ["weight"], "block1.fc1": ["weight", "bias"]}.items():
+        operator = HessianOperator(model, loss_fn, batch, layers=[name])
+        H, places = operator.to_dense(), operator.unflatten(torch.arange(operator.order))
+        count = len(model.get_submodule(name).weight)
+        rows = torch.cat([places[f"{name}.{part}"].reshape(count, -1) for part in parts], 1)
+        share = float(sum(H[row][:, row].square().sum() for row in rows) / H.square().sum())
+        assert abs(found.loc[name, "share"] - share) <= 5 * found.loc[name, "error"] + 1e-9
