@@ -79,10 +79,6 @@ def apart(request, B):
     return (B[:, None] * torch.eye(B.shape[2])[:, None, :, None]).flatten(0, 1)
 
 
-def next_sample(inputs, rows):
-    return rows.roll(1, 0)
-
-
 def without_first(inputs, rows):
     rows[0] = 0
     return rows
@@ -162,7 +158,7 @@ MUTANTS = {
     ),
     "tied layers taken for independent": Mutant(replacing(capturing, "tied_layers", lambda model: set()), "tied"),
     "second call ignored": Mutant(replacing(curvature, "Request", first_call_only), "siamese-tanh"),
-    "activations of another sample": Mutant(with_rows(next_sample), "relu-mse"),
+    "activations of another sample": Mutant(with_rows(lambda inputs, rows: rows.roll(1, 0)), "relu-mse"),
     "S of another unit": Mutant(roots(lambda request, root: root.roll(1, -1)), "tanh-ce"),
     "P not applied": Mutant(with_factors(lambda P, rows, units: rows), "relu-ce", P=Sheared()),
     "P applied twice": Mutant(

@@ -223,14 +223,10 @@ PARAMETRIZED = "Parametrizations"
 parametrized = functools.partial(add, PARAMETRIZED)
 
 
-def quotient(g, v):
-    return g * v / v.norm(dim=1, keepdim=True)
-
-
 def weight_norm_twin(model):
     """The second derivatives of torch's kernel are not symmetric."""
     twin = double(model)
-    twin[0].parametrizations.weight[0].forward = quotient
+    twin[0].parametrizations.weight[0].forward = lambda g, v: g * v / v.norm(dim=1, keepdim=True)
     return twin
 
 

@@ -93,10 +93,6 @@ def cylinder_end(points):
     return (points[:, 2].abs() - solids.CYLINDER[1] / 2).abs() < 1e-6
 
 
-def cone_base(points):
-    return (points[:, 2] - (1 - solids.CONE[1])).abs() < 1e-6
-
-
 #: Share of the base in the surface of a cone.
 BASE = solids.CONE[0] / (solids.CONE[0] + math.hypot(*solids.CONE))
 #: Points of a surface, a part of it, and the share of its area.
@@ -104,7 +100,7 @@ UNIFORM = {
     # Archimedes: each coordinate is uniform
     "cap": (solids.sphere, lambda x: x[:, 1] < 0.4, 0.7),
     "face": (solids.cube, lambda x: (x[:, 2] / solids.CUBE - 1).abs() < 1e-6, 1 / 6),
-    "base": (solids.cone, cone_base, BASE),
+    "base": (solids.cone, lambda points: (points[:, 2] - (1 - solids.CONE[1])).abs() < 1e-6, BASE),
     "base and half of the rest": (solids.cone, lambda x: x[:, 2] < 1 - solids.CONE[1] / math.sqrt(2), (1 + BASE) / 2),
     # area of the outer half: 2π r (π R + 2 r) of 4π² R r
     "outer half": (

@@ -330,11 +330,6 @@ def test_a_layer_beside_one_whose_weight_is_computed_is_measured(layers):
         probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer", method=optimizer)
 
 
-def muon_only(model):
-    """Matrices alone, by Muon: the biases do not move."""
-    return [torch.optim.Muon([m.weight for m in model if isinstance(m, nn.Linear)], lr=0.02)]
-
-
 def standing(model):
     """A group with the learning rate 0."""
     return [torch.optim.Adam([{"params": model[0].parameters(), "lr": 0.0}, {"params": model[-1].parameters()}])]
@@ -350,7 +345,7 @@ PARTS = {
         torch.optim.SGD([model[0].bias], lr=0.1),
         torch.optim.Adam([model[0].weight, model[-1].weight]),
     ],
-    "matrices": muon_only,
+    "matrices": lambda model: [torch.optim.Muon([m.weight for m in model if isinstance(m, nn.Linear)], lr=0.02)],
     "a rate of 0": standing,
 }
 
