@@ -96,9 +96,8 @@ class LayerHessian(base.KeptHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         limit, lost = self.rank_bound(), self.captured.loses_entries
-        return factored.FactoredHessian(
-            rows, None, self.sign, error, self.units, limit, self._spread, lost, self.features, P=self.P
-        )
+        own = (rows, None, self.sign, error, self.units, limit, self._spread, lost, self.features)
+        return factored.FactoredHessian(*own, P=self.P)
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         """Product (k, c), without F where there is one position a sample."""

@@ -74,8 +74,7 @@ class NetworkHessian(base.BlockHessian):
         return probes if probes is not None else self.order if self.order <= EXACT else PROBES
 
     def diagonal(self) -> torch.Tensor:
-        # formed, or decomposed sooner than iterated with
-        few = "_formed" in vars(self) or self.order <= SMALL
+        few = "_formed" in vars(self) or self.order <= SMALL  # formed, or decomposed sooner than iterated with
         return super().diagonal() if few else estimates.exact_diagonal(self.operator)
 
     def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:

@@ -378,9 +378,11 @@ def draw_panel(
         plotting.draw_seeds(above, group, tests, look, "-", f"{panel.name}-{group.label}-test")
         trained = []
         for run in group.runs:
-            smooth = series.running_median(series.loss_of(run), window)
-            smooth.index = smooth.index / iterations_per_epoch(run)
-            trained.append(smooth)
+            # means over a hundredth of the run: the losses of single samples are skewed
+            loss, each = series.loss_of(run), max(window, run.iterations // 100)
+            means = loss.groupby(loss.index // each).mean()
+            means.index = (means.index + 0.5) * each / iterations_per_epoch(run)
+            trained.append(means)
         plotting.draw_seeds(below, group, trained, look, DASHED, f"{panel.name}-{group.label}-loss")
     above.set_title(panel.title.replace(", ", ",\n"), loc="left", pad=2.0)
     above.set_ylabel(quantity(what).words)

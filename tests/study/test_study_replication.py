@@ -320,6 +320,11 @@ def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
     drawn = replication_figure(found, {"left": runs})
     (line,) = [line for line in drawn.axes[0].lines if line.get_gid() == "left-SGD-test-mean"]
     assert (drawn.axes[0].get_ylabel(), list(line.get_ydata())) == ("training time (s)", pytest.approx([2.5, 5.0]))
+    # of single samples, most losses are far below their mean
+    tables["training"] = pd.DataFrame({"iteration": range(400), "epoch": 0, "loss": [1e-9, 1e-9, 1e-9, 8.0] * 100})
+    monkeypatch.setattr(StoredRun, "iterations", 400)
+    (line,) = [one for one in replication_figure(found, {"left": runs}).axes[1].lines if "SGD-loss" in one.get_gid()]
+    assert list(line.get_ydata()) == pytest.approx([2.0] * len(line.get_ydata()), rel=0.4)
 
 
 @pytest.mark.slow
