@@ -126,8 +126,8 @@ def saved(path: Path) -> pd.DataFrame:
             f"{path} is no run folder, .csv, .json or FILE.py:FUNCTION: give --model FILE.py:FUNCTION for a checkpoint"
         )
     try:
-        text = path.suffix.lower() == ".csv"
-        frame = pd.read_csv(path) if text else pd.DataFrame(json.loads(path.read_text("utf-8")))
+        is_csv = path.suffix.lower() == ".csv"
+        frame = pd.read_csv(path) if is_csv else pd.DataFrame(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:

@@ -347,13 +347,9 @@ def layer_norm_by_hand(h):
     return (h - h.mean(1, keepdim=True)) / (h.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
 
 
-def batch_norm_by_hand(h):
-    return layer_norm_by_hand(h.T).T
-
-
 NORMALIZATIONS = {
     "layer": (lambda h: F.layer_norm(h, (4,)), layer_norm_by_hand),
-    "batch": (lambda h: F.batch_norm(h, None, None, training=True), batch_norm_by_hand),
+    "batch": (lambda h: F.batch_norm(h, None, None, training=True), lambda h: layer_norm_by_hand(h.T).T),
 }
 
 
