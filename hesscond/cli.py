@@ -69,8 +69,8 @@ class Imported(TyperCommand):
     def __init__(self, name: str, place: str) -> None:
         self.module, _, self.function = place.partition(":")
         tree = ast.parse((Path(__file__).parent / "commands" / f"{self.module}.py").read_text(encoding="utf-8"))
-        (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == self.function)
-        super().__init__(name=name, help=inspect.cleandoc(ast.get_docstring(found) or ""))
+        (definition,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == self.function)
+        super().__init__(name=name, help=inspect.cleandoc(ast.get_docstring(definition) or ""))
         del self.params  # so that `__getattr__` gives those of the command
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ class SectionedGroup(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = {name: Imported(name, place) for own in SECTIONS.values() for name, place in own.items()}
+        self.commands = {name: Imported(name, place) for places in SECTIONS.values() for name, place in places.items()}
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; typer alone would end an interrupted command without a message."""
@@ -108,10 +108,10 @@ class SectionedGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write all sections."""
         longest = max(map(len, self.commands))
-        for section, own in SECTIONS.items():
+        for section, commands in SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl(
-                    [(name.ljust(longest), self.commands[name].get_short_help_str(LONGEST)) for name in own]
+                    [(name.ljust(longest), self.commands[name].get_short_help_str(LONGEST)) for name in commands]
                 )
 
 
@@ -172,12 +172,12 @@ def fail(sentence: str) -> None:
 
 def number_expected(message: str, names: list[str]) -> str:
     """Sentence about an option with a value that is no number, which the parser's own message does not show; or ''."""
-    found = re.search(r"Input should be a valid (number|integer)", message)
+    match = re.search(r"Input should be a valid (number|integer)", message)
     given = [f"{word}={then}" if not word.count("=") else word for word, then in pairwise([*sys.argv, ""])]
     value = next((v for name, _, v in (word.partition("=") for word in given) if name in names), None)
-    if found is None or value is None:
+    if match is None or value is None:
         return ""
-    return f"{names[0]} takes a {'whole number' if found[1] == 'integer' else 'number'}, not {value!r}"
+    return f"{names[0]} takes a {'whole number' if match[1] == 'integer' else 'number'}, not {value!r}"
 
 
 def show_version(wanted: bool) -> None:

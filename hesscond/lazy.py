@@ -50,16 +50,16 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
     """``__getattr__``, ``__dir__`` and ``__all__`` of a package: imports ``NAME as NAME`` are made when used."""
     tree = ast.parse(Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    homes = {alias.name: str(one.module) for one in imports for alias in one.names if alias.asname == alias.name}
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names if alias.asname == alias.name}
 
     def get(name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if name in homes:
             with optional(f"{package}.{name}"):
-                found = getattr(import_module(homes[name]), name)
-            setattr(sys.modules[package], name, found)
-            return found
+                attribute = getattr(import_module(homes[name]), name)
+            setattr(sys.modules[package], name, attribute)
+            return attribute
         try:
             return import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
@@ -75,8 +75,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]],
 
 def imported(package: str) -> list[ModuleType]:
     """Modules of a package, imported in the order of their names; ``package`` is its ``__name__``."""
-    found = iter_modules(sys.modules[package].__path__, f"{package}.")
-    return [import_module(module.name) for module in found if not module.ispkg]
+    modules = iter_modules(sys.modules[package].__path__, f"{package}.")
+    return [import_module(module.name) for module in modules if not module.ispkg]
 
 
 @cache
@@ -106,9 +106,9 @@ def located(text: str, *folders: Path) -> str:
         if (given := PATH.fullmatch(part)) is None:
             return part
         places = [(folder / given[1]).expanduser().resolve() for folder in (*folders, Path())]
-        found = next((place for place in places if place.is_file()), None)
+        file = next((place for place in places if place.is_file()), None)
         # a sign between methods cannot be in a path
-        return part if found is None or "+" in str(found) else f"{found}{given[2]}"
+        return part if file is None or "+" in str(file) else f"{file}{given[2]}"
 
     return "+".join(map(absolute, text.split("+")))
 
@@ -145,19 +145,19 @@ class Registry(dict[str, Piece], Generic[Piece]):
         self._from_files: dict[str, Piece] = {}
 
     def __missing__(self, name: str) -> Piece:
-        found = IN_FILE.fullmatch(name)
-        if found is None:
+        match = IN_FILE.fullmatch(name)
+        if match is None:
             load_installed(self.group)
             if dict.__contains__(self, name):
                 return self[name]
             raise KeyError(name)
         if name not in self._from_files:
-            module = module_in(Path(found[1]).expanduser().resolve())
-            if not hasattr(module, found[2]):
-                own = module.__name__
-                there = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == own]
-                raise ConfigError(f"{found[1]} has no {found[2]!r}: {did_you_mean(found[2], there)}")
-            self._from_files[name] = self._made(name, getattr(module, found[2]))
+            module = module_in(Path(match[1]).expanduser().resolve())
+            if not hasattr(module, match[2]):
+                module_name = module.__name__
+                there = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+                raise ConfigError(f"{match[1]} has no {match[2]!r}: {did_you_mean(match[2], there)}")
+            self._from_files[name] = self._made(name, getattr(module, match[2]))
         return self._from_files[name]
 
     def __contains__(self, name: object) -> bool:
@@ -188,9 +188,9 @@ class Registry(dict[str, Piece], Generic[Piece]):
 def subclass_of(base: type[Any]) -> Callable[[str, Any], Any]:
     """Function that takes an object if it is a subclass of ``base``, for a `Registry` of classes."""
 
-    def checked(name: str, found: Any) -> Any:
-        if isinstance(found, type) and issubclass(found, base):
-            return found
+    def checked(name: str, candidate: Any) -> Any:
+        if isinstance(candidate, type) and issubclass(candidate, base):
+            return candidate
         raise ConfigError(f"{name} is no subclass of {base.__module__.rpartition('.')[0]}.{base.__name__}")
 
     return checked

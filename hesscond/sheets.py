@@ -96,13 +96,13 @@ class TextTable:
         if sum(least) + len(least) - 1 > room:
             # the names are repeated in every block, where they are read best in one piece
             least[0] = max(least[0], min(most[0], room // 2))
-        found = [[0]]
+        blocks = [[0]]
         for place in range(1, len(least)):
             # a blank between columns
-            if len(found[-1]) > 1 and sum(least[k] + 1 for k in found[-1]) + least[place] > room:
-                found.append([0])
-            found[-1].append(place)
-        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in found]
+            if len(blocks[-1]) > 1 and sum(least[k] + 1 for k in blocks[-1]) + least[place] > room:
+                blocks.append([0])
+            blocks[-1].append(place)
+        return [shared(room - len(block) + 1, {k: (least[k], most[k]) for k in block}) for block in blocks]
 
 
 def shared(room: int, needs: Mapping[int, tuple[int, int]]) -> dict[int, int]:
@@ -121,12 +121,12 @@ def wrapped(text: str, width: int, breaks: re.Pattern[str]) -> str:
     lines = []
     for line in text.split("\n"):
         start = end = resume = 0
-        for found in [*breaks.finditer(line), None]:
-            stop = len(line) if found is None else found.start()
+        for match in [*breaks.finditer(line), None]:
+            stop = len(line) if match is None else match.start()
             if stop - start > width and end > start:
                 lines.append(line[start:end].rstrip())
                 start = resume
-            end, resume = stop, len(line) if found is None else found.end()
+            end, resume = stop, len(line) if match is None else match.end()
         lines.append(line[start:])
     return "\n".join(lines)
 

@@ -108,27 +108,27 @@ def of_arrays(name: str, arrays: Any, source: str) -> Dataset:
         raise ConfigError(
             f"{name} must return (train_inputs, train_targets, test_inputs, test_targets) or a hesscond.data.Dataset"
         )
-    found = [
+    tensors = [
         array if isinstance(array, torch.Tensor) else torch.as_tensor(np.asarray(array), device="cpu")
         for array in arrays
     ]
-    by_class = not any(target.is_floating_point() for target in found[1::2])
+    by_class = not any(target.is_floating_point() for target in tensors[1::2])
     names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
-    for number, (what, tensor) in enumerate(zip(names, found, strict=True)):
-        if len(tensor) != len(found[number - number % 2]) or not tensor.numel():
+    for number, (what, tensor) in enumerate(zip(names, tensors, strict=True)):
+        if len(tensor) != len(tensors[number - number % 2]) or not tensor.numel():
             raise ConfigError(f"{what} of {name} has {len(tensor)} rows: inputs and targets need one for each sample")
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(f"{what} of {name} has values that are not finite: remove or fill them")
         if number % 2:
-            found[number] = tensor.long() if by_class else tensor.float().reshape(len(tensor), -1)
+            tensors[number] = tensor.long() if by_class else tensor.float().reshape(len(tensor), -1)
             continue
-        found[number] = tensor.float() if tensor.is_floating_point() else tensor.long()
+        tensors[number] = tensor.float() if tensor.is_floating_point() else tensor.long()
         if tensor.ndim - 1 not in KINDS:
             raise ConfigError(f"{what} of {name} has the shape {tuple(tensor.shape)}: a sample has 1 to 3 dimensions")
-    if by_class and min(int(target.min()) for target in found[1::2]) < 0:
+    if by_class and min(int(target.min()) for target in tensors[1::2]) < 0:
         raise ConfigError(f"targets of {name} are integers below 0: class numbers begin at 0, values are floats")
-    classes = 1 + max(int(target.max()) for target in found[1::2]) if by_class else 0
-    return Dataset(name, found[0], found[1], found[2], found[3], classes, source)
+    classes = 1 + max(int(target.max()) for target in tensors[1::2]) if by_class else 0
+    return Dataset(name, tensors[0], tensors[1], tensors[2], tensors[3], classes, source)
 
 
 def selected(inputs: Samples, index: torch.Tensor) -> Samples:

@@ -37,10 +37,10 @@ def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
     except OSError as error:
         raise DataNotFoundError(f"{path} cannot be read ({error.strerror}): check its permissions.") from None
     # A checksum, not security: without the flag, hosts in FIPS mode refuse md5.
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != md5:
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if digest != md5:
         raise CorruptDataError(
-            f"{path} is not the published {dataset} file (md5 {found} instead of {md5}): "
+            f"{path} is not the published {dataset} file (md5 {digest} instead of {md5}): "
             f"delete it and run `hesscond data fetch {dataset}` for a fresh copy."
         )
     return content
@@ -48,14 +48,14 @@ def read_verified(path: Path, md5: str, *, dataset: str) -> bytes:
 
 def fingerprint(header: str, folder: Path, files: Iterable[str]) -> str:
     """Checksum of a header and of names, sizes and modification times of files in a folder."""
-    found = hashlib.sha256(f"{header}\n".encode())
+    checksum = hashlib.sha256(f"{header}\n".encode())
     for name in files:
         try:
             there = os.stat(folder / name)
         except OSError as error:
             raise DataNotFoundError(f"{folder / name} cannot be read: {error.strerror}.") from None
-        found.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return found.hexdigest()
+        checksum.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return checksum.hexdigest()
 
 
 def exists(path: Path) -> bool:

@@ -88,8 +88,8 @@ def load_shapes(
     targets = torch.arange(total, device="cpu") % len(SURFACES)
     clouds = torch.empty(total, points, 3, device="cpu")
     for label, sample in enumerate(SURFACES.values()):
-        own = targets == label
-        clouds[own] = sample((int(own.sum()), points), generator)
+        mask = targets == label
+        clouds[mask] = sample((int(mask.sum()), points), generator)
     # a reflection more or less changes none of the solids
     turns = torch.linalg.qr(torch.randn(total, 3, 3, generator=generator, device="cpu")).Q
     clouds = clouds @ turns + noise * torch.randn(clouds.shape, generator=generator, device="cpu")

@@ -61,18 +61,18 @@ class ImageFolder(sources.FolderSource):
                 f"{folder / 'val'} has a class {unknown[0]!r} that {folder / 'train'} lacks: give both."
             )
         files, targets = {}, {}
-        for (split, name), own, number in zip(SPLITS.items(), (classes, others), samples, strict=True):
-            if not own:
+        for (split, name), folders, number in zip(SPLITS.items(), (classes, others), samples, strict=True):
+            if not folders:
                 where = f"its pictures must lie in {split}/CLASS"
                 raise CorruptDataError(f"{folder / split} has no folders of classes: {where}.")
-            numbers = {one: classes.index(one) for one in own}
+            numbers = {class_name: classes.index(class_name) for class_name in folders}
             files[split], targets[split] = listed(folder / split, numbers, SUFFIXES)
             if number is not None:
                 rows = rows_of(self.name, name, targets[split], number)
                 files[split], targets[split] = [files[split][row] for row in rows.tolist()], targets[split][rows]
         train, val = (Pictures(folder / split, files[split], options["resize"], options["size"]) for split in SPLITS)
         # other pictures are another source
-        source = f"{folder} (pictures {', '.join(one.fingerprint() for one in (train, val))})"
+        source = f"{folder} (pictures {', '.join(pictures.fingerprint() for pictures in (train, val))})"
         return dataset.Dataset(self.name, train, targets["train"], val, targets["val"], len(classes), source)
 
 
@@ -84,13 +84,13 @@ def folders_in(place: Path) -> list[str]:
 
 def class_folders(place: Path, classes: int) -> list[str]:
     """Sorted names of the folders of as many classes as the study says."""
-    found = folders_in(place)
-    if len(found) != classes:
+    folders = folders_in(place)
+    if len(folders) != classes:
         raise ConfigError(
-            f"{place} has {len(found)} folders of classes, not {classes}: complete it, or set "
-            f"classes = {len(found)} in [data]."
+            f"{place} has {len(folders)} folders of classes, not {classes}: complete it, or set "
+            f"classes = {len(folders)} in [data]."
         )
-    return found
+    return folders
 
 
 def listed(place: Path, classes: Mapping[str, int], suffixes: tuple[str, ...]) -> tuple[list[str], torch.Tensor]:

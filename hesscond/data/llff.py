@@ -54,9 +54,9 @@ class LLFF(sources.FolderSource):
             )
         colours = views.astype(np.float32) / np.float32(255)
         train, train_targets, test, test_targets = (
-            torch.from_numpy(own[chosen].reshape(-1, own.shape[-1]))
+            torch.from_numpy(array[chosen].reshape(-1, array.shape[-1]))
             for chosen in (~held_out, held_out)
-            for own in (rays, colours)
+            for array in (rays, colours)
         )
         source = f"{folder} ({len(cameras)} views of {height} × {width} pixels)"
         return dataset.Dataset(self.name, train, train_targets, test, test_targets, 0, source)

@@ -132,7 +132,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
     CorruptDataError
         A file is not the published one.
     """
-    source = _source(name, choices=[name for name, own in sources.SOURCES.items() if own.fetchable])
+    source = _source(name, choices=[name for name, candidate in sources.SOURCES.items() if candidate.fetchable])
     return source.fetch(_directories(source, data_dir))
 
 

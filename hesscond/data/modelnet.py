@@ -44,14 +44,14 @@ class ModelNet(sources.FolderSource):
         classes = image_folder.class_folders(folder, options["classes"])
         clouds, targets, names = [], [], []
         for split, number in zip(SPLITS, samples, strict=True):
-            below = {f"{one}/{split}": label for label, one in enumerate(classes)}
-            meshes, own = image_folder.listed(folder, below, (".off",))
+            below = {f"{class_name}/{split}": label for label, class_name in enumerate(classes)}
+            meshes, labels = image_folder.listed(folder, below, (".off",))
             if number is not None:
-                rows = rows_of(self.name, split, own, number)
-                meshes, own = [meshes[row] for row in rows.tolist()], own[rows]
+                rows = rows_of(self.name, split, labels, number)
+                meshes, labels = [meshes[row] for row in rows.tolist()], labels[rows]
             name = files.fingerprint(f"{options['points']} {options['seed']}", folder, meshes)
             clouds.append(cached(directories[-1] / f"{self.name}-{name}.npy", folder, meshes, options))
-            targets.append(own)
+            targets.append(labels)
             names.append(name[: files.DIGITS])
         source = f"{folder} (meshes {', '.join(names)})"
         return dataset.Dataset(self.name, clouds[0], targets[0], clouds[1], targets[1], len(classes), source)
@@ -61,14 +61,14 @@ def cached(place: Path, folder: Path, meshes: Sequence[str], options: Mapping[st
     """Clouds of all meshes, float32 (N, points, 3), read from the file ``place``, or sampled and written there."""
     # a damaged file is no loss
     with suppress(OSError, ValueError, EOFError):
-        found = np.load(place, allow_pickle=False)
-        if found.shape == (len(meshes), options["points"], 3):
-            return torch.from_numpy(found)
+        array = np.load(place, allow_pickle=False)
+        if array.shape == (len(meshes), options["points"], 3):
+            return torch.from_numpy(array)
     clouds = np.empty((len(meshes), options["points"], 3), np.float32)
-    for own, file in zip(clouds, meshes, strict=True):
+    for cloud, file in zip(clouds, meshes, strict=True):
         # one generator for each mesh, so that its points do not depend on the other meshes
         rng = np.random.default_rng([options["seed"], zlib.crc32(file.encode(errors="surrogateescape"))])
-        own[:] = within_unit_sphere(sampled(*read_mesh(folder / file), options["points"], rng))
+        cloud[:] = within_unit_sphere(sampled(*read_mesh(folder / file), options["points"], rng))
     # where nothing can be written, the next run reads the meshes again
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)

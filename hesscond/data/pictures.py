@@ -117,10 +117,10 @@ class Pictures:
         # the very numbers that tensors hold
         values = (np.arange(256, dtype=np.float32) / np.float32(255)).astype(np.float64)
         means, variances = [], []
-        for own in counts:
-            total = int(own.sum())
-            means.append(math.fsum(own * values) / total)
-            variances.append(math.fsum(own * (values - means[-1]) ** 2) / total)
+        for histogram in counts:
+            total = int(histogram.sum())
+            means.append(math.fsum(histogram * values) / total)
+            variances.append(math.fsum(histogram * (values - means[-1]) ** 2) / total)
         return torch.tensor(means, dtype=torch.float64, device="cpu"), torch.tensor(
             variances, dtype=torch.float64, device="cpu"
         )
@@ -139,8 +139,8 @@ class Pictures:
         with warnings.catch_warnings(), ThreadPoolExecutor() as threads:
             warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata that is not used
             # Pillow lets other threads run while it works
-            for own, found in zip(pixels, threads.map(self._decoded, files), strict=True):
-                own[:] = found
+            for image, values in zip(pixels, threads.map(self._decoded, files), strict=True):
+                image[:] = values
         return pixels
 
     def _decoded(self, file: str) -> np.ndarray:

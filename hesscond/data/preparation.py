@@ -35,8 +35,8 @@ def chosen(targets: torch.Tensor, samples: int) -> torch.Tensor:
     # a sample's number within its class decides, then its class, then its place
     number = torch.empty_like(targets)
     for label in targets.unique():
-        own = targets == label
-        number[own] = torch.arange(int(own.sum()), device=targets.device)
+        mask = targets == label
+        number[mask] = torch.arange(int(mask.sum()), device=targets.device)
     by_class = torch.argsort(targets, stable=True)
     order = by_class[torch.argsort(number[by_class], stable=True)]
     return order[:samples].sort().values
@@ -78,8 +78,8 @@ def standardized(data: Dataset, on_decoded: pictures.OnDecoded | None = None) ->
     train, test = data.train_inputs, data.test_inputs
     if isinstance(train, pictures.Pictures) and isinstance(test, pictures.Pictures):
         mean, variance = (moment[:, None, None] for moment in train.moments(on_decoded))
-        own = shift_and_scale(mean, variance)
-        return replace(data, train_inputs=train.standardized(*own), test_inputs=test.standardized(*own))
+        statistics = shift_and_scale(mean, variance)
+        return replace(data, train_inputs=train.standardized(*statistics), test_inputs=test.standardized(*statistics))
     assert isinstance(train, torch.Tensor)
     assert isinstance(test, torch.Tensor)
     channel = 1 if train.ndim == 4 else train.ndim - 1
@@ -148,13 +148,13 @@ def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> 
     high, wide = (area / aspect).sqrt().round().long(), (area * aspect).sqrt().round().long()
     fits = (high >= 1) & (high <= height) & (wide >= 1) & (wide <= width)
     first = fits.int().argmax(0, keepdim=True)
-    found = fits.any(0)
-    high = high.gather(0, first)[0].where(found, min(height, round(width / ASPECT[0])))
-    wide = wide.gather(0, first)[0].where(found, min(width, round(height * ASPECT[1])))
+    accepted = fits.any(0)
+    high = high.gather(0, first)[0].where(accepted, min(height, round(width / ASPECT[0])))
+    wide = wide.gather(0, first)[0].where(accepted, min(width, round(height * ASPECT[1])))
     spare = torch.stack([height - high, width - wide])
     # in float64, where numbers below 1 are not rounded to 1
     drawn = (torch.rand(2, samples, generator=generator, dtype=torch.float64, device="cpu") * (spare + 1)).long()
-    top, left = drawn.where(found, spare // 2)
+    top, left = drawn.where(accepted, spare // 2)
     return top, left, high, wide
 
 

@@ -139,24 +139,24 @@ def cifar(contents: Sequence[bytes], label_key: bytes) -> list[torch.Tensor]:
     """Samples of the CIFAR family: batches of training samples, and one of test samples."""
     # A pickle runs code when loaded; these are bytes whose published md5 has just been checked.
     *train, test = (pickle.loads(content, encoding="bytes") for content in contents)
-    found = []
+    tensors = []
     for batches in (train, [test]):
         labels = np.concatenate([np.asarray(batch[label_key], dtype=np.int64) for batch in batches])
-        found += [images_from_bytes([batch[b"data"] for batch in batches], (3, 32, 32)), torch.from_numpy(labels)]
-    return found
+        tensors += [images_from_bytes([batch[b"data"] for batch in batches], (3, 32, 32)), torch.from_numpy(labels)]
+    return tensors
 
 
 def idx(contents: Sequence[bytes]) -> list[torch.Tensor]:
     """Samples of the MNIST family: four gzipped files of a header, then 8-bit numbers in C order."""
-    found = []
+    tensors = []
     for content, shape in zip(contents, IDX_SHAPES.values(), strict=True):
         # four bytes, and four more for each dimension, come before the numbers
         numbers = np.frombuffer(gzip.decompress(content), np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
         if len(shape) == 1:
-            found.append(torch.from_numpy(numbers.astype(np.int64)))
+            tensors.append(torch.from_numpy(numbers.astype(np.int64)))
         else:
-            found.append(images_from_bytes([numbers], (1, 28, 28)))
-    return found
+            tensors.append(images_from_bytes([numbers], (1, 28, 28)))
+    return tensors
 
 
 sources.register(
@@ -215,5 +215,5 @@ for name, folder, url, md5 in (
         ),
     ),
 ):
-    own = dict(zip(IDX_SHAPES, md5, strict=True))
-    sources.register(PublishedSource(name, 10, (1, 28, 28), folder, own, idx, url))
+    checksums = dict(zip(IDX_SHAPES, md5, strict=True))
+    sources.register(PublishedSource(name, 10, (1, 28, 28), folder, checksums, idx, url))

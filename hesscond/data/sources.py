@@ -21,11 +21,11 @@ ENVIRONMENT = "HESSCOND_DATA_DIR"
 
 def file_of_yours(file: str) -> Path:
     """Path of a file that an option names: as it is, or below ``$HESSCOND_DATA_DIR``."""
-    own = Path(file).expanduser()
-    found = next((p for p in (own, Path(os.environ.get(ENVIRONMENT, ".")).expanduser() / own) if p.is_file()), None)
-    if found is None:
+    path = Path(file).expanduser()
+    match = next((p for p in (path, Path(os.environ.get(ENVIRONMENT, ".")).expanduser() / path) if p.is_file()), None)
+    if match is None:
         raise DataNotFoundError(f"there is no file {file}, nor one of this name below ${ENVIRONMENT}")
-    return found
+    return match
 
 
 #: Numbers of training and of test samples; None: all.
@@ -116,10 +116,10 @@ def in_file(name: str, function: Any) -> Source:
     @cache
     def made(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
         try:
-            found = function(**dict(given))
+            data = function(**dict(given))
         except Exception as error:
             raise ConfigError(f"{name} raised {one_line(error)}") from error
-        return found if isinstance(found, dataset.Dataset) else dataset.of_arrays(name, found, name)
+        return data if isinstance(data, dataset.Dataset) else dataset.of_arrays(name, data, name)
 
     def make(**options: Any) -> dataset.Dataset:
         return replace(made(tuple(sorted(options.items()))), name=name)
@@ -156,15 +156,15 @@ class FolderSource(Source):
 
     def folder(self, name: str, directories: Sequence[Path]) -> Path:
         """Folder of an absolute path, or of a path below one of the ``directories``."""
-        found = found_folder(name, directories)
-        if found is None:
+        path = found_folder(name, directories)
+        if path is None:
             places = dict.fromkeys(str(place / name) for place in directories)
             raise DataNotFoundError(f"there is no folder {name}: {self.advice.format(places=' or '.join(places))}")
-        return found
+        return path
 
 
 def found_folder(name: str, directories: Sequence[Path]) -> Path | None:
     """Folder of an absolute path, or of a path below one of the ``directories``; None: there is none."""
-    own = Path(name).expanduser()
-    places = [own] if own.is_absolute() else [directory / own for directory in directories]
+    path = Path(name).expanduser()
+    places = [path] if path.is_absolute() else [directory / path for directory in directories]
     return next((place for place in places if place.is_dir()), None)

@@ -55,7 +55,7 @@ def load_table(
         raise ConfigError(f"test = {test} leaves no training or no test samples of {len(frame)} rows")
     order = np.random.default_rng(seed).permutation(len(frame))
     X, rows = frame[inputs].to_numpy(dtype=np.float32), (order[tests:], order[:tests])
-    arrays = [part for own in rows for part in (X[own], targets[own])]
+    arrays = [part for indices in rows for part in (X[indices], targets[indices])]
     source = f"{path} (md5 {hashlib.md5(content, usedforsecurity=False).hexdigest()[:DIGITS]})"
     return dataset.of_arrays("csv", arrays, source)
 

@@ -25,13 +25,13 @@ TRAIN = 9
 def topics() -> str:
     """Texts of ``help("…")``, the language reference by topic, in alphabetical order."""
     try:
-        from pydoc_data.topics import topics as found
+        from pydoc_data.topics import topics as texts
     except ImportError:
         raise DataNotFoundError(
             f"this Python has no module {TOPICS}: install all of the standard library, or name a text of your own by "
             "file = … in [data]."
         ) from None
-    return "\n".join(found[name] for name in sorted(found))
+    return "\n".join(texts[name] for name in sorted(texts))
 
 
 class Text(sources.Source):
@@ -49,8 +49,8 @@ class Text(sources.Source):
 
     def locate(self, directories: Sequence[Path]) -> Path | None:
         """Module that has the text used if no file is named."""
-        found = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
-        return Path(found.origin) if found and found.origin else None
+        spec = importlib.util.find_spec(TOPICS.partition(".")[0]) and importlib.util.find_spec(TOPICS)
+        return Path(spec.origin) if spec and spec.origin else None
 
     def form(self, options: Mapping[str, Any]) -> dataset.Form:
         kinds = len(set(read(options["file"])[0]))

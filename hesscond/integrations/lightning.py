@@ -53,7 +53,7 @@ class Watch(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
-        to_loggers = [lambda row, one=one: one.log_metrics(numbers(row), step=self._seen) for one in trainer.loggers]
+        to_loggers = [lambda row, log=log: log.log_metrics(numbers(row), step=self._seen) for log in trainer.loggers]
         self.watch = watch(
             pl_module,
             self.loss_fn,

@@ -62,19 +62,19 @@ class Adaptive(ByParameter):
         weight_decay: float = 0.0,
     ) -> Optimizer:
         """Optimizer of torch for this method, whatever ``kind`` is; weight decay is torch's or the method's option."""
-        own = self.arguments()
-        if "momentum" in own:
-            own["momentum"], momentum = momentum, 0.0
+        arguments = self.arguments()
+        if "momentum" in arguments:
+            arguments["momentum"], momentum = momentum, 0.0
         base.refuse_momentum(f"method {self.name!r}", momentum, nesterov)
-        if weight_decay and "weight_decay" in own:
+        if weight_decay and "weight_decay" in arguments:
             raise ConfigError(
                 f"method {self.name!r} has a weight decay of its own: give --method "
                 f"{self.name}:weight_decay={weight_decay:g}, and leave that of the training at 0"
             )
         parameters: Any = self.parameter_groups(weight_decay) if weight_decay else self.model.parameters()
-        found = self.kind(parameters, lr=lr, **own)  # type: ignore[call-arg]
-        self.follow(found)
-        return found
+        optimizer = self.kind(parameters, lr=lr, **arguments)  # type: ignore[call-arg]
+        self.follow(optimizer)
+        return optimizer
 
     def follow(self, optimizer: Optimizer) -> None:
         """Read the state of this optimizer from now on, and make it start as the options say."""
@@ -110,19 +110,19 @@ class Adaptive(ByParameter):
         state = optimizer.state.get(parameter, {})
         if not float(state.get("step", 0)) > 0:
             return None
-        return reading.reader_of(optimizer).map(reading.Look(optimizer, group, parameter, state))
+        return reading.reader_of(optimizer).map(reading.ParameterState(optimizer, group, parameter, state))
 
     def stepped(self, parameter: nn.Parameter, group: Mapping[str, Any], state: Mapping[str, Any]) -> Optimizer:
         """The optimizer after the next step, of a copy of one parameter in float64."""
         copy = nn.Parameter(parameter.detach().to(torch.float64, copy=True))
         copy.grad = None if parameter.grad is None else parameter.grad.detach().to(copy)
-        found = self.kind([copy], lr=1.0)  # type: ignore[call-arg]
-        found.param_groups[0] |= {key: value for key, value in group.items() if key != "params"}
+        optimizer = self.kind([copy], lr=1.0)  # type: ignore[call-arg]
+        optimizer.param_groups[0] |= {key: value for key, value in group.items() if key != "params"}
         for key, value in state.items():
-            found.state[copy][key] = value.detach().clone() if key == "step" else value.detach().to(copy, copy=True)
-        self.start_on(found)
-        found.step()
-        return found
+            optimizer.state[copy][key] = value.detach().clone() if key == "step" else value.detach().to(copy, copy=True)
+        self.start_on(optimizer)
+        optimizer.step()
+        return optimizer
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """Jacobi's D = diag(H)^−½, for comparison."""

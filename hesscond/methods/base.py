@@ -77,8 +77,8 @@ class Method:
         self.model = model
         #: The combination of methods that this one is a part of, or itself.
         self.whole: Method = self
-        for name, one in declared(type(self)).items():
-            setattr(self, name, one.checked(self.name, options.pop(name, one.default)))
+        for name, declaration in declared(type(self)).items():
+            setattr(self, name, declaration.checked(self.name, options.pop(name, declaration.default)))
         if options:
             raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {next(iter(options))!r}")
 
@@ -112,14 +112,14 @@ class Method:
     ) -> torch.optim.Optimizer:
         """Optimizer that takes the steps: torch's SGD, Adam or AdamW, unless the method is itself an optimizer."""
         parameters = self.parameter_groups(weight_decay)
-        found: torch.optim.Optimizer
+        optimizer: torch.optim.Optimizer
         if kind == "sgd":
-            found = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
+            optimizer = torch.optim.SGD(parameters, lr=lr, momentum=momentum, nesterov=nesterov)
         else:
             refuse_momentum(f"optimizer {kind!r}", momentum, nesterov)
-            found = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](parameters, lr=lr)
-        self.follow(found)
-        return found
+            optimizer = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[kind](parameters, lr=lr)
+        self.follow(optimizer)
+        return optimizer
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer; parameters without weight decay form a group of their own."""
@@ -203,22 +203,22 @@ class Method:
 
         What belongs to no layer, or to one in plain coordinates, stays as it is.
         """
-        found = dict(gradients)
+        products = dict(gradients)
         for name, module in capture.eligible_layers(self.model).items():
-            own = self.coordinates(name)
-            if own is None or isinstance(own, Reparametrized):
+            coords = self.coordinates(name)
+            if coords is None or isinstance(coords, Reparametrized):
                 continue
-            if not isinstance(own, Preconditioner):
-                raise ConfigError(f"{self.name}: layer {name!r} is measured in {own.name}, which have no M = P Pᵀ")
+            if not isinstance(coords, Preconditioner):
+                raise ConfigError(f"{self.name}: layer {name!r} is measured in {coords.name}, which have no M = P Pᵀ")
             layout = UnitLayout(self.model, {name: module}, None)
             # a parameter that is not differentiated does not move
             named = zip(layout.names, layout.tensors, strict=True)
             g = layout.vector_of([gradients.get(at, torch.zeros_like(p)) for at, p in named])
             units, n_params = layout.units[name], layout.geometries[name].n_params
-            P = UnitCoordinates(own, units, n_params, dtype=g.dtype, device=g.device)
+            P = UnitCoordinates(coords, units, n_params, dtype=g.dtype, device=g.device)
             parts = layout.tensors_of(P.multiply(P.multiply_adjoint(g[:, None]))[:, 0])
-            found |= {at: part for at, part in zip(layout.names, parts, strict=True) if at in gradients}
-        return found
+            products |= {at: part for at, part in zip(layout.names, parts, strict=True) if at in gradients}
+        return products
 
     def readings(self, layer: str) -> Mapping[str, Coordinates | None]:
         """Further coordinates in which the method's Hessian has been read, by name; logged with those of the method."""
@@ -341,8 +341,8 @@ class Option:
     @property
     def kind(self) -> Any:
         """Type of its values, as annotated."""
-        found = self.owner.__annotations__[self.name]
-        return eval(found, vars(sys.modules[self.owner.__module__])) if isinstance(found, str) else found
+        annotation = self.owner.__annotations__[self.name]
+        return eval(annotation, vars(sys.modules[self.owner.__module__])) if isinstance(annotation, str) else annotation
 
     def checked(self, method: str, value: Any) -> Any:
         """The value, or a ConfigError if it is out of the range, or none of the words that are allowed."""
@@ -385,26 +385,26 @@ def option(
 
 def declared(method: type) -> dict[str, Option]:
     """Options that a method declares, by name: its own first, then those of its base classes."""
-    found: dict[str, Option] = {}
+    options: dict[str, Option] = {}
     for owner in method.__mro__:
-        for name, one in vars(owner).items():
-            if isinstance(one, Option) and name not in found:
-                found[name] = replace(one, name=name, owner=owner)
-            elif isinstance(one, Option) and not found[name].about:
-                found[name] = replace(found[name], about=one.about, ends=one.ends)
-    return found
+        for name, attribute in vars(owner).items():
+            if isinstance(attribute, Option) and name not in options:
+                options[name] = replace(attribute, name=name, owner=owner)
+            elif isinstance(attribute, Option) and not options[name].about:
+                options[name] = replace(options[name], about=attribute.about, ends=attribute.ends)
+    return options
 
 
 def documented(method: type) -> None:
     """Give a class that declares options its signature, and their meanings in its docstring."""
-    own = declared(method)
-    if not own or not method.__doc__:
+    options = declared(method)
+    if not options or not method.__doc__:
         return
     text = inspect.cleandoc(method.__doc__)
-    body = "".join(f"\n{name}\n{textwrap.indent(textwrap.fill(one.about, 110), ' ' * 4)}" for name, one in own.items())
+    body = "".join(f"\n{name}\n{textwrap.indent(textwrap.fill(o.about, 110), ' ' * 4)}" for name, o in options.items())
     head, *tail = re.split(r"\n\n(?=(?:Notes|Examples)\n---)", text, maxsplit=1)
     method.__doc__ = "\n\n".join([head, f"Parameters\n----------{body}", *tail])
     keyword = inspect.Parameter.KEYWORD_ONLY
-    known = [inspect.Parameter(n, keyword, default=o.default, annotation=o.kind) for n, o in own.items()]
+    known = [inspect.Parameter(n, keyword, default=o.default, annotation=o.kind) for n, o in options.items()]
     model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     method.__signature__ = inspect.Signature([model, *known])  # type: ignore[attr-defined]

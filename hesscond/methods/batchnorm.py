@@ -105,8 +105,8 @@ class BatchNormalization(Normalization):
         options: dict[str, Any] = {"eps": self.eps, "momentum": self.momentum, "affine": self.affine}
         biased = self.running_variance == "tensorflow" and not site.dimensions
         if biased or not self.gradient_through_statistics:
-            own = OwnBatchNorm if self.gradient_through_statistics else StopGradientBatchNorm
-            return own(site.channels, biased=biased, **options)
+            kind = OwnBatchNorm if self.gradient_through_statistics else StopGradientBatchNorm
+            return kind(site.channels, biased=biased, **options)
         kinds = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
         return kinds[site.dimensions](site.channels, **options)
 

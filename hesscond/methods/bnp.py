@@ -185,7 +185,7 @@ class BNP(InputMethod[BNPState]):
         if self._inputs is None:
             raise ConfigError("bnp:statistics=data needs the training inputs: call fit(inputs) before the first step")
         calls: dict[str, list[tuple[torch.Tensor, torch.Size]]] = {name: [] for name in self.states}
-        found: dict[str, capture.FeatureStatistics] = {}
+        totals: dict[str, capture.FeatureStatistics] = {}
 
         def keep(name: str) -> Any:
             return lambda module, args, output: calls[name].append((args[0], output.shape))
@@ -197,13 +197,13 @@ class BNP(InputMethod[BNPState]):
                     self.model(part)
                     for name, state in self.states.items():
                         if calls[name]:
-                            own = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
-                            found[name] = found[name].merged(own) if name in found else own
+                            partial = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
+                            totals[name] = totals[name].merged(partial) if name in totals else partial
                         calls[name].clear()
         finally:
             for handle in handles:
                 handle.remove()
-        for name, statistics in found.items():
+        for name, statistics in totals.items():
             state = self.states[name]
             # a channel's are there for each entry of its kernel
             state.mu.copy_(statistics.mu[:: state.repeat])
@@ -212,12 +212,12 @@ class BNP(InputMethod[BNPState]):
     def update(self, states: list[BNPState]) -> None:
         """Apply steps 1 to 3 of the algorithm."""
         if self.statistics != "data":
-            running, seen = [], []
+            running, new = [], []
             for state in states:
                 mean, variance = state.batch_statistics()
                 running += [state.mu, state.variance]
-                seen += [mean, variance] if mean.dtype == state.mu.dtype else [mean.to(state.mu), variance.to(state.mu)]
-            torch._foreach_lerp_(running, seen, 1.0 if self.statistics == "batch" else 1 - self.rho)
+                new += [mean, variance] if mean.dtype == state.mu.dtype else [mean.to(state.mu), variance.to(state.mu)]
+            torch._foreach_lerp_(running, new, 1.0 if self.statistics == "batch" else 1 - self.rho)
         elif self.steps % self.refresh == 0 and (self.steps or self._inputs is None):
             self._survey()
         for state in states:
@@ -248,16 +248,16 @@ class BNP(InputMethod[BNPState]):
         """P of each group of a layer, and its diagnostics, at several times."""
         groups, bias, name = state.geometry.groups, state.geometry.bias, f"BNP, {NAMES[self.statistics]}"
         # (k, G, w)
-        mu, raw = torch.stack([own for own, _ in taken]).to(torch.float64).unflatten(2, (groups, -1)).unbind(1)
+        mu, raw = torch.stack([moments for moments, _ in taken]).to(torch.float64).unflatten(2, (groups, -1)).unbind(1)
         sigmas = raw.sqrt(), regularized(raw, self.epsilon_1, self.epsilon_2).sqrt()
         kappas = [linear.scaling_conditions(sigma.flatten(0, 1), bias=bias) for sigma in sigmas]
         mu, sigma = (part.repeat_interleave(state.repeat, 2) for part in (mu, sigmas[1]))
-        found = []
+        pairs = []
         for k, (_, q) in enumerate(taken):
             parts = [CentringScaling(m, s, bias, q, name) for m, s in zip(mu[k], sigma[k], strict=True)]
-            largest = (max(own[k * groups : (k + 1) * groups]) for own in kappas)
-            found.append((parts, dict(zip(("kappa_D_running", "kappa_D_running_eps"), largest, strict=True))))
-        return found
+            largest = (max(conditions[k * groups : (k + 1) * groups]) for conditions in kappas)
+            pairs.append((parts, dict(zip(("kappa_D_running", "kappa_D_running_eps"), largest, strict=True))))
+        return pairs
 
     @classmethod
     def data_statistics(cls, layer: str, inputs: capture.LayerInputs, **options: Any) -> capture.FeatureStatistics:

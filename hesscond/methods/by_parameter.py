@@ -36,34 +36,34 @@ class ByParameter(base.Method):
 
     def multiple_of_identity(self) -> float | None:
         """The c of M = c I, the same for all parameters of the model; None: M is no such matrix."""
-        found: float | None = None
+        root: float | None = None
         for parameter in self.model.parameters():
-            own = self.map_of(parameter)
-            if own is None or not own.diagonal or not own.v.numel():
+            P = self.map_of(parameter)
+            if P is None or not P.diagonal or not P.v.numel():
                 return None
-            low, high = map(float, own.v.aminmax())
-            if not low == high > 0 or found not in (None, low):
+            low, high = map(float, P.v.aminmax())
+            if not low == high > 0 or root not in (None, low):
                 return None
-            found = low
-        return None if found is None else found**2
+            root = low
+        return None if root is None else root**2
 
     def maps(self, parameters: Iterable[nn.Parameter]) -> list[hessians.ParameterMap] | None:
         """P of each parameter; None: none of them has moved."""
-        own = list(parameters)
-        found = [self.map_of(parameter) for parameter in own]
-        if all(P is None for P in found):
+        tensors = list(parameters)
+        maps = [self.map_of(parameter) for parameter in tensors]
+        if all(P is None for P in maps):
             return None
-        return [hessians.ParameterMap.still(p) if P is None else P for p, P in zip(own, found, strict=True)]
+        return [hessians.ParameterMap.still(p) if P is None else P for p, P in zip(tensors, maps, strict=True)]
 
     def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
         module = layers.chosen_layers(self.model, [layer])[layer]
         there = [p for p in (module.weight, module.bias) if p is not None]
-        own = [p for p in there if isinstance(p, nn.Parameter)]
-        if len(own) < len(there):
+        parameters = [p for p in there if isinstance(p, nn.Parameter)]
+        if len(parameters) < len(there):
             raise ConfigError(
                 f"method {self.name!r} steps in the parameters that the weight of layer {layer!r} is computed from"
             )
-        maps = self.maps(own)
+        maps = self.maps(parameters)
         return None if maps is None else parameter_maps.layer_map(module, *maps[:2], name=self.coordinates_name)
 
     def holds(self, parameter: nn.Parameter) -> bool:
@@ -71,7 +71,7 @@ class ByParameter(base.Method):
         return True
 
     def unmoved(self, names: Sequence[str]) -> dict[str, str]:
-        parameters, found = dict(self.model.named_parameters(remove_duplicate=False)), {}
+        parameters, why = dict(self.model.named_parameters(remove_duplicate=False)), {}
         for name in names:
             parameter = parameters[name]
             try:
@@ -82,12 +82,12 @@ class ByParameter(base.Method):
                 continue
             plain = "leave method= out to measure it in plain coordinates"
             if not self.holds(parameter):
-                found[name] = f"is not held by {self.name}: give the optimizer that trains it too, or {plain}"
+                why[name] = f"is not held by {self.name}: give the optimizer that trains it too, or {plain}"
             elif parameter.requires_grad:
-                found[name] = f"has had no gradient in a step of {self.name}: probe after one that moves it, or {plain}"
+                why[name] = f"has had no gradient in a step of {self.name}: probe after one that moves it, or {plain}"
             else:
-                found[name] = f"requires no gradient, so that {self.name} does not move it: {plain}"
-        return found
+                why[name] = f"requires no gradient, so that {self.name} does not move it: {plain}"
+        return why
 
     def refuse_no_step(self) -> None:
         """Raise a ConfigError if no parameter has a P yet."""
@@ -97,20 +97,20 @@ class ByParameter(base.Method):
     def probed(self, layer: str) -> hessians.Coordinates | None:
         """P of the last step, in the parameters that it moves alone."""
         self.refuse_no_step()
-        found, module = super().probed(layer), layers.chosen_layers(self.model, [layer])[layer]
-        if found is None:
-            own = {id(p) for p in layers.own_parameters(module)}
-            names = [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in own]
+        coordinates, module = super().probed(layer), layers.chosen_layers(self.model, [layer])[layer]
+        if coordinates is None:
+            ids = {id(p) for p in layers.own_parameters(module)}
+            names = [name for name, p in self.model.named_parameters(remove_duplicate=False) if id(p) in ids]
             raise ConfigError(f"layer {layer!r} {self.unmoved(names)[names[0]]}")
         maps = [self.map_of(p) for p in layers.own_parameters(module)]
-        return found if all(maps) else parameter_maps.layer_map(module, *maps, name=self.coordinates_name)
+        return coordinates if all(maps) else parameter_maps.layer_map(module, *maps, name=self.coordinates_name)
 
     def of_parameters(self, block: str, names: Sequence[str]) -> parameter_maps.ParameterMaps:
         """P of the last step, whatever the parameters belong to."""
         self.refuse_no_step()
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
-        found = {name: self.map_of(parameters[name]) or hessians.ParameterMap.still(parameters[name]) for name in names}
-        return parameter_maps.ParameterMaps(found, self.coordinates_name)
+        maps = {name: self.map_of(parameters[name]) or hessians.ParameterMap.still(parameters[name]) for name in names}
+        return parameter_maps.ParameterMaps(maps, self.coordinates_name)
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g at every parameter, those outside of layers too; as it is before the first step."""
@@ -173,17 +173,17 @@ class Learned(ByParameter):
 
     def state_dict(self) -> dict[str, Any]:
         """States of all parameters, and the random state under the empty name."""
-        own = {name: {key: value.clone() for key, value in state.items()} for name, state in self._states.items()}
-        return own | {"": {"generator": self.generator.get_state()}}
+        states = {name: {key: value.clone() for key, value in state.items()} for name, state in self._states.items()}
+        return states | {"": {"generator": self.generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         there = {"": None, **dict(self.model.named_parameters())}
         if odd := [name for name in state if name not in there]:
             raise ConfigError(f"{self.name}: the state has a parameter {odd[0]!r}, which the model has not")
-        found = {name: {key: value.clone() for key, value in own.items()} for name, own in state.items()}
-        if drawn := found.pop("", None):
+        states = {name: {key: value.clone() for key, value in tensors.items()} for name, tensors in state.items()}
+        if drawn := states.pop("", None):
             self.generator.set_state(drawn["generator"])
-        self._states = found
+        self._states = states
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:

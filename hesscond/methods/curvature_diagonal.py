@@ -72,9 +72,9 @@ class CurvatureDiagonal(by_parameter.Learned):
         return state["m"]
 
     def state_dict(self) -> dict[str, Any]:
-        found = super().state_dict()
-        found[""]["steps"] = torch.tensor(self.steps, device="cpu")
-        return found
+        state = super().state_dict()
+        state[""]["steps"] = torch.tensor(self.steps, device="cpu")
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -57,13 +57,13 @@ class Equilibrated(WeightParametrization):
 @contextmanager
 def differentiated(model: nn.Module) -> Iterator[None]:
     """Context in which E of the equilibrated layers is differentiated, also where training takes it for a constant."""
-    own = [module for module in model.modules() if isinstance(module, Equilibrated)]
-    for module in own:
+    parametrizations = [module for module in model.modules() if isinstance(module, Equilibrated)]
+    for module in parametrizations:
         module.differentiated.fill_(True)
     try:
         yield
     finally:
-        for module in own:
+        for module in parametrizations:
             module.differentiated.fill_(not module.frozen)
 
 
@@ -126,8 +126,8 @@ class Equilibration(Reparametrization):
 
     def probed(self, layer: str) -> hessians.Coordinates | None:
         """`coordinates`; with E frozen, by products in W itself, in which training takes E for a constant, too."""
-        own = self.coordinates(layer)
-        return hessians.Reparametrized(self.model, own.name) if isinstance(own, hessians.Preconditioner) else own
+        P = self.coordinates(layer)
+        return hessians.Reparametrized(self.model, P.name) if isinstance(P, hessians.Preconditioner) else P
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         if self.parametrization_of(layer) is None:
@@ -140,14 +140,14 @@ class Equilibration(Reparametrization):
 
     def frozen_coordinates(self, layer: str) -> hessians.Preconditioner | None:
         """P_i = diag(1, e_i) of the units of a layer (no 1 without bias), e_i (n,); None: it is not equilibrated."""
-        own = self.parametrization_of(layer)
-        if own is None:
+        parametrization = self.parametrization_of(layer)
+        if parametrization is None:
             return None
-        assert isinstance(own, Equilibrated)
+        assert isinstance(parametrization, Equilibrated)
         module = chosen_layers(self.model, [layer])[layer]
-        A = own.rows(module.get_parameter("parametrizations.weight.original").detach().to(torch.float64))
-        E = own.factors(A).expand_as(A).flatten(0, 1)
-        if own.geometry.bias:
+        A = parametrization.rows(module.get_parameter("parametrizations.weight.original").detach().to(torch.float64))
+        E = parametrization.factors(A).expand_as(A).flatten(0, 1)
+        if parametrization.geometry.bias:
             E = torch.cat([E.new_ones(len(E), 1), E], 1)
-        alike = self.axis == "row" and own.geometry.groups == 1
+        alike = self.axis == "row" and parametrization.geometry.groups == 1
         return hessians.Scaling(E[0] if alike else E, "E frozen")

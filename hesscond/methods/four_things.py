@@ -61,9 +61,9 @@ class GhostNorm(nn.Module):
     def _inference(self, h: torch.Tensor) -> torch.Tensor:
         """Normalize h (N, G, values) by moments that mix the running ones (1 − w) with those of the example (w)."""
         moments = []
-        for running, own in ((self.running_mean, h), (self.running_square, h.square())):
+        for running, powers in ((self.running_mean, h), (self.running_square, h.square())):
             of_group = running.reshape(1, self.groups, -1).mean(-1, keepdim=True)
-            moments.append(torch.lerp(of_group, own.mean(-1, keepdim=True), self.example_weight))
+            moments.append(torch.lerp(of_group, powers.mean(-1, keepdim=True), self.example_weight))
         mean, square = moments
         # a mixture has a variance ≥ 0, but for rounding
         variance = (square - mean.square()).clamp_min(0)

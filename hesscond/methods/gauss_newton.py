@@ -58,20 +58,20 @@ class Products:
 
     def images(self, X: torch.Tensor) -> torch.Tensor:
         step = max(1, CHUNK // (8 * self.deltas[0].numel()))
-        found = []
+        images = []
         for part in X.unflatten(1, self.shape[1:]).split(step):
             moved = torch.einsum("jti,vmi->jtmv", self.H, part)
-            found.append(torch.einsum("kjtm,jtmv->vkj", self.deltas, moved).flatten(1))
-        return torch.cat(found)
+            images.append(torch.einsum("kjtm,jtmv->vkj", self.deltas, moved).flatten(1))
+        return torch.cat(images)
 
     def combined(self, C: torch.Tensor) -> torch.Tensor:
         K, N = self.deltas.shape[:2]
         step = max(1, CHUNK // (8 * self.deltas[0].numel()))
-        found = []
+        combinations = []
         for part in C.view(-1, K, N).split(step):
             summed = torch.einsum("vkj,kjtm->vmjt", part, self.deltas)
-            found.append((summed.flatten(2) @ self.H.flatten(0, 1)).flatten(1))
-        return torch.cat(found)
+            combinations.append((summed.flatten(2) @ self.H.flatten(0, 1)).flatten(1))
+        return torch.cat(combinations)
 
     def of_unit(self, unit: int) -> torch.Tensor:
         return torch.einsum("kjt,jti->kji", self.deltas[..., unit], self.H).flatten(0, 1)
@@ -90,8 +90,8 @@ class Products:
         step = max(1, CHUNK // (8 * self.shape[1] * self.shape[2]))
         for k in range(K):
             for start in range(0, N, step):
-                own = slice(start, start + step)
-                yield torch.einsum("jtm,jti->jmi", self.deltas[k, own], self.H[own])
+                samples = slice(start, start + step)
+                yield torch.einsum("jtm,jti->jmi", self.deltas[k, samples], self.H[samples])
 
 
 Rows = Formed | Products
@@ -207,13 +207,13 @@ class GaussNewtonState(inputs.WholeState):
 
     def products(self) -> list[Products]:
         """The rows of each loss that was shown since the last step."""
-        found = []
+        products = []
         for loss in dict.fromkeys(self.of_call):
-            calls = [k for k, own in enumerate(self.of_call) if own == loss]
+            calls = [k for k, number in enumerate(self.of_call) if number == loss]
             deltas = [torch.stack([self.by_position(g) for g in self.gradients[k]]) for k in calls]
             H = [self.extended(self.inputs[k], deltas[0].shape[1]) for k in calls]
-            found.append(Products(torch.cat(deltas, 2), torch.cat(H, 1)))
-        return found
+            products.append(Products(torch.cat(deltas, 2), torch.cat(H, 1)))
+        return products
 
     def moved(self, gradient: torch.Tensor) -> torch.Tensor:
         """M times the gradient of [b, W]; as it is where it is not finite."""
@@ -265,8 +265,8 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
 
     def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
         # a probe calls the model with other tensors in place of its parameters: not this training
-        own = next(module.parameters(), None)
-        if isinstance(own, nn.Parameter) and torch.is_grad_enabled():
+        parameter = next(module.parameters(), None)
+        if isinstance(parameter, nn.Parameter) and torch.is_grad_enabled():
             self._output = output
 
     def curvature(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -283,8 +283,8 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
             return z, z.new_zeros(*g.shape, g.shape[1])
 
         def product(v: torch.Tensor) -> torch.Tensor:
-            (found,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
-            return found.reshape(g.shape)
+            (Sv,) = torch.autograd.grad(g, z, v, retain_graph=True, materialize_grads=True)
+            return Sv.reshape(g.shape)
 
         columns = torch.eye(g.shape[1], dtype=g.dtype, device=g.device)
         S = torch.stack([product(column.expand_as(g)) for column in columns], 2)
@@ -320,8 +320,8 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
         for name, state in self.states.items():
             new = state.gradients[len(state.of_call) :]
             # nothing came back to a call that belongs to another loss
-            state.of_call += [self._losses if own else 0 for own in new]
-            for last in [own.pop() for own in new if own]:
+            state.of_call += [self._losses if gradients else 0 for gradients in new]
+            for last in [gradients.pop() for gradients in new if gradients]:
                 if len(last) != len(B[0]) or reaches(last[1:]):
                     raise ConfigError(
                         f"{self.name}: the samples of a mini-batch do not pass layer {name!r} one by one (batch "

@@ -105,10 +105,10 @@ class OfInputs:
 
     def placed(self, model: nn.Module) -> OfInputs:
         """Coordinates with the names that the layers have in a model in which other methods have wrapped them."""
-        own = dict(self.options)
-        if own.get("layers") is not None:
-            own["layers"] = tuple(wrapping.place_of(model, name) for name in own["layers"])
-        return OfInputs(self.part, own, self.part.name)
+        options = dict(self.options)
+        if options.get("layers") is not None:
+            options["layers"] = tuple(wrapping.place_of(model, name) for name in options["layers"])
+        return OfInputs(self.part, options, self.part.name)
 
     def collect(self, layer: str, inputs: capture.LayerInputs) -> Any:
         """Statistics of a layer's inputs that the method collects; None: the layer is not one of the method's."""
@@ -173,22 +173,22 @@ class LayerMethod(base.Method, Generic[State]):
 
     @staticmethod
     def _watch(state: LayerState) -> Any:
-        seen, gradients = state.inputs, state.gradients
+        inputs, gradients = state.inputs, state.gradients
 
         def hook(module: capture.Layer, args: Any, kwargs: dict[str, Any], output: torch.Tensor) -> None:
             # a probe calls the module with other tensors in place of its parameters: not this training
             weight = module.weight
             if output.requires_grad and isinstance(weight, nn.Parameter) and weight.requires_grad:
                 unseen = [(args[0] if args else kwargs["input"], output.shape)]
-                own: list[torch.Tensor] = []
+                deltas: list[torch.Tensor] = []
 
                 def back(gradient: torch.Tensor) -> None:
                     # once, even if several backward passes reach the call: a penalty on the gradient takes another one
                     if unseen:
-                        seen.append(unseen.pop())
-                        gradients.append(own)
-                    if len(own) < state.wanted:
-                        own.append(gradient.detach())
+                        inputs.append(unseen.pop())
+                        gradients.append(deltas)
+                    if len(deltas) < state.wanted:
+                        deltas.append(gradient.detach())
 
                 output.register_hook(back)
 
@@ -232,11 +232,11 @@ class LayerMethod(base.Method, Generic[State]):
 
     def find(self, layer: str) -> State | None:
         """State of the layer that now has this name; None: it is not preconditioned, or its weight is frozen."""
-        found = self.states.get(layer)
-        if found is None:
+        match = self.states.get(layer)
+        if match is None:
             module = capture.chosen_layers(self.model, [layer])[layer]
-            found = next((state for state in self.states.values() if state.module is module), None)
-        return found if found is not None and trains(found.module) else None
+            match = next((state for state in self.states.values() if state.module is module), None)
+        return match if match is not None and trains(match.module) else None
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -250,14 +250,14 @@ class LayerMethod(base.Method, Generic[State]):
         return {"layers": layers, "steps": self.steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        found = state.get("layers", {})
-        if set(found) != set(self.states):
+        layers = state.get("layers", {})
+        if set(layers) != set(self.states):
             there = ", ".join(self.states)
-            raise ConfigError(f"{self.name}: the state has layers {', '.join(found) or 'none'}, the model {there}")
-        for name, own in self.states.items():
+            raise ConfigError(f"{self.name}: the state has layers {', '.join(layers) or 'none'}, the model {there}")
+        for name, layer_state in self.states.items():
             for key in self.kept:
-                getattr(own, key).copy_(found[name][key])
-            own.q_squared = found[name]["q_squared"]
+                getattr(layer_state, key).copy_(layers[name][key])
+            layer_state.q_squared = layers[name]["q_squared"]
         self.steps = state["steps"]
 
 

@@ -34,7 +34,7 @@ class FisherState(inputs.WholeState):
     def samples(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Extended inputs Ĥ (N, T, n̂) and gradients δ (N, T, m) of each sample's loss for each call, float64."""
         # the loss is the mean over the samples
-        total = sum(len(own[0]) for own in self.gradients)
+        total = sum(len(gradients[0]) for gradients in self.gradients)
         return [
             (self.extended(call, len(first)), total * self.by_position(first))
             for call, (first, *_) in zip(self.inputs, self.gradients, strict=True)

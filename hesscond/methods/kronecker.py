@@ -151,7 +151,7 @@ class PSGD(by_parameter.Learned):
         Q = [torch.ones_like(g)]
         if g.ndim == 2:
             Q = [torch.eye(size, dtype=g.dtype, device=g.device) for size in g.shape]
-        kept = {f"Q_{k}": own for k, own in enumerate(Q)}
+        kept = {f"Q_{k}": factor for k, factor in enumerate(Q)}
         return {"m": torch.zeros_like(g), "shortened": torch.ones((), dtype=g.dtype, device="cpu")} | kept
 
     def learn(self, state: by_parameter.State, g: torch.Tensor) -> torch.Tensor:
@@ -179,8 +179,8 @@ class PSGD(by_parameter.Learned):
 
     def read(self, state: by_parameter.State) -> ParameterMap:
         Q = [state[key] for key in ("Q_0", "Q_1") if key in state]
-        factors = [own.T if own.ndim == 2 else own for own in Q]
-        return ParameterMap.kronecker([len(own) for own in Q], factors, scale=float(state["shortened"]))
+        factors = [factor.T if factor.ndim == 2 else factor for factor in Q]
+        return ParameterMap.kronecker([len(factor) for factor in Q], factors, scale=float(state["shortened"]))
 
 
 def squared_norm(C: torch.Tensor) -> torch.Tensor:

@@ -65,8 +65,8 @@ class Normalization(base.Method):
         self.check_options()
         named, pre = self.layers is not None, self.position == "pre"
         chosen = wrapping.layers_of(model, self.layers, first=named or pre, output=named or not pre)
-        own = {name: Geometry.of(layer) for name, layer in chosen.items()}
-        sites = [Site(name, one.units if pre else one.channels, one.dims) for name, one in own.items()]
+        geometries = {name: Geometry.of(layer) for name, layer in chosen.items()}
+        sites = [Site(name, shape.units if pre else shape.channels, shape.dims) for name, shape in geometries.items()]
         # all of them before the first is put in: a model that is refused stays as it is
         modules = [(site, self.normalization(site)) for site in sites]
         for site, module in modules:

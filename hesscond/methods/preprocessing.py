@@ -52,7 +52,7 @@ class Preprocessing(base.Method):
         if not math.isfinite(float(low.min())) or not math.isfinite(float(high.max())):
             raise ConfigError(f"method {self.name!r}: the inputs have NaN or infinite entries")
         like = next(self.model.parameters(), inputs)
-        shift, scale = (found[0].to(like) for found in self.statistics(inputs))
+        shift, scale = (statistic[0].to(like) for statistic in self.statistics(inputs))
         constant = (low == high) | (scale == 0)
         self.model.register_buffer(SHIFT, shift)
         self.model.register_buffer(SCALE, scale.where(~constant, 1.0))

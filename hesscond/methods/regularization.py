@@ -103,25 +103,25 @@ class L2(Regularization):
             self._handles.append(optimizer.register_step_pre_hook(self._decay))
 
     def probed(self, layer: str) -> hessians.Coordinates | None:
-        found = self._penalized(layer)
-        if isinstance(found, Penalized):
-            return found
+        coordinates = self._penalized(layer)
+        if isinstance(coordinates, Penalized):
+            return coordinates
         raise ConfigError(
-            f"layer {layer!r} is measured in {found.name}, which {self.name} has no Hessian in: leave it out"
+            f"layer {layer!r} is measured in {coordinates.name}, which {self.name} has no Hessian in: leave it out"
         )
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
         """The Hessian with the penalty, where the coordinates of the whole method are linear."""
-        found = self._penalized(layer)
-        return {found.name: found} if isinstance(found, Penalized) else {}
+        coordinates = self._penalized(layer)
+        return {coordinates.name: coordinates} if isinstance(coordinates, Penalized) else {}
 
     def _penalized(self, layer: str) -> hessians.Coordinates:
         """The Hessian with the penalty in the coordinates z of the whole method; these, if they are not linear."""
-        own = self.whole.coordinates(layer)
-        if own is not None and not isinstance(own, hessians.Preconditioner):
-            return own
-        name = f"{'plain' if own is None else own.name}, with L2 in {self.space}"
-        return Penalized(own, self.strength, in_z=self.space == "z", name=name)
+        coordinates = self.whole.coordinates(layer)
+        if coordinates is not None and not isinstance(coordinates, hessians.Preconditioner):
+            return coordinates
+        name = f"{'plain' if coordinates is None else coordinates.name}, with L2 in {self.space}"
+        return Penalized(coordinates, self.strength, in_z=self.space == "z", name=name)
 
     @torch.no_grad()
     def _decay(self, optimizer: Optimizer, *_: Any) -> None:
@@ -158,8 +158,8 @@ class GradientRegularization(Regularization):
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         parameters = self._parameters()
-        found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, allow_unused=True)
-        gradients = {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
+        derivatives = torch.autograd.grad(loss, list(parameters.values()), create_graph=True, allow_unused=True)
+        gradients = {name: g for name, g in zip(parameters, derivatives, strict=True) if g is not None}
         fixed = {name: g.detach() for name, g in gradients.items()}
         if self.space == "z":
             with torch.no_grad():

@@ -69,9 +69,9 @@ class Reparametrization(base.Method):
                         f"{self.name}: layer {name!r} shares its weight with {other!r}: leave it out, naming others "
                         "with layers="
                     )
-            own = self.parametrization(name, layer)
-            parametrize.register_parametrization(layer, "weight", own)
-            self._own.add(own)
+            parametrization = self.parametrization(name, layer)
+            parametrize.register_parametrization(layer, "weight", parametrization)
+            self._own.add(parametrization)
 
     @abstractmethod
     def parametrization(self, name: str, layer: capture.Layer) -> WeightParametrization:
@@ -85,7 +85,7 @@ class Reparametrization(base.Method):
         """W(θ) of a layer by its present name; None: it is none of those chosen."""
         module = capture.chosen_layers(self.model, [layer])[layer]
         inside = set(module.modules())
-        return next((own for own in self._own if own in inside), None)
+        return next((parametrization for parametrization in self._own if parametrization in inside), None)
 
 
 def refuse_units(method: str, layer: str, refused: torch.Tensor, what: str) -> None:

@@ -57,53 +57,53 @@ class Composed(base.Method):
 
     def optimizer(self, lr: float, **options: Any) -> torch.optim.Optimizer:
         """Optimizer of the part that is itself an optimizer, otherwise the one that is asked for."""
-        own = [part for part in self.parts if type(part).optimizer is not base.Method.optimizer]
-        found = (own[0].optimizer if own else super().optimizer)(lr, **options)
-        self.follow(found)
-        return found
+        parts = [part for part in self.parts if type(part).optimizer is not base.Method.optimizer]
+        optimizer = (parts[0].optimizer if parts else super().optimizer)(lr, **options)
+        self.follow(optimizer)
+        return optimizer
 
     def without_decay(self) -> set[int]:
         return set().union(*(part.without_decay() for part in self.parts))
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
-        found = [p for part in self.parts if (p := part.penalty(loss)) is not None]
-        return torch.stack(found).sum() if found else None
+        penalties = [p for part in self.parts if (p := part.penalty(loss)) is not None]
+        return torch.stack(penalties).sum() if penalties else None
 
     def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
         """Preconditioner of the layer, if its `coordinates` are linear; otherwise None."""
-        own = self.coordinates(layer)
-        return own if isinstance(own, hessians.Preconditioner) else None
+        coordinates = self.coordinates(layer)
+        return coordinates if isinstance(coordinates, hessians.Preconditioner) else None
 
     def coordinates(self, layer: str) -> hessians.Coordinates | None:
         """Coordinates of the one part that has coordinates other than the plain ones; None: no part has."""
-        found = [(part.name, own) for part in self.parts if (own := part.coordinates(layer)) is not None]
-        if len(found) > 1:
+        pairs = [(part.name, coords) for part in self.parts if (coords := part.coordinates(layer)) is not None]
+        if len(pairs) > 1:
             raise ConfigError(
-                f"{' and '.join(name for name, _ in found)} both have coordinates of layer {layer!r}: which decide "
+                f"{' and '.join(name for name, _ in pairs)} both have coordinates of layer {layer!r}: which decide "
                 "together is not known; probe it with one of them"
             )
-        return found[0][1] if found else None
+        return pairs[0][1] if pairs else None
 
     def probed(self, layer: str) -> hessians.Coordinates | None:
         """Coordinates of the part that adds a penalty, which include those of the others; otherwise `coordinates`."""
-        found = [part.probed(layer) for part in self.parts]
-        return next((own for own in found if isinstance(own, Penalized)), self.coordinates(layer))
+        each = [part.probed(layer) for part in self.parts]
+        return next((coords for coords in each if isinstance(coords, Penalized)), self.coordinates(layer))
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps | None:
         """Coordinates of the first part that has coordinates for these parameters; None: no part has."""
-        found = [part.of_parameters(block, names) for part in self.parts]
-        return next((own for own in found if own is not None), None)
+        candidates = [part.of_parameters(block, names) for part in self.parts]
+        return next((maps for maps in candidates if maps is not None), None)
 
     def unmoved(self, names: Sequence[str]) -> dict[str, str]:
         return {name: why for part in self.parts for name, why in part.unmoved(names).items()}
 
     def preconditioned(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """M g by the part that preconditions; if there is none, as in `Method`."""
-        own = [part for part in self.parts if part.preconditions]
-        return own[0].preconditioned(gradients) if own else super().preconditioned(gradients)
+        parts = [part for part in self.parts if part.preconditions]
+        return parts[0].preconditioned(gradients) if parts else super().preconditioned(gradients)
 
     def readings(self, layer: str) -> Mapping[str, hessians.Coordinates | None]:
-        return {name: own for part in self.parts for name, own in part.readings(layer).items()}
+        return {name: coords for part in self.parts for name, coords in part.readings(layer).items()}
 
     def diagnostics(self, layer: str) -> dict[str, float]:
         return {column: value for part in self.parts for column, value in part.diagnostics(layer).items()}
@@ -176,9 +176,9 @@ def parse(text: str) -> Spec:
         [method.name for method, _ in parts if getattr(method, what)]
         for what in ("preconditions", "reparametrizes", "constrains")
     )
-    for found, what in ((both, "precondition the gradient"), (computed, "compute weights from other parameters")):
-        if len(found) > 1:
-            raise ConfigError(f"{' and '.join(found)} both {what}: choose one of them")
+    for methods, what in ((both, "precondition the gradient"), (computed, "compute weights from other parameters")):
+        if len(methods) > 1:
+            raise ConfigError(f"{' and '.join(methods)} both {what}: choose one of them")
     if computed and held:
         raise ConfigError(f"{held[0]} constrains the weights, which {computed[0]} computes from others: choose one")
     if computed and both:
@@ -190,8 +190,8 @@ def parse(text: str) -> Spec:
 
 def options(method: type[base.Method]) -> dict[str, inspect.Parameter]:
     """The options of a method, with their types: those declared, and the keyword arguments of its constructor."""
-    found = inspect.signature(method, eval_str=True).parameters
-    return {name: p for name, p in found.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    parameters = inspect.signature(method, eval_str=True).parameters
+    return {name: p for name, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def options_in(text: str, method: type[base.Method], items: Sequence[str]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def converted(what: str, text: str, kind: Any) -> Any:
 
     if text == "none" and type(None) in get_args(kind):
         return None
-    if any(get_origin(one) is tuple for one in (kind, *get_args(kind))):
+    if any(get_origin(annotation) is tuple for annotation in (kind, *get_args(kind))):
         return tuple(text.split("/"))
     try:
         return TypeAdapter(kind).validate_python(text)

@@ -248,8 +248,8 @@ class Sphere(base.Method):
             put(self.model, norm, behind(number, len(norms), norm.num_features, 1, norm).to(like.device, like.dtype))
         if not norms and (affine or noise != "none"):
             for number, (name, layer) in enumerate(chosen.items(), 1):
-                own = capture.Geometry.of(layer)
-                wrap(self.model, name, behind(number, len(chosen), own.units, -1 - own.dims), after=True)
+                geometry = capture.Geometry.of(layer)
+                wrap(self.model, name, behind(number, len(chosen), geometry.units, -1 - geometry.dims), after=True)
         for layer in biased if affine else ():
             if layer._parameters.get("bias") is not None:
                 layer.register_parameter("bias", None)

@@ -61,12 +61,12 @@ class WeightNormalization(Reparametrization):
     refusal: ClassVar[str] = "only zero weights, which have no direction"
 
     def parametrization(self, name: str, layer: Layer) -> Normalized:
-        own = Normalized(layer, centred=self.centred)
-        rows = own.rows(layer.weight.detach())
+        parametrization = Normalized(layer, centred=self.centred)
+        rows = parametrization.rows(layer.weight.detach())
         # of equal weights the centred ones may be rounding
-        none = own.shifted(rows).abs().amax(2) <= 4 * torch.finfo(rows.dtype).eps * rows.abs().amax(2)
+        none = parametrization.shifted(rows).abs().amax(2) <= 4 * torch.finfo(rows.dtype).eps * rows.abs().amax(2)
         refuse_units(self.name, name, none.flatten(), self.refusal)
-        return own
+        return parametrization
 
 
 @base.register
@@ -125,14 +125,14 @@ class WeightStandardization(Reparametrization):
     )
 
     def parametrization(self, name: str, layer: Layer) -> Standardized:
-        own = Standardized(layer, self.epsilon)
-        if own.geometry.fan_in == 1:
+        parametrization = Standardized(layer, self.epsilon)
+        if parametrization.geometry.fan_in == 1:
             raise ConfigError(
                 f"weightstandardization: the units of layer {name!r} have one weight each, of which the mean leaves "
                 "nothing: leave it out, naming the others with layers="
             )
-        rows = own.rows(layer.weight.detach())
+        rows = parametrization.rows(layer.weight.detach())
         if self.epsilon == 0:
             equal = (rows == rows[:, :, :1]).all(2)
             refuse_units(self.name, name, equal.flatten(), "weights that are all equal, which epsilon=0 divides by 0")
-        return own
+        return parametrization

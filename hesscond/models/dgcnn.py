@@ -33,8 +33,8 @@ class EdgeConv(nn.Module):
         """(N, after, P) of (N, before, P)."""
         indices = nearest(x, self.k).flatten(1).unsqueeze(1).expand(-1, x.shape[1], -1)
         neighbours = x.gather(2, indices).unflatten(2, (-1, self.k))
-        own = x.unsqueeze(-1).expand_as(neighbours)
-        edges = torch.cat([neighbours - own, own], 1)
+        centres = x.unsqueeze(-1).expand_as(neighbours)
+        edges = torch.cat([neighbours - centres, centres], 1)
         return self.activation(self.norm(self.conv(edges))).amax(-1)
 
 

@@ -113,7 +113,7 @@ class Inception(nn.Sequential):
     ) -> None:
         super().__init__()
         most = [len(stage) for stage in self.published]
-        if not 1 <= len(blocks) <= len(most) or any(n > own for n, own in zip(blocks, most, strict=False)):
+        if not 1 <= len(blocks) <= len(most) or any(n > limit for n, limit in zip(blocks, most, strict=False)):
             raise ConfigError(
                 f"blocks must be up to {most[0]}, {most[1]} and {most[2]} in the three stages, got {list(blocks)}"
             )

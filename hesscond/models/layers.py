@@ -245,9 +245,9 @@ def image_shape(input_shape: tuple[int, ...], at_least: int = 1) -> tuple[int, i
     return channels, height, width
 
 
-def same_length(first: str, one: tuple[int, ...], second: str, other: tuple[int, ...]) -> None:
+def same_length(first: str, numbers: tuple[int, ...], second: str, other: tuple[int, ...]) -> None:
     """Refuse two options that say something for each stage, but for different numbers of them, or for none."""
-    if not one or len(one) != len(other):
+    if not numbers or len(numbers) != len(other):
         raise ConfigError(
-            f"{first} and {second} must have one number for each stage, got {list(one)} and {list(other)}"
+            f"{first} and {second} must have one number for each stage, got {list(numbers)} and {list(other)}"
         )

@@ -89,8 +89,8 @@ class Field(nn.Module):
                 x = torch.cat([gamma, x], -1)
             x = self.activation(self.get_submodule(f"norm{i}")(self.get_submodule(f"fc{i}")(x)))
         density = self.density(x).squeeze(-1)
-        seen = encoded(view, self.view_frequencies).unsqueeze(1).expand(-1, points.shape[1], -1)
-        x = self.activation(self.view(torch.cat([self.feature(x), seen], -1)))
+        directions = encoded(view, self.view_frequencies).unsqueeze(1).expand(-1, points.shape[1], -1)
+        x = self.activation(self.view(torch.cat([self.feature(x), directions], -1)))
         return self.colour(x).sigmoid(), density
 
 

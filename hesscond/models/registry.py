@@ -91,10 +91,10 @@ def in_file(name: str, function: Any) -> Architecture:
             raise ConfigError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
         return model
 
-    own = list(inspect.signature(function).parameters.values())[2:]
-    if missing := [p.name for p in own if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+    extras = list(inspect.signature(function).parameters.values())[2:]
+    if missing := [p.name for p in extras if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
         raise ConfigError(f"{name} takes input_shape and outputs, and options with defaults: give {missing[0]!r} one")
-    preset = {p.name: p.default for p in own if p.default is not p.empty}
+    preset = {p.name: p.default for p in extras if p.default is not p.empty}
     return Architecture(inspect.getdoc(function) or name, "any", make, preset)
 
 

@@ -166,10 +166,10 @@ class ResNet(nn.Sequential):
             stage = nn.Sequential()
             for b in range(1, number + 1):
                 stride = 2 if b == 1 and s > 1 else 1
-                own = ResidualBlock(
+                residual = ResidualBlock(
                     make, before, width, stride, shortcut, activation, expansion=expansion, branch_gamma=branch_gamma
                 )
-                stage.add_module(f"block{b}", own)
+                stage.add_module(f"block{b}", residual)
                 before = width * expansion
             self.add_module(f"stage{s}", stage)
         self.mean = layers.Mean()
@@ -213,10 +213,10 @@ class PreActResNet(nn.Sequential):
                 enters, stride = (before, 2 if s > 1 else 1) if b == 1 else (width, 1)
                 changes = enters != width or stride != 1
                 shared = changes if shortcut == "projection" else b == s == 1
-                own = PreActBlock(
+                block = PreActBlock(
                     make, enters, width, stride, shortcut, activation, shared=shared, branch_gamma=branch_gamma
                 )
-                stage.add_module(f"block{b}", own)
+                stage.add_module(f"block{b}", block)
             self.add_module(f"stage{s}", stage)
         self.norm = make.normalization(widths[-1])
         self.activation = layers.make_activation(activation)

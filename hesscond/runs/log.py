@@ -133,9 +133,9 @@ class RunLog:
         """Write pending training rows, and those of other tables by their names, in one transaction."""
         with self._transaction() as connection:
             connection.executemany(self._inserts["training"], self._pending)
-            for table, own in rows.items():
+            for table, records in rows.items():
                 columns = store.TABLES[table]
-                connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in own])
+                connection.executemany(self._inserts[table], [[r.get(c) for c in columns] for r in records])
             if self._pending:
                 self._iterations = max(self._iterations, self._pending[-1][0] + 1)
             if time.monotonic() - self._clocked >= COMMIT_INTERVAL:
@@ -195,7 +195,7 @@ def create(connection: sqlite3.Connection) -> None:
 
 def versions(*packages: ModuleType) -> dict[str, str]:
     """Versions of packages and of Python, for ``config.toml``."""
-    return {one.__name__: one.__version__ for one in packages} | {"python": platform.python_version()}
+    return {package.__name__: package.__version__ for package in packages} | {"python": platform.python_version()}
 
 
 def running() -> dict[str, Any]:
@@ -227,8 +227,8 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "sa
         return "no"
     there, wanted = store.open_run(folder).config, {**config}
     # other versions go on too: they are not part of what is run
-    for one in (there, wanted):
-        one["run"] = {key: value for key, value in one["run"].items() if key not in ("versions", "data_source")}
+    for content in (there, wanted):
+        content["run"] = {key: value for key, value in content["run"].items() if key not in ("versions", "data_source")}
     if there == wanted:
         return "same"
     if others := differences(there, wanted, but=LENGTH):
@@ -238,24 +238,24 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "sa
         raise ConfigError(
             f"{folder} holds a run of another length ({length}), whose learning rates depend on it: give another --out"
         )
-    own, asked = ({key: one["training"].get(key) for key in LENGTH} for one in (there, wanted))
-    if not any(own[key] and asked[key] and asked[key] > own[key] for key in LENGTH):
+    stored, asked = ({key: content["training"].get(key) for key in LENGTH} for content in (there, wanted))
+    if not any(stored[key] and asked[key] and asked[key] > stored[key] for key in LENGTH):
         raise ConfigError(f"{folder} holds a run of another length ({length}), and can only be made longer")
     return "longer"
 
 
 def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Sequence[str] = ()) -> str:
     """Keys in which two configurations differ, a few with both values; ``but``: keys of [training] to leave out."""
-    found = []
+    entries = []
     for table in sorted({*there, *wanted}):
-        own, asked = there.get(table), wanted.get(table)
-        if isinstance(own, dict) and isinstance(asked, dict):
-            for key in sorted({*own, *asked}):
-                if own.get(key) != asked.get(key) and not (table == "training" and key in but):
-                    found.append(f"{table}.{key}: {own.get(key)!r} there, {asked.get(key)!r} here")
-        elif own != asked:
-            found.append(table)
-    return listed(found)
+        stored, asked = there.get(table), wanted.get(table)
+        if isinstance(stored, dict) and isinstance(asked, dict):
+            for key in sorted({*stored, *asked}):
+                if stored.get(key) != asked.get(key) and not (table == "training" and key in but):
+                    entries.append(f"{table}.{key}: {stored.get(key)!r} there, {asked.get(key)!r} here")
+        elif stored != asked:
+            entries.append(table)
+    return listed(entries)
 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:
@@ -267,7 +267,7 @@ def check_free(folder: Path, *, begun: bool = False) -> None:
     if below:
         raise ConfigError(f"{folder} is a folder of runs ({listed(below)}): give another --out, or a folder in it")
     for path in folder.iterdir():
-        if path.name == LOCK.parent.name and path.is_dir() and {own.name for own in path.iterdir()} <= {LOCK.name}:
+        if path.name == LOCK.parent.name and path.is_dir() and {file.name for file in path.iterdir()} <= {LOCK.name}:
             continue
         if not begun or path.name not in LEFTOVERS:
             raise ConfigError(f"{folder} is not empty and holds no run: give another --out")

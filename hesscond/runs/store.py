@@ -29,7 +29,7 @@ SCHEMA_VERSION = 9
 APPLICATION_ID = 0x48455353
 
 #: Condition numbers of a block, and kinds of scaling of which the best is bounded.
-KAPPAS = ("kappa", *(in_coordinates("kappa", own) for own in COORDINATES))
+KAPPAS = ("kappa", *(in_coordinates("kappa", system) for system in COORDINATES))
 OPTIMA = ("diagonal", "kronecker")
 
 #: Columns that say where something was measured.
@@ -60,7 +60,7 @@ TABLES: dict[str, dict[str, str]] = {
         "dead": "INTEGER",
         **in_sqlite("rank", "nullity", "negative", "resolved", "lambda_max", "lambda_min"),
         "trace": "REAL",
-        **{in_coordinates(name, own): "INTEGER" for own in COORDINATES for name in ("rank", "resolved")},
+        **{in_coordinates(name, system): "INTEGER" for system in COORDINATES for name in ("rank", "resolved")},
         "lambda_max_own": "REAL",
         **dict.fromkeys((f"kappa_{kind}_{end}" for kind in OPTIMA for end in ("lower", "upper")), "REAL"),
         "coordinates": "TEXT",
@@ -216,8 +216,8 @@ class StoredRun:
     def last_loss(self) -> float:
         """The training loss of the last iteration in the log; NaN if there is none."""
         with reading(self.folder) as connection:
-            found = connection.execute("SELECT loss FROM training ORDER BY iteration DESC LIMIT 1").fetchone()
-        return float(found[0]) if found and found[0] is not None else math.nan
+            row = connection.execute("SELECT loss FROM training ORDER BY iteration DESC LIMIT 1").fetchone()
+        return float(row[0]) if row and row[0] is not None else math.nan
 
     @property
     def seconds(self) -> float:
@@ -228,14 +228,14 @@ class StoredRun:
     @property
     def worked(self) -> dict[int, float]:
         """Seconds that the run had worked, breaks left out, by the number of iterations logged by then."""
-        clock, found = self.rows("clock"), {}
+        clock, seconds = self.rows("clock"), {}
         session, began, before, latest = None, 0.0, 0.0, 0.0
-        for own, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):
-            if own != session:
-                session, began, before = own, at or 0.0, latest
+        for number, at, iterations in zip(clock["session"], clock["time"], clock["iterations"], strict=True):
+            if number != session:
+                session, began, before = number, at or 0.0, latest
             latest = max(latest, before + (at or 0.0) - began)
-            found[iterations] = latest
-        return found
+            seconds[iterations] = latest
+        return seconds
 
     def rows(self, table: str) -> dict[str, list[Any]]:
         """Values of a table by column, in the order in which they were logged.
@@ -247,11 +247,11 @@ class StoredRun:
         """
         columns = (TABLES | BESIDE)[table]
         with reading(self.folder) as connection:
-            found = connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid").fetchall()
-            values = list(map(list, zip(*found, strict=True))) if found else [[] for _ in columns]
-            for (column, kind), own in zip(columns.items(), values, strict=True):
+            records = connection.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY rowid").fetchall()
+            values = list(map(list, zip(*records, strict=True))) if records else [[] for _ in columns]
+            for (column, kind), cells in zip(columns.items(), values, strict=True):
                 allowed = PYTHON[kind.split()[0]] + (() if column == "iteration" else (type(None),))
-                if strange := [value for value in own if not isinstance(value, allowed)]:
+                if strange := [value for value in cells if not isinstance(value, allowed)]:
                     raise RunError(f"{table}.{column} holds {strange[0]!a}, which is not of type {kind}")
         return dict(zip(columns, values, strict=True))
 
@@ -276,15 +276,15 @@ class StoredRun:
         values = self.rows(name)
         columns = {}
         for column, kind in TABLES[name].items():
-            own = values[column]
+            cells = values[column]
             if kind == "REAL":
-                columns[column] = pd.Series(own, dtype=float)
+                columns[column] = pd.Series(cells, dtype=float)
             elif column.startswith("resolved"):
-                columns[column] = pd.Series([None if v is None else v != 0 for v in own], dtype="boolean")
+                columns[column] = pd.Series([None if v is None else v != 0 for v in cells], dtype="boolean")
             elif kind.startswith("INTEGER"):
-                columns[column] = pd.Series(own, dtype="Int64" if None in own else "int64")
+                columns[column] = pd.Series(cells, dtype="Int64" if None in cells else "int64")
             else:
-                columns[column] = pd.Series(own, dtype=None if own else object)
+                columns[column] = pd.Series(cells, dtype=None if cells else object)
         return pd.DataFrame(columns).sort_values("iteration", kind="stable", ignore_index=True)
 
 
@@ -363,12 +363,12 @@ def run_folders(folder: Path | str) -> list[Path]:
     if not folder.is_dir():
         raise RunError(f"no folder {folder}")
     # a run holds no other run: what else lies in it need not be looked through
-    found = []
+    folders = []
     for place, below, files in os.walk(folder):
         if LOG in files or LOG in below:
-            found.append(Path(place))
+            folders.append(Path(place))
             below.clear()
-    return sorted(found)
+    return sorted(folders)
 
 
 def find_runs(folder: Path | str) -> Iterator[StoredRun]:
@@ -395,4 +395,4 @@ def place_name(layer: str, unit: object, between: str = ".") -> str:
 
 def printable(text: str) -> str:
     """A text with escapes for characters that steer a terminal, or that cannot be printed: a path may hold any."""
-    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    return UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)

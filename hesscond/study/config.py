@@ -45,19 +45,19 @@ class MethodConfig(sections.Section):
     @property
     def changes(self) -> dict[str, dict[str, Any]]:
         """Changes that the method makes to the study, by table."""
-        return {table: own for table in ("model", "training", "schedule") if (own := getattr(self, table))}
+        return {table: values for table in ("model", "training", "schedule") if (values := getattr(self, table))}
 
 
 def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``content`` with the ``changes``, table by table; other values, and tables of another ``name``, are replaced."""
-    found = dict(content)
+    combined = dict(content)
     for key, value in changes.items():
-        before = found.get(key)
+        before = combined.get(key)
         if isinstance(before, dict) and isinstance(value, dict) and value.get("name") in (None, before.get("name")):
-            found[key] = merged(before, value)
+            combined[key] = merged(before, value)
         else:
-            found[key] = value
-    return found
+            combined[key] = value
+    return combined
 
 
 #: Parameters that one Hessian covers: those of a unit, of a layer, or of the whole network.
@@ -126,12 +126,12 @@ class StatementConfig(sections.Section):
     def known(cls, value: str) -> str:
         """Return the statement's own id; refuse one that does not exist or is not about a layer."""
         try:
-            found = theorems.statement(value)
+            statement = theorems.statement(value)
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if not isinstance(found, theorems.LayerStatement):
+        if not isinstance(statement, theorems.LayerStatement):
             raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
-        return found.id
+        return statement.id
 
 
 class RunConfig(sections.Section):
@@ -186,7 +186,7 @@ class StudyConfig(sections.Section):
     @classmethod
     def once(cls, value: list[StatementConfig]) -> list[StatementConfig]:
         """Keep each statement once, whichever of its ids it is named by."""
-        return list({own.id: own for own in value}.values())
+        return list({statement.id: statement for statement in value}.values())
 
     @model_validator(mode="after")
     def methods_are_known(self) -> StudyConfig:
@@ -231,7 +231,7 @@ class StudyConfig(sections.Section):
             # a run's config.toml has the changes in it, and perhaps others on top
             if entry is not None and entry.name == self.run.label:
                 return Variant(self, entry.method, entry.name)
-            if any(one.changes for one in self.methods if one.name == self.run.label):
+            if any(method.changes for method in self.methods if method.name == self.run.label):
                 raise ConfigError(
                     f"this is the config.toml of a run of {self.run.label!r}: take the study for {text!r}"
                 )
@@ -239,8 +239,8 @@ class StudyConfig(sections.Section):
             try:
                 parse(text)
             except ConfigError as error:
-                own = ", ".join(repr(one.name) for one in self.methods)
-                raise ConfigError(f"{error}; the study names {own}" if own else str(error)) from None
+                names = ", ".join(repr(method.name) for method in self.methods)
+                raise ConfigError(f"{error}; the study names {names}" if names else str(error)) from None
             return Variant(self, located(text), "")
         if not entry.changes:
             # runs are named as the method was typed

@@ -35,13 +35,13 @@ class Comparison(sections.Section):
     @classmethod
     def of(cls, text: str) -> Comparison:
         """The comparison that a text means."""
-        if found := RANGE.fullmatch(text.strip()):
+        if match := RANGE.fullmatch(text.strip()):
             try:
-                return cls(one=found["one"], sign="in", low=float(found["low"]), high=float(found["high"]))
+                return cls(one=match["one"], sign="in", low=float(match["low"]), high=float(match["high"]))
             except ValueError:
                 pass
-        elif found := COMPARISON.fullmatch(text.strip()):
-            return cls.model_validate(found.groupdict())
+        elif match := COMPARISON.fullmatch(text.strip()):
+            return cls.model_validate(match.groupdict())
         raise ConfigError(
             f"{text!r} is no comparison: use 'A > B', 'A ~ B' or 'A in [low, high]' with names of methods"
         )
@@ -184,10 +184,10 @@ def load_study(study: str | Path, scale: str | None = None) -> config.StudyConfi
     name, panel = split_name(str(study))
     file = StudyFile.named(name)
     if file.panels and not panel:
-        panels = ", ".join(f"{study}/{own}" for own in file.panels)
+        panels = ", ".join(f"{study}/{choice}" for choice in file.panels)
         raise ConfigError(f"study {str(study)!r} has several panels: choose from {panels}")
-    found = file.study(panel, scale)
-    return found.model_copy(update={"name": str(study), "panel": ""}) if study in aliases() else found
+    loaded = file.study(panel, scale)
+    return loaded.model_copy(update={"name": str(study), "panel": ""}) if study in aliases() else loaded
 
 
 def split_name(study: str) -> tuple[str, str]:
@@ -202,13 +202,13 @@ def split_name(study: str) -> tuple[str, str]:
 def in_place(content: Any, folder: Path) -> Any:
     """Contents of a TOML file with the absolute paths of files in its folder: of ``FILE.py:NAME``, and as ``file``."""
     if isinstance(content, list):
-        return [in_place(own, folder) for own in content]
+        return [in_place(item, folder) for item in content]
     if not isinstance(content, dict):
         return located(content, folder) if isinstance(content, str) else content
-    found = {located(key, folder): in_place(value, folder) for key, value in content.items()}
+    table = {located(key, folder): in_place(value, folder) for key, value in content.items()}
     if isinstance(file := content.get("file"), str) and (folder / file).is_file():
-        found["file"] = str((folder / file).resolve())
-    return found
+        table["file"] = str((folder / file).resolve())
+    return table
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,8 @@ class StudyFile:
         if scale not in (None, *SCALES):
             raise ConfigError(f"--scale is one of {', '.join(SCALES)}, not {scale!r}")
         if panel not in (self.panels or [""]):
-            own = f"choose from {', '.join(self.panels)}" if self.panels else "it has no panels"
-            raise ConfigError(f"{self.path.stem} has no panel {panel!r}: {own}")
+            hint = f"choose from {', '.join(self.panels)}" if self.panels else "it has no panels"
+            raise ConfigError(f"{self.path.stem} has no panel {panel!r}: {hint}")
         content, small = self.content_of(panel)
         as_is = self.checked(content, panel)
         wanted = scale or as_is.scale
@@ -274,11 +274,11 @@ class StudyFile:
             return as_is
         for changes in small:
             content = config.merged(content, changes)
-        found = {
+        versions = {
             "paper": as_is.model_copy(update={"scale": "paper"}),
             "small": self.checked(content | {"scale": "small"}, panel),
         }
-        return found[wanted]
+        return versions[wanted]
 
     def content_of(self, panel: str) -> tuple[dict[str, Any], list[Any]]:
         """Contents of a panel's study, and the tables with the changes of its small version."""
@@ -286,17 +286,17 @@ class StudyFile:
         small = [self.content["small"]] if "small" in self.content else []
         if not panel:
             return content, small
-        own = next(table for table in self.content["panels"] if table["name"] == panel)
-        if "small" in own:
-            small.append(own["small"])
+        changes = next(table for table in self.content["panels"] if table["name"] == panel)
+        if "small" in changes:
+            small.append(changes["small"])
         methods = content.pop("methods", [])
-        content = config.merged(content, {key: value for key, value in own.items() if key not in OF_THE_PANEL})
+        content = config.merged(content, {key: value for key, value in changes.items() if key not in OF_THE_PANEL})
         content["panel"] = panel
         content["methods"] = list(methods)
-        if "methods" in own:
+        if "methods" in changes:
             by_name = {entry["name"]: entry for entry in methods}
             content["methods"] = []
-            for entry in own["methods"]:
+            for entry in changes["methods"]:
                 name = entry if isinstance(entry, str) else entry.get("name")
                 if isinstance(entry, str) and name not in by_name:
                     raise ConfigError(

@@ -67,7 +67,7 @@ class Overrides:
         if self.probe_every == 0:
             settings |= {"probe.train_every_epochs": 0, "probe.at": []}
         if self.statements:
-            ids = [*(own.id for own in study.statements), *self.statements]
+            ids = [*(statement.id for statement in study.statements), *self.statements]
             settings["statements"] = [{"id": id} for id in ids]
         return with_settings(study, settings)
 
@@ -91,8 +91,8 @@ def asked(
             method, lr = [study.run.label or study.run.method], lr or study.run.learning_rate
         seed = str(study.run.seed) if seed is None else seed
     if not method:
-        own = ", ".join(entry.name for entry in study.methods) or "vanilla, bnp"
-        raise ConfigError(f"name at least one method with --method, such as {own} (hesscond methods lists all)")
+        names = ", ".join(entry.name for entry in study.methods) or "vanilla, bnp"
+        raise ConfigError(f"name at least one method with --method, such as {names} (hesscond methods lists all)")
     return method, lr, "0" if seed is None else seed, out
 
 
@@ -117,13 +117,13 @@ def plan_runs(
         raise ConfigError("a method is given twice, under two names")
     plans = []
     for name, variant in zip(methods, variants, strict=True):
-        own = overrides.apply(variant.study)
-        rate = overrides.learning_rate or own.learning_rate(name, own.training.batch_size)
+        config = overrides.apply(variant.study)
+        rate = overrides.learning_rate or config.learning_rate(name, config.training.batch_size)
         for seed in seeds:
             folder = out if single else out / f"{folder_name(variant)}-seed{seed}"
             if not resume:
                 log.check_free(folder)
-            plans.append(RunPlan(own, variant.method, seed, rate, folder, device, variant.label))
+            plans.append(RunPlan(config, variant.method, seed, rate, folder, device, variant.label))
     return plans
 
 
@@ -195,8 +195,8 @@ def rates_for(config: SweepConfig, study: StudyConfig, method: str) -> list[floa
         return study.learning_rate_grid(method, study.training.batch_size)
     if isinstance(config.rates, list):
         return list(config.rates)
-    own = study.learning_rate(method, study.training.batch_size)
-    return [float(f"{factor * own:.3g}") for factor in AROUND] if config.rates == "around" else [own]
+    rate = study.learning_rate(method, study.training.batch_size)
+    return [float(f"{factor * rate:.3g}") for factor in AROUND] if config.rates == "around" else [rate]
 
 
 def with_settings(study: StudyConfig, settings: Mapping[str, Any]) -> StudyConfig:

@@ -24,11 +24,11 @@ def contents() -> Iterator[dict[str, Any]]:
 @lru_cache(maxsize=1)
 def aliases() -> dict[str, str]:
     """Names that studies had before, and what each stands for: ``NAME`` or ``NAME/PANEL``."""
-    found = {}
+    names = {}
     for content in contents():
         for alias, panel in content.get("aliases", {}).items():
-            found[alias] = f"{content['name']}/{panel}" if panel else content["name"]
-    return found
+            names[alias] = f"{content['name']}/{panel}" if panel else content["name"]
+    return names
 
 
 def described() -> list[dict[str, str]]:
@@ -55,10 +55,10 @@ def panels_of(name: str) -> list[dict[str, str]]:
     for content in contents():
         if content["name"] == aliases().get(name, name).partition("/")[0]:
             for panel in content.get("panels", [{}]):
-                own = f"{content['name']}/{panel['name']}" if panel else content["name"]
+                full_name = f"{content['name']}/{panel['name']}" if panel else content["name"]
                 data = panel.get("data", {}).get("name") or content["data"]["name"]
                 methods = panel.get("methods", content.get("methods", []))
                 names = ", ".join(entry if isinstance(entry, str) else entry["name"] for entry in methods)
                 title = panel.get("title") or content["description"]
-                rows.append({"name": own, "data": data, "shows": title, "methods": names})
+                rows.append({"name": full_name, "data": data, "shows": title, "methods": names})
     return rows

@@ -65,10 +65,10 @@ def activations(model: nn.Module, inputs: torch.Tensor) -> int:
 def multiplications(model: nn.Module, inputs: torch.Tensor) -> int:
     """Number of multiplications of a forward pass in the dense and convolutional layers of a model."""
 
-    def own(module: nn.Module, output: torch.Tensor) -> int:
+    def products(module: nn.Module, output: torch.Tensor) -> int:
         return output.numel() * kind_of(module).weight_shape(module)[1:].numel() if is_layer(module) else 0
 
-    return summed(model, inputs, own)
+    return summed(model, inputs, products)
 
 
 @torch.no_grad()

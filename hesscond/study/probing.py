@@ -104,7 +104,7 @@ class Prober:
             dtype=self._dtype,
             rtol=config.rtol,
             records=config.precision == "as-trained" and bool(units),
-            keeps_inputs=any(one.inputs for one in self.statements),
+            keeps_inputs=any(statement.inputs for statement in self.statements),
             evaluates_again=bool(self.statements),
         )
         # names of the blocks that are neither captured in the training pass nor streamed
@@ -141,8 +141,8 @@ class Prober:
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
         """Rows of several probes."""
-        found = self.layers.measured([probe.taken for probe in probes if probe.taken is not None])
-        rows, counts = iter(self._rows([one for units in found for one in units])), map(len, found)
+        measured = self.layers.measured([probe.taken for probe in probes if probe.taken is not None])
+        rows, counts = iter(self._rows([unit for units in measured for unit in units])), map(len, measured)
         return [
             probe.others if probe.taken is None else self._in_order([*islice(rows, next(counts)), *probe.others])
             for probe in probes
@@ -171,10 +171,10 @@ class Prober:
         if isinstance(inputs, torch.Tensor):
             pairs = list(pairs)
         data = training.ProbeData("train", pairs, self.layers.maker(pairs), checks)
-        found = self.layers.streamed(chunks, data, samples)
+        conditions = self.layers.streamed(chunks, data, samples)
         whole = (inputs[parts[0]], targets[parts[0]]) if len(parts) == 1 else None
         weights = None if whole else [len(targets[part]) for part in parts]
-        rows = [*self._rows(found), *self._others("train", whole or pairs, samples, weights)]
+        rows = [*self._rows(conditions), *self._others("train", whole or pairs, samples, weights)]
         return Probe(None, self._in_order(rows))
 
     # blocks that are not captured
@@ -210,9 +210,9 @@ class Prober:
                 plain = layer_results(question)
                 moved = [place for place in chosen if self._has_coordinates(place)]
                 in_own = replace(question, method=self.method, choice=catalogue.Choice(tuple(moved)))
-                own = layer_results(in_own) if moved else {}
+                own_results = layer_results(in_own) if moved else {}
                 for place in chosen:
-                    yield from self._rows_of(name, samples, plain[place], own.get(place))
+                    yield from self._rows_of(name, samples, plain[place], own_results.get(place))
         if "network" in self.config.levels:
             network = replace(asked, level="network", products=self.config.products)
             yield self._network_row(name, samples, network)
@@ -227,9 +227,9 @@ class Prober:
         except ConfigError:
             return False
 
-    def _rows_of(self, name: str, samples: int, plain: LayerResult, own: LayerResult | None) -> Iterator[ProbeRow]:
+    def _rows_of(self, name: str, samples: int, plain: LayerResult, moved: LayerResult | None) -> Iterator[ProbeRow]:
         """Rows of the units of a block, or the row of the whole block."""
-        in_own = plain.conditions if own is None else own.conditions
+        in_own = plain.conditions if moved is None else moved.conditions
         for unit, kappa, kappa_own in zip(plain.blocks, plain.conditions, in_own, strict=True):
             if unit is not None and self._wanted is not None and unit not in self._wanted:
                 continue
@@ -240,7 +240,7 @@ class Prober:
                 "unit": unit,
                 "samples": samples,
                 "n_params": block.order,
-                "coordinates": "plain" if own is None or (P := own.block(unit).P) is None else P.name,
+                "coordinates": "plain" if moved is None or (P := moved.block(unit).P) is None else P.name,
             }
             row |= kappa_columns(kappa, kappa_own) | {"trace": float(block.diagonal().sum())}
             best = optima(block.plain) if unit is None and block.order <= self.config.optima else {}
@@ -255,12 +255,12 @@ class Prober:
         try:
             self.method.check_network()
             systems = [self.method.probed(place) for place in eligible_layers(self.model)]
-            moved = dict.fromkeys(own.name for own in systems if own is not None)
+            moved = dict.fromkeys(system.name for system in systems if system is not None)
             in_own = replace(question, method=self.method)
-            own = network_result(in_own)[NETWORK].conditions[0] if moved else kappa
+            kappa_own = network_result(in_own)[NETWORK].conditions[0] if moved else kappa
         except ConfigError as error:
             return ProbeRow(row | {"coordinates": f"not defined: {error}"}, [], [])
-        return ProbeRow(row | kappa_columns(kappa, own) | {"coordinates": " and ".join(moved) or "plain"}, [], [])
+        return ProbeRow(row | kappa_columns(kappa, kappa_own) | {"coordinates": " and ".join(moved) or "plain"}, [], [])
 
     def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
         """Sort rows by the blocks' order in the study, the network last."""
@@ -292,43 +292,43 @@ class Prober:
     # layers that are captured
 
     def _rows(self, measured: Sequence[training.UnitConditions]) -> list[ProbeRow]:
-        columns = scaling_columns([one.raw for one in measured])
-        return [self._row(one, own | {"trace": one.trace}) for one, own in zip(measured, columns, strict=True)]
+        columns = scaling_columns([unit.raw for unit in measured])
+        return [self._row(unit, row | {"trace": unit.trace}) for unit, row in zip(measured, columns, strict=True)]
 
     def _row(self, measured: training.UnitConditions, columns: dict[str, Any]) -> ProbeRow:
         """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
-        one, found = measured.unit, measured.kappa
-        own, inputs, hessian = one.systems.own, one.inputs, one.hessian
-        at = {"data": one.data.name, "layer": self.names[one.place], "unit": one.unit}
+        unit, kappas = measured.unit, measured.kappa
+        system, inputs, hessian = unit.systems.own, unit.inputs, unit.hessian
+        at = {"data": unit.data.name, "layer": self.names[unit.place], "unit": unit.unit}
         row = at | {
-            "samples": one.samples,
+            "samples": unit.samples,
             "n_params": hessian.order,
-            "coordinates": "plain" if own is None else own.name,
+            "coordinates": "plain" if system is None else system.name,
         }
-        row |= columns | found["raw"].columns_in("preconditioned") | kappa_columns(found["plain"], found["own"])
+        row |= columns | kappas["raw"].columns_in("preconditioned") | kappa_columns(kappas["plain"], kappas["own"])
         # a further reading has no eigenvalues
         readings = [
-            at | {"coordinates": name} | {k: v for k, v in found[name].columns.items() if not k.startswith("lambda")}
-            for name in one.systems.readings
+            at | {"coordinates": name} | {k: v for k, v in kappas[name].columns.items() if not k.startswith("lambda")}
+            for name in unit.systems.readings
         ]
         checked = []
-        first = one.unit == self.layers.units[one.place][0]
+        first = unit.unit == self.layers.units[unit.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             observation = Observation(
                 inputs.centred(),
-                *live(inputs.statistics),
+                *nonconstant(inputs.statistics),
                 inputs.statistics.count,
-                self.layers.layers[one.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
-                found["plain"],
-                found["raw"],
+                self.layers.layers[unit.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
+                kappas["plain"],
+                kappas["raw"],
                 inputs.statistics.mu.cpu().numpy(),
-                one.unit,
+                unit.unit,
                 hessian,
-                LayerNetwork(self.model, self.loss_fn, one.data.pairs, one.place, self._dtype),
+                LayerNetwork(self.model, self.loss_fn, unit.data.pairs, unit.place, self._dtype),
             )
-            with one.data.again():
+            with unit.data.again():
                 checked = [at | outcome for statement in wanted for outcome in outcomes(statement, observation)]
-        return ProbeRow(row | dict(one.systems.diagnostics), readings, checked)
+        return ProbeRow(row | dict(unit.systems.diagnostics), readings, checked)
 
 
 def placed(method: Method, name: str) -> str:
@@ -340,40 +340,40 @@ def placed(method: Method, name: str) -> str:
     return method.layer(base) + bracket + part
 
 
-def kappa_columns(plain: ConditionNumber, own: ConditionNumber) -> dict[str, Any]:
+def kappa_columns(plain: ConditionNumber, kappa_own: ConditionNumber) -> dict[str, Any]:
     """Columns of κ in the plain parameters and in the method's own coordinates."""
-    both = {"lambda_max_own": own.lambda_max, "solver": f"{plain.solver}; {own.solver}"}
-    return plain.columns | own.columns_in("own") | both
+    both = {"lambda_max_own": kappa_own.lambda_max, "solver": f"{plain.solver}; {kappa_own.solver}"}
+    return plain.columns | kappa_own.columns_in("own") | both
 
 
 def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
     """Columns of D from raw statistics."""
-    found: list[dict[str, Any]] = [{} for _ in raws]
+    rows: list[dict[str, Any]] = [{} for _ in raws]
     for members in by_shape([P.sigma for P in raws], [P.bias for P in raws]):
         sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
         raw = scaling_conditions(sigma, bias=bias)
         with_epsilons = scaling_conditions(regularized(sigma.square()).sqrt_(), bias=bias)
         dead = (sigma == 0).sum(1).tolist()
         for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
-            found[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
-    return found
+            rows[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
+    return rows
 
 
-def live(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:
+def nonconstant(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:
     """(k,) means and standard deviations of the features that are not constant."""
     kept = ~statistics.dead
     return statistics.mu[kept].cpu().numpy(), statistics.sigma[kept].cpu().numpy()
 
 
-def outcomes(one: LayerStatement, observation: Observation) -> Iterator[dict[str, Any]]:
+def outcomes(statement: LayerStatement, observation: Observation) -> Iterator[dict[str, Any]]:
     """Rows of the table of statements; a layer that cannot be measured is not resolved."""
     try:
-        found = one.observe(observation)
+        observed = statement.observe(observation)
     except MatrixError as error:
-        found = [Outcome("unresolved", reason=str(error))] * len(one.claims)
-    for claim, outcome in zip(one.claims, found, strict=True):
+        observed = [Outcome("unresolved", reason=str(error))] * len(statement.claims)
+    for claim, outcome in zip(statement.claims, observed, strict=True):
         yield {
-            "statement": one.id,
+            "statement": statement.id,
             "claim": claim.name,
             "known": int(claim.true),
             "status": outcome.status,

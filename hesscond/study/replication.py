@@ -76,13 +76,13 @@ def check_names(path: Path, panel: Panel, claims: Sequence[files.Claim]) -> None
 
 
 def plan_replication(
-    found: Replication, seeds: int, out: Path, device: torch.device, overrides: grid.Overrides
+    figure: Replication, seeds: int, out: Path, device: torch.device, overrides: grid.Overrides
 ) -> list[RunPlan]:
     """One plan for every panel, method and seed, all of the first seed before those of the next."""
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
     runs = []
-    for panel in found.panels:
+    for panel in figure.panels:
         for entry in panel.study.methods:
             variant = panel.study.variant(entry.name)
             study = overrides.apply(variant.study)

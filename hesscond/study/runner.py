@@ -175,7 +175,7 @@ def check_plan(plan: RunPlan, data: dataset.Dataset) -> None:
     samples = len(data.train_targets)
     training = plan.study.training
     iterations = training.iterations or (training.epochs or 0) * (samples // training.batch_size)
-    if late := [one for one in plan.study.probe.at if one >= iterations]:
+    if late := [step for step in plan.study.probe.at if step >= iterations]:
         raise ConfigError(f"probe.at: there is no step {late[0]} in a run of {iterations} iterations, from 0 on")
     for what, wanted in (
         ("batch size", plan.study.training.batch_size),
@@ -225,11 +225,11 @@ def run(
     """
     check_plan(plan, data)
     config = plan.config(data)
-    if standing(plan, config, resume=resume) == "over":
+    if run_status(plan, config, resume=resume) == "over":
         return
     with run_log.Checkpoints(plan.folder) as checkpoints, seeded(plan):
         # another process may have done it until now, but cannot any more
-        now = standing(plan, config, resume=resume)
+        now = run_status(plan, config, resume=resume)
         if now == "over":
             return
         if now == "new":
@@ -241,10 +241,10 @@ def run(
             try:
                 training.run(checkpoints)
             finally:
-                training.settle()
+                training.flush_probes()
 
 
-def standing(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
+def run_status(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
     """State of the run of a plan in its folder; without ``resume`` it can only be "new"."""
     there = run_log.can_be_resumed(plan.folder, config) if resume else "no"
     if there == "longer":
@@ -342,9 +342,9 @@ class Training:
             blocks,
             {name: probing.placed(self.method, name) for name in blocks},
             [
-                found
-                for own in study.statements
-                if isinstance(found := theorems.statement(own.id), theorems.LayerStatement)
+                statement
+                for entry in study.statements
+                if isinstance(statement := theorems.statement(entry.id), theorems.LayerStatement)
             ],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)
@@ -352,7 +352,7 @@ class Training:
         self.row: dict[str, Any] | None = None
         #: training loss of the first iteration, and the largest one with its iteration
         self.first_loss, self.largest = math.nan, (-math.inf, 0)
-        #: Probes whose rows are yet to be made, with iteration and epoch.
+        #: Queue of probes whose κ is not computed yet: (iteration, epoch, probe).
         self.waiting: list[tuple[int, int, probing.Probe]] = []
 
     def run(self, checkpoints: run_log.Checkpoints) -> None:
@@ -374,7 +374,7 @@ class Training:
                 loss, probes = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
                 self.record(iteration, epoch, loss, probes, lr)
                 if time.monotonic() - saved > self.plan.study.training.checkpoint_seconds:
-                    self.settle()
+                    self.flush_probes()
                     checkpoints.save(iteration + 1, self.state(iteration + 1, permutation))
                     saved = time.monotonic()
             self.end_of_epoch(self.iterations, self.iterations // self.per_epoch, last=True)
@@ -384,8 +384,8 @@ class Training:
         """Number of torch threads of the run: one if its iterations are too short to gain from more."""
         if self.plan.device.type != "cpu":
             return torch.get_num_threads()
-        one = self.inputs[torch.zeros(1, dtype=torch.int64, device="cpu")]
-        work = self.batch_size * metrics.multiplications(self.model, one)
+        sample = self.inputs[torch.zeros(1, dtype=torch.int64, device="cpu")]
+        work = self.batch_size * metrics.multiplications(self.model, sample)
         return 1 if work < WORTH_THREADS else torch.get_num_threads()
 
     @contextmanager
@@ -412,7 +412,7 @@ class Training:
         """Rows of the probe table of a mini-batch that could not be measured."""
         at = {"iteration": iteration, "epoch": iteration // self.per_epoch, "data": "batch"}
         units = self.prober.layers.units.items()
-        return [at | {"layer": self.prober.names[place], "unit": unit} for place, own in units for unit in own]
+        return [at | {"layer": self.prober.names[place], "unit": unit} for place, numbers in units for unit in numbers]
 
     def shuffled(self) -> torch.Tensor:
         """The order of the samples in the next epoch."""
@@ -420,27 +420,27 @@ class Training:
 
     def record(self, iteration: int, epoch: int, loss: float, probes: Sequence[probing.Probe], lr: float) -> None:
         """Log an iteration and report the progress."""
-        waits = all(one.waits for one in probes)
+        waits = all(probe.waits for probe in probes)
         if len(self.waiting) >= WAITING or self.log.due or not waits:
-            self.settle()
+            self.flush_probes()
         self.log.training(iteration, epoch, loss, lr)
-        self.waiting += [(iteration, epoch, one) for one in probes]
+        self.waiting += [(iteration, epoch, probe) for probe in probes]
         if not waits:
-            self.settle()
+            self.flush_probes()
         if self.on_progress is not None:
             self.on_progress(Progress(iteration + 1, self.iterations, loss, self.row))
 
-    def settle(self) -> None:
-        """Make and log the rows of the probes that wait: a probe feeds nothing back, and many at once are cheaper."""
+    def flush_probes(self) -> None:
+        """Compute and log κ for the probes in ``waiting``: in one batch, as training does not depend on them."""
         try:
-            self.log_probes(self.prober.rows([one for *_, one in self.waiting]))
+            self.log_probes(self.prober.rows([probe for *_, probe in self.waiting]))
         except (NotFiniteError, MatrixError):
             # one by one, up to the one that is to blame
             waiting, self.waiting = self.waiting, []
-            for one in waiting:
-                with self.explaining(one[0]):
-                    rows = self.prober.rows([one[-1]])
-                self.waiting = [one]
+            for entry in waiting:
+                with self.explaining(entry[0]):
+                    rows = self.prober.rows([entry[-1]])
+                self.waiting = [entry]
                 self.log_probes(rows)
 
     def due(self, iteration: int) -> bool:
@@ -540,7 +540,7 @@ class Training:
 
     def end_of_epoch(self, iteration: int, epoch: int, *, last: bool = False) -> None:
         """Evaluate on the test set, and probe over the training set where it is due."""
-        self.settle()
+        self.flush_probes()
         evaluation = self.evaluate()
         self.log.commit(evaluation=[{"iteration": iteration, "epoch": epoch, **evaluation}])
         test_loss = evaluation["test_loss"]
@@ -551,7 +551,7 @@ class Training:
         if every > 0 and (last or epoch % every == 0):
             with self.explaining(iteration):
                 self.waiting.append((iteration, epoch, self.prober.train(*self.probed_part())))
-            self.settle()
+            self.flush_probes()
 
     def probed_part(self) -> tuple[dataset.Samples, torch.Tensor]:
         """The part of the training set that is probed."""
@@ -561,10 +561,10 @@ class Training:
         rows = chosen(self.targets, samples)
         return dataset.selected(self.inputs, rows), self.targets[rows]
 
-    def log_probes(self, found: Sequence[Sequence[probing.ProbeRow]]) -> None:
+    def log_probes(self, probe_rows: Sequence[Sequence[probing.ProbeRow]]) -> None:
         """Log the training rows that wait and the rows of their probes in one transaction."""
         rows: dict[str, list[dict[str, Any]]] = {"probe": [], "readings": [], "statements": []}
-        for (iteration, epoch, _), probe in zip(self.waiting, found, strict=True):
+        for (iteration, epoch, _), probe in zip(self.waiting, probe_rows, strict=True):
             at = {"iteration": iteration, "epoch": epoch}
             if probe[0].measured["data"] == "batch":
                 self.row = probe[0].measured
@@ -591,9 +591,9 @@ class Training:
         self.model.train()
         loss, targets = total / samples, self.data.test_targets
         if classes:
-            own = metrics.of_classes(torch.cat(right), targets.flatten(), classes)
+            scores = metrics.of_classes(torch.cat(right), targets.flatten(), classes)
         else:
-            own = metrics.of_values(loss, targets)
+            scores = metrics.of_values(loss, targets)
         if self.data.form.tokens:
-            own |= metrics.of_characters(loss)
-        return {"test_loss": loss, **own}
+            scores |= metrics.of_characters(loss)
+        return {"test_loss": loss, **scores}

@@ -127,17 +127,17 @@ class DataConfig(SectionWithOptions):
     def options_fit(self) -> DataConfig:
         """Refuse options of the wrong kind, and changes that do not fit the kind of samples."""
         try:
-            found = self.form
+            form = self.form
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if self.standardize and found.tokens:
+        if self.standardize and form.tokens:
             raise misfit(["standardize"], f"the tokens of data set {self.name!r} have no mean: leave it out")
         for number, name in enumerate(self.augmentation):
-            if name not in AUGMENTATIONS[found.kind]:
-                there = ", ".join(AUGMENTATIONS[found.kind]) or "none"
+            if name not in AUGMENTATIONS[form.kind]:
+                there = ", ".join(AUGMENTATIONS[form.kind]) or "none"
                 raise misfit(
                     ["augmentation", number],
-                    f"{name!r} cannot change {INPUTS[found.kind]}, which data set {self.name!r} has: there are {there}",
+                    f"{name!r} cannot change {INPUTS[form.kind]}, which data set {self.name!r} has: there are {there}",
                 )
         return self
 
@@ -346,8 +346,8 @@ def sentence(error: ValidationError) -> str:
         table = f" in [{named(key)}]" if key else ""
         return f"unknown key {below[-1]!r}{table}: {message.removeprefix(UNKNOWN)}"
     if first["type"] == "missing":
-        own, within, table = place.partition(" in ")
-        return f"key {own!r} is missing{within}{table}"
+        name, within, table = place.partition(" in ")
+        return f"key {name!r} is missing{within}{table}"
     got = first["input"]
     shown = f" (got {got!r})" if isinstance(got, (str, int, float)) and repr(got) not in message else ""
     return f"{place}: {message}{shown}" if place else message

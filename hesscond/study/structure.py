@@ -23,7 +23,7 @@ def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue
     """Catalogue of the blocks of the network that can be probed."""
     wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
     if wanted not in (*taken, "any"):
-        fitting = ", ".join(name for name, own in MODELS.items() if own.kind in taken)
+        fitting = ", ".join(name for name, architecture in MODELS.items() if architecture.kind in taken)
         there = f"the inputs of this data set have the shape {form.input_shape}"
         raise ConfigError(
             f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {there}: choose another data set, "
@@ -55,13 +55,13 @@ def probed_blocks(study: StudyConfig) -> dict[str, Block]:
     """Blocks of the network by the names in `probed_layers`."""
     known = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
-    found: dict[str, Block] = {}
+    blocks: dict[str, Block] = {}
     for number, name in enumerate(study.probe.layers or list(eligible_layers(known.model))[-1:]):
         try:
-            found |= catalogue.Choice.of(known.model, name, None, level).blocks(known.model)
+            blocks |= catalogue.Choice.of(known.model, name, None, level).blocks(known.model)
         except ConfigError as error:
             raise ConfigError(f"probe.layers.{number}: {error}") from None
-    return found
+    return blocks
 
 
 def check_structure(study: StudyConfig) -> None:
@@ -75,20 +75,20 @@ def check_structure(study: StudyConfig) -> None:
     for name, block in probed_blocks(study).items():
         if "unit" in study.probe.levels:
             check_units(name, block, study.probe.units)
-        for number, own in enumerate(study.statements):
-            found = theorems.statement(own.id)
-            if not isinstance(found, theorems.LayerStatement):
+        for number, entry in enumerate(study.statements):
+            statement = theorems.statement(entry.id)
+            if not isinstance(statement, theorems.LayerStatement):
                 continue
             kind = None if block.layer is None else Geometry.of(block.layer).kind
             if kind is None or "unit" not in study.probe.levels:
                 what, wrong = "units of ", "none of these" if kind is None else "measured as a whole"
-            elif kind not in found.layers:
+            elif kind not in statement.layers:
                 what, wrong = "", f"a {kind}"
             else:
                 continue
-            layers = " and ".join(found.layers)
+            layers = " and ".join(statement.layers)
             raise ConfigError(
-                f"statements.{number}: {own.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
+                f"statements.{number}: {entry.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
                 "probe others"
             )
 

@@ -55,16 +55,16 @@ class WorkerProcesses(Executor):
         self._own.device, self._own.pool = self._free.get(), None
 
     def _call(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        own = self._own
-        if own.pool is None:
+        worker = self._own
+        if worker.pool is None:
             # a fork would take along torch's threads
-            start = (os.getpid(), own.device, self._scratch)
-            own.pool = ProcessPoolExecutor(1, get_context("spawn"), start_worker, start)
-            self._pools.append(own.pool)
+            start = (os.getpid(), worker.device, self._scratch)
+            worker.pool = ProcessPoolExecutor(1, get_context("spawn"), start_worker, start)
+            self._pools.append(worker.pool)
         try:
-            return own.pool.submit(fn, *args, **kwargs).result()
+            return worker.pool.submit(fn, *args, **kwargs).result()
         except BrokenProcessPool:
-            own.pool = None
+            worker.pool = None
             raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -157,7 +157,7 @@ def prepare(plans: Sequence[runner.RunPlan], data: Mapping[DataKey, Dataset], ou
         runner.check_plan(replace(plan, device=torch.device("cpu")), data[data_key(plan)])
     done, left = {}, []
     for plan in plans:
-        if runner.standing(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
+        if runner.run_status(plan, plan.config(data[data_key(plan)]), resume=True) == "over":
             done[plan.folder.name] = outcome_of(plan)
         else:
             left.append(plan)
@@ -283,11 +283,11 @@ def relative_cost(plan: runner.RunPlan, data: Dataset) -> float:
     seconds = torch.zeros(2, ROUNDS, dtype=torch.float64, device="cpu")
     plan = replace(plan, study=plan.study.model_copy(update={"probe": plan.study.probe.unmeasured}))
     vanilla = replace(plan, method="vanilla", label="")
-    with suppress(DivergedError), runner.rehearsal(vanilla, data) as base, runner.rehearsal(plan, data) as own:
+    with suppress(DivergedError), runner.rehearsal(vanilla, data) as base, runner.rehearsal(plan, data) as training:
         for number, turn in product(range(ROUNDS), (0, 1)):
             # caches favour what comes second: each comes first in every other round, and has batches of its own
             which = (number + turn) % 2
-            seconds[which, number] = block_time((base, own)[which], number * BLOCK, which * ROUNDS * BLOCK)
+            seconds[which, number] = block_time((base, training)[which], number * BLOCK, which * ROUNDS * BLOCK)
         # the first round is slow; what a method does only every few steps has its share
         return float(seconds[1, 1:].sum() / seconds[0, 1:].sum())
     return math.nan

@@ -102,7 +102,7 @@ class Assertion:
 
     def count(self, holds: bool | None) -> int:
         """Number of findings with this value of ``holds``."""
-        return sum(one.holds is holds for one in self.findings)
+        return sum(finding.holds is holds for finding in self.findings)
 
     @property
     def needed(self) -> int:
@@ -130,22 +130,22 @@ class Assertion:
 
     def __str__(self) -> str:
         total, held, against = len(self.findings), self.count(True), self.count(False)
-        said = "decide against it" if self.outcome == "failed" else "do not decide"
+        verdict = "decide against it" if self.outcome == "failed" else "do not decide"
         needed = f"all {total}" if self.needed == total else f"{self.needed} of {total}"
         counted = (
             f"{held} of {total} {self.what} hold, {against} do not, {self.count(None)} undecided; needed: {needed}"
         )
         first = ranked(self.findings)[:ROWS]
         more = total - len(first)
-        lines = [f"expected {self.claim}, and the bounds {said}: {counted}", ""]
-        lines += [f"  {one.place}: {one.measured}" if one.place else f"  {one.measured}" for one in first]
+        lines = [f"expected {self.claim}, and the bounds {verdict}: {counted}", ""]
+        lines += [f"  {entry.place}: {entry.measured}" if entry.place else f"  {entry.measured}" for entry in first]
         return "\n".join([*lines, f"… and {more} more"] if more else lines)
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, the worst first."""
     order = {False: 0, None: 1, True: 2}
-    return sorted(findings, key=lambda one: (order[one.holds], one.margin))
+    return sorted(findings, key=lambda finding: (order[finding.holds], finding.margin))
 
 
 def policy_of(share: float, unresolved: str | None) -> str:
@@ -162,26 +162,26 @@ def policy_of(share: float, unresolved: str | None) -> str:
 def conclude(assertion: Assertion, policy: str) -> Assertion:
     """Pass, fail, or do what the policy says where the bounds do not decide."""
     __tracebackhide__ = True
-    found = assertion
+    conclusion = assertion
     if assertion.count(True) < assertion.needed:
         lost = len(assertion.findings) - assertion.count(False) < assertion.needed
-        found = replace(assertion, outcome="failed" if lost else "unresolved")
-    undecided = f"expected {found.claim}, and the bounds do not decide: {found.summary}"
-    if found.outcome == "failed":
-        raise ConditionNumberError(str(found), found)
-    if found.outcome == "unresolved" and policy == "fail":
+        conclusion = replace(assertion, outcome="failed" if lost else "unresolved")
+    undecided = f"expected {conclusion.claim}, and the bounds do not decide: {conclusion.summary}"
+    if conclusion.outcome == "failed":
+        raise ConditionNumberError(str(conclusion), conclusion)
+    if conclusion.outcome == "unresolved" and policy == "fail":
         hint = "unresolved='warn', 'skip' or 'pass' (or --hesscond-unresolved) lets it go"
-        raise UnresolvedError(f"{found}\n\n{hint}", found)
-    if found.outcome == "unresolved" and policy == "skip":
+        raise UnresolvedError(f"{conclusion}\n\n{hint}", conclusion)
+    if conclusion.outcome == "unresolved" and policy == "skip":
         skipped = unittest.SkipTest(undecided)
-        skipped.assertion = found  # type: ignore[attr-defined]
+        skipped.assertion = conclusion  # type: ignore[attr-defined]
         raise skipped
-    if found.outcome == "unresolved" and policy == "warn":
+    if conclusion.outcome == "unresolved" and policy == "warn":
         warnings.warn(undecided, UnresolvedWarning, stacklevel=3)
     # the pytest plugin knows of others by their exceptions
     if _hesscond_pytest.running is not None:
-        _hesscond_pytest.running.record(found.record)
-    return found
+        _hesscond_pytest.running.record(conclusion.record)
+    return conclusion
 
 
 #: Layer and unit (None: all of the layer, or of the network).
@@ -252,9 +252,9 @@ def assert_condition_number(
         if not 0 < limit < math.inf:
             raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
     policy = policy_of(share, unresolved)
-    found = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
+    kappas = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
     findings = []
-    for place, kappa in found.items():
+    for place, kappa in kappas.items():
         known = interval(kappa)
         truths = [
             intervals.less(known, intervals.Interval.point(limit))
@@ -316,16 +316,16 @@ def assert_preconditioner_improves(
         raise ConfigError(f"factor must be positive and finite, not {factor}")
     policy = policy_of(share, unresolved)
     plain = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=None, options=options)
-    own = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
+    transformed = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
     findings = []
     for place, kappa in plain.items():
-        other = own[place]
+        other = transformed[place]
         ratio = interval(kappa) / interval(other)
         gain = intervals.shown(float(ratio.lower), float(ratio.upper))
         truth = intervals.less_equal(intervals.Interval.point(factor), ratio)
         holds = decided([truth], min(kappa.rank, other.rank))
-        said = f"by {gain}, {with_accuracy(kappa)} → {with_accuracy(other)}"
-        findings.append(Finding(holds, float(ratio.lower) / factor, where(place), said))
+        summary = f"by {gain}, {with_accuracy(kappa)} → {with_accuracy(other)}"
+        findings.append(Finding(holds, float(ratio.lower) / factor, where(place), summary))
     name = name_of(method)
     claim = f"κ(H)/κ(PᵀHP) ≥ {factor:g} with {name}"
     return conclude(Assertion(claim, tuple(findings), share, description_of(level, "plain")), policy)
@@ -363,9 +363,9 @@ def assert_no_regression(
     if not 0 < at_most < math.inf:
         raise ConfigError(f"at_most must be positive and finite, not {at_most}")
     policy = policy_of(share, unresolved)
-    found = diff(before, after, names=["before", "after"]).to_frame()
+    frame = diff(before, after, names=["before", "after"]).to_frame()
     findings = []
-    for row in found[found["rank_before"].notna() & found["rank_after"].notna()].to_dict("records"):
+    for row in frame[frame["rank_before"].notna() & frame["rank_after"].notna()].to_dict("records"):
         place: Place = (row["layer"], row["unit"] if isinstance(row["unit"], int) else None)
         ratio = intervals.Interval.between(row["ratio_after_lower"], row["ratio_after_upper"])
         holds = decided(
@@ -376,9 +376,9 @@ def assert_no_regression(
             for name in ("before", "after")
         }
         growth = intervals.shown(float(ratio.lower), float(ratio.upper))
-        said = f"κ {kappas['before']} → {kappas['after']}, by {growth}"
-        findings.append(Finding(holds, at_most / float(ratio.upper), where(place), said))
-    what = "Hessians" if found["unit"].isna().all() else "units"
+        summary = f"κ {kappas['before']} → {kappas['after']}, by {growth}"
+        findings.append(Finding(holds, at_most / float(ratio.upper), where(place), summary))
+    what = "Hessians" if frame["unit"].isna().all() else "units"
     return conclude(Assertion(f"κ after / κ before ≤ {at_most:g}", tuple(findings), share, what), policy)
 
 
@@ -417,9 +417,9 @@ def measured(
     if not len(result):
         raise ConfigError("the model has no layer that could be probed: " + "; ".join(result.skipped.values()))
     return {
-        (own.name, unit): kappa
-        for own in result.values()
-        for unit, kappa in zip(own.units if own.level == "unit" else (None,), own.conditions, strict=True)
+        (entry.name, unit): kappa
+        for entry in result.values()
+        for unit, kappa in zip(entry.units if entry.level == "unit" else (None,), entry.conditions, strict=True)
     }
 
 

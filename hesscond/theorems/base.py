@@ -186,14 +186,14 @@ class Verdict(Shown):
 
     def status_of(self, tally: Tally) -> Status:
         """The status of a claim: violated too if only the search found a counterexample."""
-        return "violated" if any(one.claim == tally.claim.name for one in self.counterexamples) else tally.status
+        return "violated" if any(case.claim == tally.claim.name for case in self.counterexamples) else tally.status
 
     @property
     def status(self) -> Status:
         """Status of the published claims: violated if one of them is."""
-        found = [self.status_of(tally) for tally in self.tallies if tally.claim.published]
+        statuses = [self.status_of(tally) for tally in self.tallies if tally.claim.published]
         order: tuple[Status, ...] = ("violated", "holds", "unresolved")
-        return next((status for status in order if status in found), "not-applicable")
+        return next((status for status in order if status in statuses), "not-applicable")
 
     @property
     def expected(self) -> Status:
@@ -203,9 +203,9 @@ class Verdict(Shown):
     def remarks(self) -> list[str]:
         """Lines about the counterexamples, with matrices to be typed in."""
         lines = []
-        for one in self.counterexamples:
-            lines.append(f"{self.id}, {one.claim}: certified counterexample, factor {one.factor:.4f}")
-            lines += [f"  {one.matrix}", f"  {one.text}"]
+        for case in self.counterexamples:
+            lines.append(f"{self.id}, {case.claim}: certified counterexample, factor {case.factor:.4f}")
+            lines += [f"  {case.matrix}", f"  {case.text}"]
         return lines
 
     @property
@@ -221,8 +221,8 @@ class Verdict(Shown):
     @property
     def worst(self) -> float:
         """Largest used share of what published claims allow, above 1 if one is violated; NaN if none has a share."""
-        found = [tally.worst for tally in self.tallies if tally.claim.published and tally.worst > -math.inf]
-        return max(found, default=math.nan)
+        shares = [tally.worst for tally in self.tallies if tally.claim.published and tally.worst > -math.inf]
+        return max(shares, default=math.nan)
 
 
 #: Explanation of the columns of a table of verdicts.
@@ -300,8 +300,8 @@ def register(statement: type[Statement]) -> type[Statement]:
 
 def ids() -> dict[str, type[Statement]]:
     """All statements by id and by alias, sorted."""
-    found = {id: own for own in _REGISTRY.values() for id in (own.id, *own.aliases)}
-    return dict(sorted(found.items()))
+    subclasses = {id: subclass for subclass in _REGISTRY.values() for id in (subclass.id, *subclass.aliases)}
+    return dict(sorted(subclasses.items()))
 
 
 def statement(id: str) -> Statement:
@@ -313,7 +313,7 @@ def statement(id: str) -> Statement:
 
 def statements() -> Iterator[Statement]:
     """All statements, by id, each once."""
-    return (own() for own in _REGISTRY.installed())
+    return (subclass() for subclass in _REGISTRY.installed())
 
 
 #: Relative differences of up to this are round-off …
@@ -325,15 +325,15 @@ SHARE = 1e-3
 
 
 def equal(
-    found: np.ndarray, expected: np.ndarray, scale: np.ndarray | float | None = None, *, allowed: float = ALLOWED
+    actual: np.ndarray, expected: np.ndarray, scale: np.ndarray | float | None = None, *, allowed: float = ALLOWED
 ) -> Outcome:
     """Whether two arrays are equal up to ``allowed``, relative to ``scale``; violated above `GAP` times that.
 
     ``scale`` is the size of the terms that each entry is a sum of; by default the largest entry.
     """
-    found, expected = np.asarray(found, dtype=float), np.asarray(expected, dtype=float)
-    difference = np.abs(found - expected)
-    size = max(np.abs(found).max(), np.abs(expected).max())
+    actual, expected = np.asarray(actual, dtype=float), np.asarray(expected, dtype=float)
+    difference = np.abs(actual - expected)
+    size = max(np.abs(actual).max(), np.abs(expected).max())
     if size == 0:
         return not_applicable("both sides are zero")
     if not np.isfinite(size):
@@ -353,9 +353,9 @@ def equal(
     return Outcome("holds", float(relative / allowed))
 
 
-def discrepancy(found: Sequence[Fraction | int], expected: Sequence[Fraction | int]) -> Fraction:
-    """1 + max |found − expected| / max |expected|, exactly: 1 for equal sides; ∞ is no fraction, so expected ≠ 0."""
-    difference = max(abs(Fraction(a) - Fraction(b)) for a, b in zip(found, expected, strict=True))
+def discrepancy(actual: Sequence[Fraction | int], expected: Sequence[Fraction | int]) -> Fraction:
+    """1 + max |actual − expected| / max |expected|, exactly: 1 for equal sides; ∞ is no fraction, so expected ≠ 0."""
+    difference = max(abs(Fraction(a) - Fraction(b)) for a, b in zip(actual, expected, strict=True))
     return 1 + difference / max(abs(Fraction(b)) for b in expected)
 
 
@@ -400,16 +400,16 @@ class Observation:
     @property
     def plain(self) -> np.ndarray:
         """Ĥ = [e, H], or the same triangular factor times U⁻¹."""
-        found = self.centred.copy()
-        found[:, 1:] += self.centred[:, :1] * self.mu
-        return found
+        H_hat = self.centred.copy()
+        H_hat[:, 1:] += self.centred[:, :1] * self.mu
+        return H_hat
 
     @property
     def normalized(self) -> np.ndarray:
         """Ĝ = ĤUD."""
-        found = self.centred.copy()
-        found[:, 1:] /= self.sigma
-        return found
+        G_hat = self.centred.copy()
+        G_hat[:, 1:] /= self.sigma
+        return G_hat
 
     @property
     def kappa_D(self) -> float:
@@ -478,9 +478,9 @@ def verify(
             tally.add(outcome, number)
         if on_trial is not None:
             on_trial(number + 1)
-    found = tuple(checked.counterexamples(seed)) if counterexamples else ()
+    refutations = tuple(checked.counterexamples(seed)) if counterexamples else ()
     seconds = time.perf_counter() - start
-    return Verdict(checked.id, count, seed, tallies, found, tuple(checked.aliases), seconds)
+    return Verdict(checked.id, count, seed, tallies, refutations, tuple(checked.aliases), seconds)
 
 
 def one_trial(checked: Statement, seed: int, number: int) -> Sequence[Outcome]:

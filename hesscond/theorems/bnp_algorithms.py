@@ -198,8 +198,8 @@ class WrittenOut(base.Statement):
         expected = expected_step(*case)
         scale = expected_step(np.abs(case[0]), np.abs(G_b), -np.abs(case[2]), case[3], q2)
         new = self.step_4(G_w, G_b, mu, variance, q2)
-        found = np.column_stack([self.step_5(new, G_b, mu, q2), new.reshape(m, -1)])
-        return [base.equal(found, expected, scale, allowed=ALLOWED)]
+        step = np.column_stack([self.step_5(new, G_b, mu, q2), new.reshape(m, -1)])
+        return [base.equal(step, expected, scale, allowed=ALLOWED)]
 
 
 def random_statistics(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -255,17 +255,17 @@ class Counted(np.ndarray):
         self.tally = getattr(other, "tally", [0])
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: object = None, **options: Any) -> Any:
-        found = getattr(ufunc, method)(*map(np.asarray, inputs), **options)
+        output = getattr(ufunc, method)(*map(np.asarray, inputs), **options)
         each = 2 * inputs[0].shape[-1] - 1 if ufunc is np.matmul else 1
-        self.tally[0] += inputs[0].size - found.size if method == "reduce" else each * np.size(found)
-        return counted(found, self.tally)
+        self.tally[0] += inputs[0].size - output.size if method == "reduce" else each * np.size(output)
+        return counted(output, self.tally)
 
 
 def counted(values: object, tally: list[int]) -> Counted:
     """Array whose operations are counted in ``tally``."""
-    found = np.asarray(values, dtype=float).view(Counted)
-    found.tally = tally
-    return found
+    array = np.asarray(values, dtype=float).view(Counted)
+    array.tally = tally
+    return array
 
 
 #: What a computation takes: arrays of numbers, all of one tally.
@@ -301,11 +301,11 @@ def averaged(a: Arrays) -> Arrays:
 def bnp_step(a: Arrays) -> tuple[np.ndarray, np.ndarray]:
     """All of Algorithm 2: G_w (m, n), G_b (m,)."""
     N, n = a["H"].shape
-    found, algorithm = averaged(a), BNPAlgorithm2()
-    variance = found["variance"] + EPSILONS[0] * found["variance"].max() + EPSILONS[1]
+    averages, algorithm = averaged(a), BNPAlgorithm2()
+    variance = averages["variance"] + EPSILONS[0] * averages["variance"].max() + EPSILONS[1]
     q2 = max(n / N, 1.0)
-    new = algorithm.step_4(a["G_w"], a["G_b"], found["mu"], variance, q2)
-    return new, algorithm.step_5(new, a["G_b"], found["mu"], q2)
+    new = algorithm.step_4(a["G_w"], a["G_b"], averages["mu"], variance, q2)
+    return new, algorithm.step_5(new, a["G_b"], averages["mu"], q2)
 
 
 def bn_as_written(a: Arrays) -> dict[str, np.ndarray]:
@@ -313,8 +313,8 @@ def bn_as_written(a: Arrays) -> dict[str, np.ndarray]:
 
     Source: Ioffe and Szegedy, ICML 2015, section 3.
     """
-    found, H, G, N = averaged(a), a["H"], a["G"], len(a["H"])
-    mu, root = found["mean"], np.sqrt(found["batch variance"] + EPSILON)
+    averages, H, G, N = averaged(a), a["H"], a["G"], len(a["H"])
+    mu, root = averages["mean"], np.sqrt(averages["batch variance"] + EPSILON)
     x_hat = (H - mu) / root
     output = a["gamma"] * x_hat + a["beta"]
     in_x = G * a["gamma"]
@@ -326,9 +326,9 @@ def bn_as_written(a: Arrays) -> dict[str, np.ndarray]:
 
 def bn_shared(a: Arrays) -> dict[str, np.ndarray]:
     """Batch normalization with shared sums, and with the derivative in closed form."""
-    found, G, N = averaged(a), a["G"], len(a["H"])
-    root = np.sqrt(found["batch variance"] + EPSILON)
-    x_hat = found["centred"] / root
+    averages, G, N = averaged(a), a["G"], len(a["H"])
+    root = np.sqrt(averages["batch variance"] + EPSILON)
+    x_hat = averages["centred"] / root
     output = a["gamma"] * x_hat + a["beta"]
     in_gamma, in_beta = (G * x_hat).sum(0), G.sum(0)
     in_h = (a["gamma"] / root) * (G - (in_beta / N + x_hat * (in_gamma / N)))
@@ -373,10 +373,10 @@ class BNPProposition6(base.Statement):
         arrays = random_layer(rng, n, N, m)
         bnp, written, shared = (flops(way, arrays) for way in (bnp_step, bn_as_written, bn_shared))
         for_bnp, for_bn = self.printed(n, N, m)
-        found = [base.decided(bnp, bnp, for_bnp), base.decided(written, written, for_bn)]
+        outcomes = [base.decided(bnp, bnp, for_bnp), base.decided(written, written, for_bn)]
         if 6 * m > 28 * N:
-            return [*found, *[base.not_applicable("28N < 6m")] * 2]
-        return [*found, *(base.decided(bnp / other, bnp / other) for other in (written, shared))]
+            return [*outcomes, *[base.not_applicable("28N < 6m")] * 2]
+        return [*outcomes, *(base.decided(bnp / other, bnp / other) for other in (written, shared))]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A layer in which batch normalization takes fewer operations although 28N ≥ 6m."""

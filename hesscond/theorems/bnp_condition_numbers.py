@@ -51,10 +51,10 @@ class VanDerSluis(base.LayerStatement):
         return nearly_optimal(matrices.kappa(matrices.equilibrated(A)), A)
 
 
-def nearly_optimal(found: matrices.Kappa, A: np.ndarray) -> base.Outcome:
+def nearly_optimal(kappa: matrices.Kappa, A: np.ndarray) -> base.Outcome:
     """κ⁺ ≤ √m · min_D κ⁺(DA), against certified bounds of the minimum on both sides."""
     optimum = optimal_diagonal_scaling(A, side="row")
-    return base.decided(found.lower / optimum.kappa, found.upper / optimum.lower, len(A) ** 0.5)
+    return base.decided(kappa.lower / optimum.kappa, kappa.upper / optimum.lower, len(A) ** 0.5)
 
 
 #: Relative, of the share by which κ must fall.
@@ -172,8 +172,8 @@ class BNPTheorem4(base.LayerStatement):
     def refuted(self, H: np.ndarray) -> base.Counterexample | None:
         """Counterexample to both parts together; κ(Ĝ)² is that of the pencil (ĤᵀĤ, D⁻²), rational where D is not."""
         G, variances = exact.gram(rational(H, 0)), [Fraction(int(v), len(H)) for v in (H**2).sum(0)]
-        one, other = (normalized(H), G, [Fraction(1), *variances]), (extended(H), G, None)
-        return matrices.larger(self.claims[2].name, H, one, other, "κ(Ĝ)", "κ(Ĥ) = κ(ĤU)")
+        after, other = (normalized(H), G, [Fraction(1), *variances]), (extended(H), G, None)
+        return matrices.larger(self.claims[2].name, H, after, other, "κ(Ĝ)", "κ(Ĥ) = κ(ĤU)")
 
 
 @base.register
@@ -210,9 +210,9 @@ class PRECTheorem4(base.LayerStatement):
 
     def refuted(self, H: np.ndarray) -> base.Counterexample | None:
         """Counterexample for a smaller rank, of independent rows."""
-        one, other = (exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0))
+        gram, other = (exact.gram(list(zip(*rational(H, centre), strict=True))) for centre in (1, 0))
         claim = self.claims[1].name
-        return matrices.larger(claim, H, (centred(H), one, None), (extended(H), other, None), "κ⁺(ĤU)", "κ⁺(Ĥ)")
+        return matrices.larger(claim, H, (centred(H), gram, None), (extended(H), other, None), "κ⁺(ĤU)", "κ⁺(Ĥ)")
 
 
 @base.register
@@ -277,9 +277,9 @@ class PRECInputScaling(base.Statement):
             [Fraction(1), *(Fraction(h - low, span) for h, low, span in zip(row, least, spans, strict=True))]
             for row in H.tolist()
         ]
-        one = extended(self.minmax(H)), exact.gram(scaled), None
+        after = extended(self.minmax(H)), exact.gram(scaled), None
         other = extended(H), exact.gram(rational(H, 0)), None
-        return matrices.larger(self.claims[2].name, H, one, other, "κ([eᵀ; X'])", "κ([eᵀ; X]) for Xᵀ")
+        return matrices.larger(self.claims[2].name, H, after, other, "κ([eᵀ; X'])", "κ([eᵀ; X]) for Xᵀ")
 
 
 @base.register
@@ -331,17 +331,17 @@ def two_kinds(centred: np.ndarray) -> np.ndarray | None:
     np.fill_diagonal(linked, False)
     signs = np.zeros(len(linked))
     for start in range(len(linked)):
-        found = [start] if signs[start] == 0 else []
-        signs[found] = 1.0
-        while found:
-            at = found.pop()
+        stack = [start] if signs[start] == 0 else []
+        signs[stack] = 1.0
+        while stack:
+            at = stack.pop()
             new = linked[at] & (signs == 0)
             signs[new] = -signs[at]
-            found += np.flatnonzero(new).tolist()
+            stack += np.flatnonzero(new).tolist()
     return None if (linked & np.equal.outer(signs, signs)).any() else signs
 
 
-def optimal_scaling(scaled: np.ndarray, found: matrices.Kappa) -> base.Outcome:
+def optimal_scaling(scaled: np.ndarray, kappa: matrices.Kappa) -> base.Outcome:
     """κ(Ĝ) = min_D κ(ĤUD) if Ĝ = ``scaled`` has Property A.
 
     For any y and z with |y| = |z|, entry by entry, κ(ĜD) ≥ ‖Ĝy‖/‖Ĝz‖ for every diagonal D: take D⁻¹y and D⁻¹z, which
@@ -350,11 +350,11 @@ def optimal_scaling(scaled: np.ndarray, found: matrices.Kappa) -> base.Outcome:
     signs = two_kinds(scaled[:, 1:])
     if signs is None:
         return base.not_applicable("no Property A")
-    if found.rank < scaled.shape[1]:
+    if kappa.rank < scaled.shape[1]:
         return base.not_applicable("Ĥ has no full column rank")
     y = np.linalg.svd(scaled[:, 1:], full_matrices=False)[2][0]
     least = float(np.linalg.norm(scaled[:, 1:] @ y) / np.linalg.norm(scaled[:, 1:] @ (signs * y)))
-    return base.decided(found.lower / least, found.upper / least, 1 + ATTAINED)
+    return base.decided(kappa.lower / least, kappa.upper / least, 1 + ATTAINED)
 
 
 def rational(H: np.ndarray, centre: int) -> list[list[Fraction]]:
@@ -411,12 +411,12 @@ class BNPProposition11(base.LayerStatement):
         outcome = self.bounded(seen.kappa, H[active], root[active])
         return [outcome if active.all() else base.not_applicable("S is singular"), outcome]
 
-    def bounded(self, found: ConditionNumber, H: np.ndarray, root: np.ndarray) -> base.Outcome:
+    def bounded(self, kappa: ConditionNumber, H: np.ndarray, root: np.ndarray) -> base.Outcome:
         """κ(ĤᵀSĤ) over κ(Ĥ)², against κ(S) of S = ±diag(root²)."""
-        if not found.resolved:
+        if not kappa.resolved:
             return base.UNRESOLVED
         inputs = matrices.kappa(H)
-        return base.decided(found.lower / inputs.upper**2, found.upper / inputs.lower**2, spread(root) ** 2)
+        return base.decided(kappa.lower / inputs.upper**2, kappa.upper / inputs.lower**2, spread(root) ** 2)
 
     def factor(self, B: np.ndarray, H: np.ndarray) -> np.ndarray:
         """BᵀĤ for S = BBᵀ."""
@@ -440,9 +440,9 @@ class BNPProposition11(base.LayerStatement):
             self.product(singular, H[active], np.diag(diagonal[active])),
         ]
 
-    def product(self, found: np.ndarray, H: np.ndarray, B: np.ndarray) -> base.Outcome:
+    def product(self, factor: np.ndarray, H: np.ndarray, B: np.ndarray) -> base.Outcome:
         """√κ(ĤᵀSĤ) = κ(BᵀĤ) over κ(Ĥ) κ(B)."""
-        lower, upper = matrices.kappa(found) / matrices.kappa(H)
+        lower, upper = matrices.kappa(factor) / matrices.kappa(H)
         root = matrices.kappa(B)
         # the product is rounded before it is measured
         off = len(B) * EPSILON * matrices.kappa(H).upper * root.upper

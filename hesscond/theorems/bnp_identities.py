@@ -142,8 +142,8 @@ class BNPTheorem3(base.Statement):
         network, layer, unit = drawn_unit(rng)
         H_hat, S = network.features(layer), network.curvature(layer, unit)
         H = H_hat[:, 1:]
-        own = order_one(rng, network)
-        behind = self.behind_statistics(own, layer, unit)
+        redrawn = order_one(rng, network)
+        behind = self.behind_statistics(redrawn, layer, unit)
         if (H.min(0).values == H.max(0).values).any():
             return [*[base.not_applicable("a feature is constant")] * 2, behind]
         P = transformation(H.mean(0), H.std(0, correction=0))
@@ -160,8 +160,8 @@ class BNPTheorem3(base.Statement):
     def behind_statistics(self, network: networks.Network, layer: int, unit: int) -> base.Outcome:
         """The Hessian of a unit of the same network with B₀,₁ before each layer, μ and σ constants, against ĜᵀSĜ."""
 
-        def loss(own: Tensor) -> Tensor:
-            return normalized_loss(network, network.changed(layer, unit, own), through=False)[0]
+        def loss(w_hat: Tensor) -> Tensor:
+            return normalized_loss(network, network.changed(layer, unit, w_hat), through=False)[0]
 
         _, statistics = normalized_loss(network, network.weights, through=False)
         if nearly_constant(statistics):
@@ -172,10 +172,10 @@ class BNPTheorem3(base.Statement):
         H, S = plain.features(layer)[:, 1:], plain.curvature(layer, unit)
         if not S.any():
             return base.not_applicable("the unit is dead: S = 0")
-        found = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
+        hessian = torch.func.hessian(loss)(network.weights[layer][unit]).numpy()
         # what is centred is as exact as it was before
         size = max(float(((H.abs() + mu.abs()) / sigma).max()) for mu, sigma in statistics[layer:][:1])
-        return base.equal(product(self.normalized(H), S).numpy(), found, size**2 * float(S.abs().sum()))
+        return base.equal(product(self.normalized(H), S).numpy(), hessian, size**2 * float(S.abs().sum()))
 
 
 def transformation(mu: Tensor, sigma: Tensor) -> Tensor:
@@ -217,14 +217,14 @@ class BNPProposition9(base.LayerStatement):
         layer = replace(layer, inputs=networks.bordered(layer.inputs, layer.kernel))
         channel = int(rng.integers(len(layer.weight)))
         H_hat, S = layer.patches(), layer.curvature(channel)
-        found = layer.unit_hessian(channel).numpy()
+        hessian = layer.unit_hessian(channel).numpy()
         scale = blockwise(H_hat.abs(), S.abs()).max().item()
         diagonal = torch.diag_embed(S.diagonal(dim1=1, dim2=2))
         if torch.equal(S, diagonal):
             wrong = base.not_applicable("S is diagonal")
         else:
-            wrong = base.equal(blockwise(H_hat, diagonal).numpy(), found, scale)
-        return [base.equal(blockwise(H_hat, S).numpy(), found, scale), wrong]
+            wrong = base.equal(blockwise(H_hat, diagonal).numpy(), hessian, scale)
+        return [base.equal(blockwise(H_hat, S).numpy(), hessian, scale), wrong]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """One image of two pixels, a 1×1 kernel, and ½ (vᵀa)², all integers: S = vvᵀ."""
@@ -241,21 +241,21 @@ class BNPProposition9(base.LayerStatement):
 VECTORS, BACKWARD, UNITS = 3, 1e-10, 1e3
 
 
-def same_unit(seen: base.Observation) -> base.Outcome:
+def same_unit(observation: base.Observation) -> base.Outcome:
     """Whether the Hessian of a unit in training is what double backward gives, with features on one scale."""
-    network, block = seen.network, seen.hessian
+    network, block = observation.network, observation.hessian
     assert network is not None
     assert block is not None
-    H = network.of_unit(seen.unit)
+    H = network.of_unit(observation.unit)
     scales = block.scales().to(H.device, torch.float64)
     scales = torch.where(scales > 0, scales, 1.0)[:, None]
     v = torch.randn(H.order, VECTORS, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu").to(
         H.device
     )
-    found = block.product(v / scales) / scales
+    products = block.product(v / scales) / scales
     expected = (H @ (v / scales).to(H.dtype)).to(torch.float64) / scales
     allowed = max(BACKWARD, UNITS * float(torch.finfo(H.dtype).eps))
-    return base.equal(found.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
+    return base.equal(products.cpu().numpy(), expected.cpu().numpy(), allowed=allowed)
 
 
 def blockwise(H_hat: Tensor, S: Tensor) -> Tensor:
@@ -375,7 +375,7 @@ class BNPProposition7(base.Statement):
         loss, statistics = normalized_loss(network, z, through=through)
         if any((sigma == 0).any() for _, sigma in statistics):
             return base.not_applicable("a feature is constant on the batch")
-        plain = leaves([merged(own.detach(), *known) for own, known in zip(z, statistics, strict=True)])
+        plain = leaves([merged(weight.detach(), *known) for weight, known in zip(z, statistics, strict=True)])
         changes = zip(gradients(loss, z), gradients(network.loss(plain), plain), statistics, strict=True)
         return worst([self.compare(*change) for change in changes])
 
@@ -395,15 +395,15 @@ class BNPProposition7(base.Statement):
         (in_z,) = gradients(replace(layer, inputs=normalized).loss(z), [z])
         known = mu.repeat_interleave(kernel**2), sigma.repeat_interleave(kernel**2)
         (plain,) = leaves([merged(z.detach(), *known)])
-        found = []
+        outcomes = []
         for border in (mu, torch.zeros_like(mu)):
             (in_plain,) = gradients(
                 replace(layer, inputs=networks.bordered(images, kernel, border)).loss(plain), [plain]
             )
-            found.append(self.compare(in_z, in_plain, known))
+            outcomes.append(self.compare(in_z, in_plain, known))
         if kernel == 1:
-            found[1] = base.not_applicable("a 1×1 kernel has no border")
-        return found
+            outcomes[1] = base.not_applicable("a 1×1 kernel has no border")
+        return outcomes
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two samples −1 and 1 with ½ (v B(wx) − y)²; an image of two pixels and a 1×3 kernel."""
@@ -453,18 +453,18 @@ class BNPMerging(base.Statement):
         widths = [weight.shape[1] - 1 for weight in network.weights]
         draw = (torch.from_numpy(rng.standard_normal(width)) for width in widths for _ in range(2))
         gammas, betas = zip(*(((0.3 * next(draw)).exp(), next(draw)) for _ in widths), strict=True)
-        own = leaves([*network.weights, *gammas, *betas])
+        parameters = leaves([*network.weights, *gammas, *betas])
         depth = len(widths)
-        weights, gamma, beta = own[:depth], own[depth : 2 * depth], own[2 * depth :]
+        weights, gamma, beta = parameters[:depth], parameters[depth : 2 * depth], parameters[2 * depth :]
         merged_weights = leaves([affine_merged(*layer) for layer in zip(weights, gamma, beta, strict=True)])
         output, statistics = normalized_output(network, weights, list(zip(gamma, beta, strict=True)), through=True)
         if nearly_constant(statistics):
             return [base.not_applicable("a feature is nearly constant")] * 2
         plain = normalized_output(network, merged_weights, through=True)[0]
         criterion = networks.CRITERIA[network.criterion]
-        found, hat = (
+        derivatives, hat = (
             gradients(criterion(at, network.targets).mean(), inputs)
-            for at, inputs in ((output, own), (plain, merged_weights))
+            for at, inputs in ((output, parameters), (plain, merged_weights))
         )
         right = [
             self.chain_rule(weights[number].detach(), gamma[number].detach(), beta[number].detach(), G_hat)
@@ -474,7 +474,7 @@ class BNPMerging(base.Statement):
         return [
             base.equal(output.detach().numpy(), plain.detach().numpy()),
             # to the largest of all: where B comes next some gradients are sums that cancel
-            base.equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (found, by_layer))),
+            base.equal(*(torch.cat([part.flatten() for part in side]).numpy() for side in (derivatives, by_layer))),
         ]
 
     def chain_rule(self, weight: Tensor, gamma: Tensor, beta: Tensor, G_hat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -483,7 +483,7 @@ class BNPMerging(base.Statement):
         return torch.cat([in_b, in_W * gamma + in_b * beta], 1), (W * in_W).sum(0), (W * in_b).sum(0)
 
 
-def worst(found: Sequence[base.Outcome]) -> base.Outcome:
+def worst(outcomes: Sequence[base.Outcome]) -> base.Outcome:
     """The outcome that counts for several equalities claimed together."""
     order = ("violated", "unresolved", "holds", "not-applicable")
-    return min(found, key=lambda outcome: (order.index(outcome.status), -outcome.used))
+    return min(outcomes, key=lambda outcome: (order.index(outcome.status), -outcome.used))

@@ -67,11 +67,11 @@ class ProjectedStep(base.Statement):
         anywhere = rng.standard_normal(n)
         w = feasible(anywhere, c)
         gradient = random_matrix(rng, 1, n)[0]
-        found = projected_step(w, gradient, alpha, c)
+        point = projected_step(w, gradient, alpha, c)
         return [
-            nearest(rng, found, w - alpha * gradient, c),
-            *(base.equal(decayed(w, gradient, alpha, radius), found) for radius in (c**0.5, 1.0)),
-            nearest(rng, found / c**0.5, w - alpha * gradient, c),
+            nearest(rng, point, w - alpha * gradient, c),
+            *(base.equal(decayed(w, gradient, alpha, radius), point) for radius in (c**0.5, 1.0)),
+            nearest(rng, point / c**0.5, w - alpha * gradient, c),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
@@ -90,22 +90,22 @@ def feasible(w: np.ndarray, c: float) -> np.ndarray:
     return c**0.5 * w / np.linalg.norm(w)
 
 
-def nearest(rng: np.random.Generator, found: np.ndarray, target: np.ndarray, c: float) -> base.Outcome:
-    """Whether ``found`` is the nearest feasible point: ‖w‖² = c, 1ᵀw = 0, target = μ1 + ν w with ν ≥ 0.
+def nearest(rng: np.random.Generator, point: np.ndarray, target: np.ndarray, c: float) -> base.Outcome:
+    """Whether ``point`` is the nearest feasible point: ‖w‖² = c, 1ᵀw = 0, target = μ1 + ν w with ν ≥ 0.
 
-    These suffice: for feasible w, ‖target − w‖² = ‖target‖² + c − 2 targetᵀw, and targetᵀw = ν foundᵀw ≤ ν c.
+    These suffice: for feasible w, ‖target − w‖² = ‖target‖² + c − 2 targetᵀw, and targetᵀw = ν pointᵀw ≤ ν c.
     """
     centred = target - target.mean()
     if np.linalg.norm(centred) <= 1e-8 * np.abs(target).max():
         return base.not_applicable("the step goes to zero, from where all feasible points are as near")
-    nu = centred @ found / c
-    left = np.array([found @ found / c, found.sum() / c**0.5, *(nu * found / np.linalg.norm(centred))])
+    nu = centred @ point / c
+    left = np.array([point @ point / c, point.sum() / c**0.5, *(nu * point / np.linalg.norm(centred))])
     right = np.array([1.0, 0.0, *(centred / np.linalg.norm(centred))])
     outcome = base.equal(left, right, float(np.abs(target).max() / np.linalg.norm(centred)) * len(target) ** 0.5 + 1.0)
     if outcome.status != "holds":
         return outcome
-    rivals = [feasible(rng.standard_normal(len(found)), c) for _ in range(RIVALS)]
-    nearer = min(float(np.linalg.norm(target - rival)) for rival in rivals) < np.linalg.norm(target - found)
+    rivals = [feasible(rng.standard_normal(len(point)), c) for _ in range(RIVALS)]
+    nearer = min(float(np.linalg.norm(target - rival)) for rival in rivals) < np.linalg.norm(target - point)
     if nu < 0 or nearer:
         return base.Outcome("violated", 2.0, "another feasible point is nearer")
     return outcome
@@ -194,15 +194,15 @@ class KeptVariance(base.Statement):
         """Laws of two to four inputs, and three layers two units wide."""
         n, weight = int(rng.integers(2, 4)), symmetric_law(rng, 2)
         y = symmetric_law(rng, 2).independent(n)
-        found = y.rectified().through(weight.independent(n), 1).variance()
-        one = base.equal(np.array(found), np.array(self.kept(y, n, weight.variance())))
+        variance = y.rectified().through(weight.independent(n), 1).variance()
+        independent = base.equal(np.array(variance), np.array(self.kept(y, n, weight.variance())))
         n = int(rng.integers(3, 5))
         y, w = symmetric_law(rng, 1).independent(n), rng.standard_normal(n)
         free, centred = permuted(2**0.5 * w / np.linalg.norm(w), signs=True), permuted(feasible(w, 2.0), signs=False)
         on_sphere, on_both = (y.rectified().through(law, 1).variance() for law in (free, centred))
         allowed = np.array(self.kept(y, n, 2 / n))
         return [
-            one,
+            independent,
             self.layers(rng, symmetric_law(rng, 1)),
             base.equal(np.array(on_sphere), allowed),
             base.equal(np.array(on_both), allowed),
@@ -311,13 +311,13 @@ class StandardizedGradient(base.Statement):
         bias, w = network.weights[0][:, :1], network.weights[0][:, 1:]
         w = w + 10.0 ** rng.uniform(-1, 1) * w.std()
 
-        def loss(own: Tensor) -> Tensor:
-            return network.loss([torch.cat([bias, own], 1), *network.weights[1:]])
+        def loss(weight: Tensor) -> Tensor:
+            return network.loss([torch.cat([bias, weight], 1), *network.weights[1:]])
 
-        def through(own: Tensor) -> Tensor:
-            return loss(standardized(own))
+        def through(weight: Tensor) -> Tensor:
+            return loss(standardized(weight))
 
-        w_hat, found = standardized(w), grad(through)(w)
+        w_hat, gradient = standardized(w), grad(through)(w)
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
             return [base.not_applicable("the gradient is zero")] * len(self.claims)
@@ -325,9 +325,9 @@ class StandardizedGradient(base.Statement):
         sigma = w.std(1, correction=0)
         terms = (g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + w.abs().amax(1) / sigma) / sigma).max().item()
         return [
-            base.equal(self.formula(w, g, w_hat).numpy(), found.numpy(), terms),
-            base.equal(t * grad(through)(t * w).numpy(), found.numpy(), terms),
-            base.equal(self.formula(w, g, w).numpy(), found.numpy(), terms),
+            base.equal(self.formula(w, g, w_hat).numpy(), gradient.numpy(), terms),
+            base.equal(t * grad(through)(t * w).numpy(), gradient.numpy(), terms),
+            base.equal(self.formula(w, g, w).numpy(), gradient.numpy(), terms),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
@@ -395,20 +395,20 @@ class ConstrainedLoss:
     def tangent(self, point: Tensor) -> SphereTangentOperator:
         """The Riemannian Hessian at ``point``, to which the parameters of the model are set."""
         nn.utils.vector_to_parameters(point, self.method.constrained[0].parameters())
-        found, _ = self.method.chart.network(
+        hessian, _ = self.method.chart.network(
             lambda **given: HessianOperator(
                 self.method.model, nn.functional.mse_loss, (self.inputs, self.targets), **given
             )
         )
-        assert isinstance(found, SphereTangentOperator)
-        return found
+        assert isinstance(hessian, SphereTangentOperator)
+        return hessian
 
     def minimum(self) -> rates.Minimum | None:
         """Minimum near the parameters of the model, by Newton's method on the manifold."""
 
         def derivatives(point: Tensor) -> tuple[Tensor, Tensor]:
-            found = self.tangent(point)
-            return found.null_space.remove(found.operator.gradient[:, None])[:, 0], found.to_dense()
+            hessian = self.tangent(point)
+            return hessian.null_space.remove(hessian.operator.gradient[:, None])[:, 0], hessian.to_dense()
 
         return rates.newton(self.value, derivatives, self.point, self.retract)
 
@@ -497,9 +497,9 @@ class ProjectedRate(base.Statement):
     )
     trials = 30
 
-    def riemannian(self, found: SphereTangentOperator) -> Tensor:
+    def riemannian(self, hessian: SphereTangentOperator) -> Tensor:
         """Hess_R (d, d), zero on the normals."""
-        return found.to_dense()
+        return hessian.to_dense()
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """A small network at a minimum on spheres."""
@@ -531,8 +531,8 @@ class ProjectedRate(base.Statement):
         radius = iteration.radius(bottom)
         random = root * (basis @ rates.normal(rng, len(values)))
         slow = rates.measured(iteration, bottom, radius)
-        one = len(problem.method.constrained[0].weight) == 1 and not problem.free
-        alone = hessian_kappa(basis.T @ Hess @ basis) if one else None
+        single_unit = len(problem.method.constrained[0].weight) == 1 and not problem.free
+        alone = hessian_kappa(basis.T @ Hess @ basis) if single_unit else None
         plain = hessian_kappa(ambient)
         missed = rates.attained(slow, plain)
         signs = "indefinite" if 0 < plain.negative < plain.rank else "semidefinite"
@@ -548,9 +548,9 @@ class ProjectedRate(base.Statement):
         self, problem: ConstrainedLoss, point: Tensor, alpha: float, linear: Linearization, tangent: Tensor
     ) -> base.Outcome:
         """Compare the Jacobian of a step, by automatic differentiation, with the formula, on the tangent space."""
-        found = jacrev(lambda x: problem.retract(x - alpha * grad(problem.value)(x)))(point)
+        jacobian = jacrev(lambda x: problem.retract(x - alpha * grad(problem.value)(x)))(point)
         expected = tangent - alpha * linear.root(alpha)[:, None] ** 2 * linear.Hess
-        return base.equal((found @ tangent).detach().numpy(), expected.numpy(), allowed=JACOBIAN)
+        return base.equal((jacobian @ tangent).detach().numpy(), expected.numpy(), allowed=JACOBIAN)
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """½ wᵀAw + βᵀw with diagonal A on the unit sphere, at e_3 with λ = −depth: J_ii = (1 − αa_i)/(1 − αλ)."""

@@ -14,9 +14,9 @@ from hesscond.spectra import ConditionNumber, condition_number
 from hesscond.theorems import base, networks, weight_conditioning
 
 
-def interval(found: ConditionNumber) -> tuple[float, float]:
+def interval(kappa: ConditionNumber) -> tuple[float, float]:
     """Bounds of κ; NaN if it is unresolved."""
-    return (found.lower, found.upper) if found.resolved else (np.nan, np.nan)
+    return (kappa.lower, kappa.upper) if kappa.resolved else (np.nan, np.nan)
 
 
 @base.register
@@ -59,11 +59,11 @@ class MuonRowBlocks(base.Statement):
         # P^½ has half of the exponent; its smallest singular values are off by so much
         half = Vt.T * sigma ** self.exponent() @ Vt
         error, F = base.ALLOWED * float(sigma[0] / sigma[-1]), X @ half
-        own = interval(condition_number(factor=F, error=error * float(np.linalg.norm(F, 2))))
+        preconditioned = interval(condition_number(factor=F, error=error * float(np.linalg.norm(F, 2))))
         bound = interval(condition_number(factor=E))
         return [
             base.equal(rows, (U @ Vt).ravel(), allowed=base.ALLOWED * float(sigma[0] / sigma[-1]) ** 2),
-            base.decided(own[0] / bound[1] ** 0.5, own[1] / bound[0] ** 0.5),
+            base.decided(preconditioned[0] / bound[1] ** 0.5, preconditioned[1] / bound[0] ** 0.5),
         ]
 
 
@@ -106,8 +106,8 @@ class SoftmaxRowBlocks(base.LayerStatement):
         H = hessian(lambda flat: networks.cross_entropy(h @ flat.view_as(W).T, target).mean())(W.flatten())
         blocks = H.reshape(C, n, C, n).permute(0, 2, 1, 3).numpy()
         expected = torch.einsum("kc,ka,kb->cab", self.on_diagonal(torch.softmax(h @ W.T, -1)), h, h) / N
-        found = base.equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
-        return [found, *self.check(blocks, networks.ROUND_OFF)]
+        outcome = base.equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
+        return [outcome, *self.check(blocks, networks.ROUND_OFF)]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """All blocks of the layer's Hessian, by products."""
@@ -134,14 +134,14 @@ class SoftmaxRowBlocks(base.LayerStatement):
         """Outcomes of the claims about blocks (C, C, n, n) with entries off by ``rounding`` of the largest block."""
         C = len(blocks)
         norms = np.linalg.norm(blocks, axis=(2, 3))
-        own, error = np.diagonal(norms), rounding * float(norms.max()) * C
-        kept = own > 1e4 * error
+        diagonal_norms, error = np.diagonal(norms), rounding * float(norms.max()) * C
+        kept = diagonal_norms > 1e4 * error
         if not kept.any():
             return [base.not_applicable("the curvature is round-off")] * 2
         rest = np.stack([blocks[i, np.arange(C) != i].sum(0) for i in range(C)])
         diagonal = np.stack([blocks[i, i] for i in range(C)])
-        share = np.where(np.eye(C, dtype=bool), 0, norms)[kept].max(1) / own[kept] * C / 2
-        slack = 4 * error / own[kept]
+        share = np.where(np.eye(C, dtype=bool), 0, norms)[kept].max(1) / diagonal_norms[kept] * C / 2
+        slack = 4 * error / diagonal_norms[kept]
         return [
             base.equal(rest, -diagonal, allowed=max(base.ALLOWED, rounding * C)),
             base.decided(float((share * (1 - slack)).max()), float((share * (1 + slack)).max())),

@@ -213,7 +213,7 @@ class BNPTheorem1(StepSizes):
 
         def descent(alpha: float) -> rates.Iteration:
             plain = torch.eye(len(theta), dtype=theta.dtype, device="cpu")
-            return rates.Iteration(lambda own: own - alpha * rates.gradient(loss, own), theta, plain, reach)
+            return rates.Iteration(lambda point: point - alpha * rates.gradient(loss, point), theta, plain, reach)
 
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
         return [null, *self.at_steps(rng, descent, kappa, vectors)]

@@ -40,8 +40,8 @@ def random_matrix(rng: np.random.Generator, rows: int, columns: int) -> np.ndarr
 
 def random_orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
     """A random orthogonal matrix, of determinant 1 or −1."""
-    found: np.ndarray = np.linalg.qr(rng.standard_normal((size, size)))[0]
-    return found
+    basis: np.ndarray = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    return basis
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class Kappa:
 def kappa(A: np.ndarray) -> Kappa:
     """κ⁺ of a matrix (m, n), from its singular values and their certified bounds."""
     # what is measured is rounded: values of the size of round-off are zeros
-    found = FactorForm(A).condition(rtol=1e-12)
-    if not found.resolved:
-        return Kappa(math.nan, math.nan, found.rank)
-    return Kappa(math.sqrt(found.lower), math.sqrt(found.upper), found.rank)
+    condition = FactorForm(A).condition(rtol=1e-12)
+    if not condition.resolved:
+        return Kappa(math.nan, math.nan, condition.rank)
+    return Kappa(math.sqrt(condition.lower), math.sqrt(condition.upper), condition.rank)
 
 
 def row_norms(A: np.ndarray) -> np.ndarray:
@@ -102,18 +102,18 @@ Compared = tuple[np.ndarray, exact.Rational, Sequence[Fraction] | None]
 
 
 def larger(
-    claim: str, A: np.ndarray, one: Compared, other: Compared, left: str, right: str
+    claim: str, A: np.ndarray, transformed: Compared, other: Compared, left: str, right: str
 ) -> base.Counterexample | None:
     """Counterexample A, if κ of one matrix that is made of it, ``left``, certainly exceeds that of the other."""
-    if not kappa(one[0]).exceeds(kappa(other[0])):
+    if not kappa(transformed[0]).exceeds(kappa(other[0])):
         return None
-    low, high = exact.kappa(*one[1:])[0], exact.kappa(*other[1:])[1]
+    low, high = exact.kappa(*transformed[1:])[0], exact.kappa(*other[1:])[1]
     if low <= high:
         return None
     text = f"{left} ≥ {float(low) ** 0.5:.6f} > {float(high) ** 0.5:.6f} ≥ {right}"
     return base.Counterexample(claim, A.tolist(), text, float(low / high) ** 0.5)
 
 
-def first(found: Iterable[base.Counterexample | None]) -> base.Counterexample:
+def first(examples: Iterable[base.Counterexample | None]) -> base.Counterexample:
     """The first counterexample of a search."""
-    return next(filter(None, found))
+    return next(filter(None, examples))

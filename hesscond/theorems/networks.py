@@ -102,8 +102,8 @@ class Network:
 
     def loss(self, weights: Sequence[Tensor]) -> Tensor:
         """Mean loss with other weights."""
-        found = replace(self, weights=tuple(weights)).output()
-        return CRITERIA[self.criterion](found, self.targets).mean()
+        output = replace(self, weights=tuple(weights)).output()
+        return CRITERIA[self.criterion](output, self.targets).mean()
 
     @property
     def parameters(self) -> Tensor:
@@ -117,7 +117,7 @@ class Network:
 
     def changed(self, layer: int, unit: int, w_hat: Tensor) -> list[Tensor]:
         """All weights, with other parameters [b, w] of one unit."""
-        return [with_row(own, unit, w_hat) if at == layer else own for at, own in enumerate(self.weights)]
+        return [with_row(weight, unit, w_hat) if at == layer else weight for at, weight in enumerate(self.weights)]
 
     def unit_loss(self, layer: int, unit: int) -> Callable[[Tensor], Tensor]:
         """The mean loss in the parameters [b, w] of one unit."""

@@ -83,10 +83,10 @@ class UpdateFormula(base.Statement):
         outcomes = []
         for problem, objective, *terms in self.updates(random_problem(rng)):
             stepped = problem.P @ (problem.z - problem.alpha * grad(objective)(problem.z))
-            found = problem.p - problem.alpha * (terms[0] + terms[1])
+            predicted = problem.p - problem.alpha * (terms[0] + terms[1])
             # every term is of the size of a product with P and Pᵀ
             sizes = [problem.P.abs() @ problem.z.abs(), *(problem.alpha * term.abs() for term in terms)]
-            outcomes.append(base.equal(found.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
+            outcomes.append(base.equal(predicted.numpy(), stepped.numpy(), float(torch.stack(sizes).max())))
         return outcomes
 
 
@@ -114,8 +114,8 @@ class L2InZ(UpdateFormula):
     def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
         """Any P, and P = diag(r)^−½ for the second claim."""
 
-        def objective(own: Problem) -> Function:
-            return lambda z: own.of_z(z) + own.penalty * z @ z
+        def objective(instance: Problem) -> Function:
+            return lambda z: instance.of_z(z) + instance.penalty * z @ z
 
         scaled = replace(problem, P=torch.diag(problem.P.norm(dim=1)))
         root = self.penalty_weights(scaled)
@@ -235,11 +235,11 @@ class AdaptivePreconditioning(base.Statement):
     def isotropic(self, rng: np.random.Generator, H: np.ndarray) -> base.Outcome:
         """The means over many draws, in standard errors of what is claimed."""
         s = 10.0 ** rng.uniform(-2, 1)
-        found = np.abs(s * rng.standard_normal((DRAWS, len(H))) @ H.T).mean(0)
+        means = np.abs(s * rng.standard_normal((DRAWS, len(H))) @ H.T).mean(0)
         expected = (2 / np.pi) ** 0.5 * s * self.row_sizes(H)
         # of |x|, x Gaussian of mean |x| = expected
         error = (np.pi / 2 - 1) ** 0.5 * expected / DRAWS**0.5
-        worst = float((np.abs(found - expected) / error).max())
+        worst = float((np.abs(means - expected) / error).max())
         return base.decided(worst, worst, ERRORS)
 
     def jacobi(self, diagonal: np.ndarray) -> np.ndarray:

@@ -122,7 +122,7 @@ def distance_to_kink(network: Network) -> float:
     """How far the weights are, to first order, from where some pre-activation a changes its sign: min |a| / ‖∇a‖."""
     theta = network.parameters
     a = preactivations(network, theta)
-    slopes = jacrev(lambda own: preactivations(network, own))(theta).norm(dim=-1)
+    slopes = jacrev(lambda point: preactivations(network, point))(theta).norm(dim=-1)
     # one that no weight changes is on no kink, or stays there
     return float((a.abs() / slopes.clamp_min(torch.finfo(slopes.dtype).tiny)).min())
 
@@ -135,11 +135,11 @@ def dead_units(network: Network) -> int:
 
 def rescaled(network: Network, factors: Tensor) -> Tensor:
     """D_t θ: what enters each hidden unit times t, what leaves it divided by t, for ``factors`` t (units,)."""
-    found = list(network.weights)
+    weights = list(network.weights)
     for layer, t in enumerate(factors.split([len(weight) for weight in network.weights[:-1]])):
-        found[layer] = t[:, None] * found[layer]
-        found[layer + 1] = found[layer + 1] / torch.cat([torch.ones_like(t[:1]), t])
-    return torch.cat([weight.flatten() for weight in found])
+        weights[layer] = t[:, None] * weights[layer]
+        weights[layer + 1] = weights[layer + 1] / torch.cat([torch.ones_like(t[:1]), t])
+    return torch.cat([weight.flatten() for weight in weights])
 
 
 def scaling_directions(network: Network) -> Tensor:
@@ -192,20 +192,20 @@ class Iteration:
         u is as long as d, ``moved``, and has the direction of ``along``: shorter ones are lost in round-off.
         """
         u = self.size(moved) / self.size(along) * along
-        far, near = (self.step(self.fixed + own + u) - self.step(self.fixed + own) for own in (moved, 0 * moved))
+        far, near = (self.step(self.fixed + d + u) - self.step(self.fixed + d) for d in (moved, 0 * moved))
         return self.size(far - near) / self.size(u)
 
     def radius(self, direction: Tensor) -> float:
         """How far along ``direction`` (d,) a step is linear, to `BEND`, or else as nearly so as round-off admits."""
         unit = direction / self.size(direction)
-        found: list[tuple[float, float]] = []
+        bends: list[tuple[float, float]] = []
         for number in range(RADII):
             radius = self.reach * 10 ** (-number / 2)
             bend = self.bend(radius * unit, unit)
             if bend <= BEND * abs(1 - self.size(self.step(self.fixed + radius * unit) - self.fixed) / radius):
                 return radius
-            found.append((bend, radius))
-        return min(found)[1]
+            bends.append((bend, radius))
+        return min(bends)[1]
 
 
 @dataclass(frozen=True)
@@ -272,37 +272,37 @@ def decay_of_step(alpha: float, kappa: ConditionNumber) -> Decay:
         return -(math.log1p(-x) if x < 1 else math.log1p(x - 2))
 
     top = decay(alpha * kappa.lambda_max)
-    found = [min(top, decay(alpha * kappa.lambda_max / ratio)) for ratio in (kappa.lower, kappa.upper)]
-    return Decay(min(found), max(found))
+    decays = [min(top, decay(alpha * kappa.lambda_max / ratio)) for ratio in (kappa.lower, kappa.upper)]
+    return Decay(min(decays), max(decays))
 
 
-def bounded(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
+def bounded(decay: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
     """Whether the rate is at most that of a decay ``expected``, up to `TOLERANCE`; by default (κ − 1)/(κ + 1)."""
 
-    def judge(found: Decay, expected: Decay) -> base.Outcome:
+    def judge(actual: Decay, expected: Decay) -> base.Outcome:
         return base.decided(
-            expected.lower / found.upper if found.upper > 0 else math.inf,
-            expected.upper / found.lower if found.lower > 0 else math.inf,
+            expected.lower / actual.upper if actual.upper > 0 else math.inf,
+            expected.upper / actual.lower if actual.lower > 0 else math.inf,
             1 + TOLERANCE,
         )
 
-    return judged(found, kappa, expected, judge)
+    return judged(decay, kappa, expected, judge)
 
 
-def no_faster(found: Decay | None, kappa: ConditionNumber) -> base.Outcome:
+def no_faster(decay: Decay | None, kappa: ConditionNumber) -> base.Outcome:
     """Whether the rate is (κ − 1)/(κ + 1) at least, up to `TOLERANCE`."""
 
-    def judge(found: Decay, least: Decay) -> base.Outcome:
-        return base.decided(found.lower / least.upper, found.upper / least.lower, 1 + TOLERANCE)
+    def judge(actual: Decay, least: Decay) -> base.Outcome:
+        return base.decided(actual.lower / least.upper, actual.upper / least.lower, 1 + TOLERANCE)
 
-    return judged(found, kappa, Decay(predicted(kappa.upper), predicted(kappa.lower)), judge)
+    return judged(decay, kappa, Decay(predicted(kappa.upper), predicted(kappa.lower)), judge)
 
 
-def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
+def attained(decay: Decay | None, kappa: ConditionNumber, expected: Decay | None = None) -> base.Outcome:
     """Whether both decays agree to `TOLERANCE`; by default with that of the rate (κ − 1)/(κ + 1)."""
 
-    def judge(found: Decay, expected: Decay) -> base.Outcome:
-        off = [a / b - 1 for a in (found.lower, found.upper) for b in (expected.lower, expected.upper)]
+    def judge(actual: Decay, expected: Decay) -> base.Outcome:
+        off = [a / b - 1 for a in (actual.lower, actual.upper) for b in (expected.lower, expected.upper)]
         low, high = min(off), max(off)
         farthest = max(abs(low), abs(high)) / TOLERANCE
         nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) / TOLERANCE
@@ -312,20 +312,20 @@ def attained(found: Decay | None, kappa: ConditionNumber, expected: Decay | None
             return base.Outcome("violated", nearest)
         return base.Outcome("unresolved", nearest, "the rate is not measured sharply enough")
 
-    return judged(found, kappa, expected, judge)
+    return judged(decay, kappa, expected, judge)
 
 
 def judged(
-    found: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], base.Outcome]
+    decay: Decay | None, kappa: ConditionNumber, expected: Decay | None, judge: Callable[[Decay, Decay], base.Outcome]
 ) -> base.Outcome:
     """Outcome of ``judge``, if there are both a measured rate and a κ that predicts one."""
     if not kappa.resolved:
         return base.UNRESOLVED
     if kappa.rank < 2:
         return base.not_applicable("there is one nonzero eigenvalue only")
-    if found is None:
+    if decay is None:
         return base.Outcome("unresolved", reason="round-off is reached before there is a rate")
     if expected is not None:
-        return judge(found, expected)
-    outcome = judge(found, Decay(predicted(kappa.upper), predicted(kappa.lower)))
-    return replace(outcome, predicted=predicted(kappa.value), measured=(found.lower + found.upper) / 2)
+        return judge(decay, expected)
+    outcome = judge(decay, Decay(predicted(kappa.upper), predicted(kappa.lower)))
+    return replace(outcome, predicted=predicted(kappa.value), measured=(decay.lower + decay.upper) / 2)

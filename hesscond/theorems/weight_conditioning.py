@@ -63,12 +63,12 @@ def beaten(
     )
 
 
-def transposed(found: base.Counterexample, claim: str, *words: tuple[str, str]) -> base.Counterexample:
+def transposed(example: base.Counterexample, claim: str, *words: tuple[str, str]) -> base.Counterexample:
     """The same counterexample for columns, with other words for the scalings."""
-    text = found.text
+    text = example.text
     for before, after in words:
         text = text.replace(before, after)
-    return replace(found, claim=claim, matrix=np.transpose(found.matrix).tolist(), text=text)
+    return replace(example, claim=claim, matrix=np.transpose(example.matrix).tolist(), text=text)
 
 
 def whole(scaling: np.ndarray) -> np.ndarray:
@@ -108,7 +108,7 @@ class WeightConditioningTheorem1(base.LayerStatement):
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         """Two rows against random scalings, more against the best one; so for columns, and for both."""
-        found = []
+        outcomes = []
         sides: tuple[optimal.Side, ...] = ("row", "column")
         for side in sides:
             two = matrices.random_matrix(rng, 2, matrices.random_size(rng))
@@ -116,18 +116,18 @@ class WeightConditioningTheorem1(base.LayerStatement):
             more = matrices.random_matrix(rng, max(3, matrices.random_size(rng, 40)), matrices.random_size(rng, 40))
             if side == "column":
                 two, other, more = two.T, other.T, more.T
-            found += [self.compare(side, two, other), self.compare(side, more)]
+            outcomes += [self.compare(side, two, other), self.compare(side, more)]
         n = matrices.random_size(rng, BOTH)
-        return [*found, self.compare("both", matrices.random_matrix(rng, n, n))]
+        return [*outcomes, self.compare("both", matrices.random_matrix(rng, n, n))]
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs, against its best scalings."""
         W = seen.weight.T
-        found, (rows, columns, both) = [], (self.compare(side, W) for side in EQUILIBRATED)
+        outcomes, (rows, columns, both) = [], (self.compare(side, W) for side in EQUILIBRATED)
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
             nothing = base.not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
-            found += [nothing, outcome] if count > 2 else [outcome, nothing]
-        return [*found, both]
+            outcomes += [nothing, outcome] if count > 2 else [outcome, nothing]
+        return [*outcomes, both]
 
     def compare(self, side: optimal.Side, A: np.ndarray, scaled: np.ndarray | None = None) -> base.Outcome:
         """κ of the equilibrated A over κ of another scaling, by default the best."""
@@ -272,9 +272,9 @@ class LinearNetwork:
         derivatives = self.derivatives(*self.equilibrated)
         rows, across, start = [], [], 0
         for A, U in zip(self.weights, self.equilibrated, strict=True):
-            own = start + np.arange(A.size).reshape(A.shape)
-            rows += list(zip(own, U, norms(A), strict=True))
-            across += list(zip(own.T, U.T, [Fraction(1)] * len(U.T), strict=True))
+            indices = start + np.arange(A.size).reshape(A.shape)
+            rows += list(zip(indices, U, norms(A), strict=True))
+            across += list(zip(indices.T, U.T, [Fraction(1)] * len(U.T), strict=True))
             start += A.size
         if columns:
             derivatives = through_norms(derivatives, across)
@@ -292,13 +292,13 @@ def through_norms(
     gradient, H = derivatives
     J, curvature = np.full((2, *H.shape), Fraction(0), dtype=object)
     for indices, u, length in parts:
-        own = np.ix_(indices, indices)
+        block = np.ix_(indices, indices)
         along = u @ gradient[indices]
         across = gradient[indices] - along * u
         projection = np.eye(len(u), dtype=int) - np.multiply.outer(u, u)
         mixed = np.multiply.outer(across, u)
-        J[own] = projection / length
-        curvature[own] = -(mixed + mixed.T + along * projection) / length**2
+        J[block] = projection / length
+        curvature[block] = -(mixed + mixed.T + along * projection) / length**2
     return J.T @ gradient, J.T @ H @ J + curvature
 
 
@@ -380,15 +380,15 @@ class WeightConditioningTheorem2(base.LayerStatement):
         network = networks.random_network(rng, sizes, int(rng.integers(20, 60)))
         dims = (int(rng.integers(2)),)
         before = networks.hessian_kappa(hessian(networks.flat_loss(network))(network.parameters))
-        through = [hessian(self.equilibrated_loss(network, own))(network.parameters) for own in (dims, ROW_COLUMN)]
-        one, both = (
-            [compared(networks.hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, own))]
-            for first, own in zip(through, (dims, ROW_COLUMN), strict=True)
+        through = [hessian(self.equilibrated_loss(network, axes))(network.parameters) for axes in (dims, ROW_COLUMN)]
+        single, both = (
+            [compared(networks.hessian_kappa(H), before) for H in (first, *self.at_equilibrated(network, axes))]
+            for first, axes in zip(through, (dims, ROW_COLUMN), strict=True)
         )
         # what is invariant in the one, or in both
         number = int(rng.integers(2))
-        own = (dims, ROW_COLUMN)[number]
-        return [*one, self.identity(network, own, through[number]), self.nullity(network, own), *both]
+        chosen = (dims, ROW_COLUMN)[number]
+        return [*single, self.identity(network, chosen, through[number]), self.nullity(network, chosen), *both]
 
     def at_equilibrated(self, network: networks.Network, dims: tuple[int, ...]) -> list[Tensor]:
         """The Hessians at the point EW, and in W with E held fixed."""
@@ -422,11 +422,11 @@ class WeightConditioningTheorem2(base.LayerStatement):
         """Nullity of the Hessian at a critical point, at which the targets are the outputs of the network."""
         output = replace(network, weights=self.moved(network, network.parameters, dims)).output()
         taught = replace(network, targets=networks.LINKS[network.criterion](output))
-        found = networks.hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
+        kappa = networks.hessian_kappa(hessian(self.equilibrated_loss(taught, dims))(taught.parameters))
         rows = len(scale_directions(network, dims[0]))
-        if not found.resolved:
+        if not kappa.resolved:
             return base.Outcome("unresolved", reason="the rank of a Hessian is unresolved")
-        return base.Outcome("holds" if found.nullity >= rows else "violated", rows / max(found.nullity, 0.5))
+        return base.Outcome("holds" if kappa.nullity >= rows else "violated", rows / max(kappa.nullity, 0.5))
 
     def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
         """Check the claims on the Hessian of one layer, with its trained weight W alone equilibrated."""
@@ -440,11 +440,11 @@ class WeightConditioningTheorem2(base.LayerStatement):
         if (undecided := singular(seen, before)) is not None:
             return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
         plain = observed_kappa(before)
-        one, both = (
+        rows, both = (
             [compared(reading, plain) for reading in self.readings(network, network.weight, dims)]
             for dims in (ROW_COLUMN[:1], ROW_COLUMN)
         )
-        return [*one, self.observed_identity(network), nothing, *both]
+        return [*rows, self.observed_identity(network), nothing, *both]
 
     def readings(self, network: networks.LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
         """κ in the three readings of a layer with weight W."""
@@ -506,16 +506,16 @@ def largest(H: HessianOperator) -> float:
     return size
 
 
-def singular(seen: base.Observation, H: HessianOperator) -> base.Outcome | None:
+def singular(observation: base.Observation, H: HessianOperator) -> base.Outcome | None:
     """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
-    constant = seen.weight.shape[1] - len(seen.mu)
-    if constant and H.order > seen.weight.size:
+    constant = observation.weight.shape[1] - len(observation.mu)
+    if constant and H.order > observation.weight.size:
         return base.not_applicable("H is singular: inputs of the layer are constant")
-    if seen.samples * len(seen.weight) < H.order:
+    if observation.samples * len(observation.weight) < H.order:
         return base.not_applicable("H is singular: fewer samples than weights of a unit")
-    if not sees_common_change(H, seen.weight.shape):
+    if not sees_common_change(H, observation.weight.shape):
         return base.not_applicable("H is singular: no loss sees what changes all units alike")
-    return too_large(H, seen.samples)
+    return too_large(H, observation.samples)
 
 
 def too_large(H: HessianOperator, samples: int) -> base.Outcome | None:
@@ -556,13 +556,13 @@ def scale_directions(network: networks.Network, dim: int) -> Tensor:
 
 def compared(after: ConditionNumber, before: ConditionNumber) -> base.Outcome:
     """κ of one over κ of the other, with the inertia of both as the reason."""
-    for found in (before, after):
-        if not found.resolved:
+    for kappa in (before, after):
+        if not kappa.resolved:
             return base.Outcome("unresolved", reason="the rank of a Hessian is unresolved")
-        if found.nullity:
+        if kappa.nullity:
             return base.not_applicable("a Hessian has not full rank")
     outcome = base.decided(after.lower / before.upper, after.upper / before.lower)
-    signs = ["indefinite" if 0 < found.negative < found.rank else "definite" for found in (before, after)]
+    signs = ["indefinite" if 0 < condition.negative < condition.rank else "definite" for condition in (before, after)]
     return replace(outcome, reason=f"{outcome.status}: H {signs[0]}, {signs[1]} once equilibrated")
 
 
@@ -570,7 +570,7 @@ def certified(name: str, network: LinearNetwork, after: np.ndarray) -> base.Coun
     """κ of two Hessians in exact arithmetic, if floating-point numbers say that it is worth the time."""
     before = network.hessian()
     values = [np.abs(np.linalg.eigvalsh(H.astype(float))) for H in (before, after)]
-    first, second = (found.max() / max(found.min(), found.max() * EXACT) for found in values)
+    first, second = (spectrum.max() / max(spectrum.min(), spectrum.max() * EXACT) for spectrum in values)
     # above this κ, which cannot be distinguished from infinity, the matrix counts as singular
     if max(first, second) >= 1 / EXACT or second < matrices.CLEAR * first:
         return None
@@ -662,25 +662,25 @@ class QuadraticDescent(base.Statement):
         self, rng: np.random.Generator, A: np.ndarray, left: np.ndarray, sigma: np.ndarray, theta: np.ndarray
     ) -> base.Outcome:
         """Components along the left eigenvectors (columns) of A after some steps."""
-        eta, steps, found = float(rng.uniform(0.1, 1.2)) * 2 / sigma.max(), int(rng.integers(1, 12)), theta
+        eta, steps, iterate = float(rng.uniform(0.1, 1.2)) * 2 / sigma.max(), int(rng.integers(1, 12)), theta
         size = np.abs(theta)
         for _ in range(steps):
-            found = found - eta * (A @ found)
+            iterate = iterate - eta * (A @ iterate)
             size = size + eta * (np.abs(A) @ size)
         expected = self.factors(eta, sigma) ** steps * (left.T @ theta)
-        return base.equal(left.T @ found, expected, np.abs(left).T @ size)
+        return base.equal(left.T @ iterate, expected, np.abs(left).T @ size)
 
     def converges(
         self, A: np.ndarray, U: np.ndarray, sigma: np.ndarray, theta: np.ndarray, share: float
     ) -> base.Outcome:
         """‖θ_k‖ against the slowest rate below the bound, and against its growth above."""
-        eta, found = share * self.longest(sigma), theta
+        eta, iterate = share * self.longest(sigma), theta
         along = abs(float(U[:, sigma.argmax()] @ theta)) / float(np.linalg.norm(theta))
         slowest = float(np.abs(1 - eta * sigma).max())
         steps = FEW if share < 1 else int(np.ceil(np.log(GROWTH / along) / np.log(2 * share - 1)))
         for _ in range(steps):
-            found = found - eta * (A @ found)
-        size = float(np.linalg.norm(found) / np.linalg.norm(theta))
+            iterate = iterate - eta * (A @ iterate)
+        size = float(np.linalg.norm(iterate) / np.linalg.norm(theta))
         if share > 1:
             return base.decided(1 / size, 1 / size, 2 / GROWTH)
         # no component is left of which more than this could be, and what is rounded

@@ -179,7 +179,7 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
     if log is None:
         return []
     if isinstance(log, (list, tuple)):
-        return [one for part in log for one in destinations(part, config)]
+        return [destination for part in log for destination in destinations(part, config)]
     if callable(log):
         return [ToFunction(log)]
     if isinstance(log, str) and (opened := opened_by_name(log)) is not None:
@@ -197,10 +197,10 @@ def opened_by_name(log: str) -> Destination | None:
     if name not in Destination.named:
         imported(__package__)
         load_installed("hesscond.destinations")
-    found: Any = Destination.named.get(name)
-    if found is not None and (found.takes_place or not colon):
-        one: Destination = found(place) if found.takes_place else found()
-        return one
+    kind: Any = Destination.named.get(name)
+    if kind is not None and (kind.takes_place or not colon):
+        destination: Destination = kind(place) if kind.takes_place else kind()
+        return destination
     # one letter is a drive
     if re.match(r"\w\w+:", log):
         raise ConfigError(

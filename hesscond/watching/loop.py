@@ -144,10 +144,10 @@ def watch(
         group=group,
     )
     length = every if isinstance(every, int) else None
-    found = Watch(measuring, optimizer, due, length, budget, strict=strict, seed=seed)
+    watching = Watch(measuring, optimizer, due, length, budget, strict=strict, seed=seed)
     if rank == 0:
-        found._destinations = destinations(log, lambda: found._config(name))
-    return found
+        watching._destinations = destinations(log, lambda: watching._config(name))
+    return watching
 
 
 def check_arguments(every: Any, budget: Any, seed: Any, strict: Any, name: Any) -> None:
@@ -205,14 +205,14 @@ class Watch:
 
     def _config(self, name: str) -> dict[str, Any]:
         """Contents of ``config.toml`` for a run folder: what a report needs; no study can repeat the run."""
-        own, loss_fn = self._measuring, self._measuring.loss_fn
+        measuring, loss_fn = self._measuring, self._measuring.loss_fn
         loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Module) else getattr(loss_fn, "__name__", "loss")
-        probe = {"layers": list(own.blocks), "units": "all", "levels": [own.level], "precision": "float64"}
+        probe = {"layers": list(measuring.blocks), "units": "all", "levels": [measuring.level], "precision": "float64"}
         return {
             "name": name,
             "data": {"name": "watched"},
             "model": {"name": name},
-            "training": {"batch_size": own.samples, "loss": loss},
+            "training": {"batch_size": measuring.samples, "loss": loss},
             "probe": probe,
             "run": {
                 "method": named(self._optimizer) if isinstance(self._optimizer, Optimizer) else "watched",
@@ -276,16 +276,16 @@ class Watch:
             raise ConfigError(f"the watch is closed: {consequence}")
 
     def _training(self, value: float | None) -> None:
-        for one in self._destinations:
-            one.check()
+        for destination in self._destinations:
+            destination.check()
         if value is not None and self._destinations:
             rate = self._rate
-            self._guarded(lambda: self._each(lambda one: one.training(self.steps, value, rate)))
+            self._guarded(lambda: self._each(lambda receiver: receiver.training(self.steps, value, rate)))
 
     def _each(self, act: Callable[[Destination], None]) -> dict[str, Any]:
         """Let every destination act."""
-        for one in self._destinations:
-            act(one)
+        for destination in self._destinations:
+            act(destination)
         return {}
 
     def _affordable(self) -> bool:
@@ -310,20 +310,20 @@ class Watch:
 
     def _leave_out(self, share: float) -> None:
         """Measure only a share of the blocks, or of the units of the one block that is left."""
-        own, draw = self._measuring, random.Random(self._seed)
-        if own.level == "network" or (len(own.blocks) == 1 and own.level != "unit"):
+        measuring, draw = self._measuring, random.Random(self._seed)
+        if measuring.level == "network" or (len(measuring.blocks) == 1 and measuring.level != "unit"):
             return
-        one = len(own.blocks) == 1
-        there: Sequence[Any] = own.seen_units if one else own.blocks
+        single = len(measuring.blocks) == 1
+        there: Sequence[Any] = measuring.seen_units if single else measuring.blocks
         if len(there) < 2:
             return
         kept = [there[k] for k in sorted(draw.sample(range(len(there)), max(1, int(share * len(there)))))]
-        out = [place_name(own.blocks[0], left) if one else left for left in there if left not in kept]
-        if one:
-            own.units = own.seen_units = kept
+        out = [place_name(measuring.blocks[0], left) if single else left for left in there if left not in kept]
+        if single:
+            measuring.units = measuring.seen_units = kept
         else:
-            own.blocks = kept
-        own.names = tuple(own.blocks)
+            measuring.blocks = kept
+        measuring.names = tuple(measuring.blocks)
         self.left_out += tuple(out)
         self._last_cost *= share
         self._warn_once(
@@ -349,11 +349,11 @@ class Watch:
         self._warn_once(sentence, f"step {self.steps}: {sentence}")
         metrics = {"hesscond/step": self.steps, "hesscond/error": sentence}
         self._rows.append({"step": self.steps, "error": sentence})
-        for one in self._destinations:
+        for destination in self._destinations:
             try:
-                one.write(self.steps, metrics, [])
+                destination.write(self.steps, metrics, [])
             except Exception as error:
-                self._warn_once(type(one).__name__, f"step {self.steps}: {one_line(error)}")
+                self._warn_once(type(destination).__name__, f"step {self.steps}: {one_line(error)}")
         return metrics
 
     def _warn_once(self, key: str, sentence: str) -> None:
@@ -383,7 +383,7 @@ class Watch:
             self._warn_once(note, note)
         metrics = self._metrics(rows)
         self._rows += [{"step": self.steps, **row} for row in rows]
-        self._each(lambda one: one.write(self.steps, metrics, rows))
+        self._each(lambda receiver: receiver.write(self.steps, metrics, rows))
         return metrics
 
     def _metrics(self, rows: Sequence[Row]) -> dict[str, Any]:
@@ -415,7 +415,7 @@ class Watch:
         if self._closed:
             return
         self._closed = True
-        self._guarded(lambda: self._each(lambda one: one.close(status, message)))
+        self._guarded(lambda: self._each(lambda receiver: receiver.close(status, message)))
 
     def state_dict(self) -> dict[str, Any]:
         """State from which a training can go on, without the arguments, for `torch.save`."""
@@ -445,8 +445,8 @@ class Watch:
         if left_out:
             self.left_out, self._measuring.names, self._measuring.units = tuple(left_out), tuple(names), units
             self._measuring.blocks = list(names)
-        for one in self._destinations:
-            one.resume()
+        for destination in self._destinations:
+            destination.resume()
 
 
 def loss_value(loss: object) -> float:
@@ -455,5 +455,5 @@ def loss_value(loss: object) -> float:
         return float(loss.detach())
     if isinstance(loss, Real) and not isinstance(loss, bool):
         return float(loss)
-    told = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-    raise ConfigError(f"watch.step takes the loss of the step, a number, not {told}")
+    description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+    raise ConfigError(f"watch.step takes the loss of the step, a number, not {description}")

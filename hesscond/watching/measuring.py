@@ -103,40 +103,40 @@ class Measuring:
     def rows(self) -> tuple[list[Row], list[str]]:
         """A row for each block, or unit of it, and notes on what is missing."""
         notes: list[str] = []
-        own = self._at_work(notes)
+        method = self._at_work(notes)
         # where M = c I, κ is the same in both coordinates, and one probe has all
-        c = None if own is None else own.multiple_of_identity()
+        c = None if method is None else method.multiple_of_identity()
         with self.apart():
-            found: results.ProbeResult | None = None
+            probe_result: results.ProbeResult | None = None
             plain: Mapping[str, results.LayerResult]
             whole = True
-            if own is not None and c is None:
+            if method is not None and c is None:
                 try:
-                    names, whole = self._moved(own, notes)
-                    found = self._probe(own, names)
+                    names, whole = self._moved(method, notes)
+                    probe_result = self._probe(method, names)
                 except ConfigError as error:
                     # the plain numbers may exist all the same, as those of a network with tied weights
                     notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
-                    own = None
-            if found is None:
-                found = plain = self._probe(None)
-            elif self.level == "network" or not whole or not set(self.blocks) <= set(found):
+                    method = None
+            if probe_result is None:
+                probe_result = plain = self._probe(None)
+            elif self.level == "network" or not whole or not set(self.blocks) <= set(probe_result):
                 plain = self._probe(None)
             else:
-                plain = {name: result.plain for name, result in found.items()}
+                plain = {name: result.plain for name, result in probe_result.items()}
             rows = []
             for name, given in plain.items():
                 self.seen_units = list(given.units)
-                result = found.get(name)
+                result = probe_result.get(name)
                 others = given.conditions if result is None else result.conditions
                 for unit, kappa, kappa_own in zip(given.blocks, given.conditions, others, strict=True):
                     row = self._row(given, unit, kappa)
-                    if own is not None and result is not None:
-                        row |= own_columns(result, unit, kappa_own, own, 1.0 if c is None else c)
+                    if method is not None and result is not None:
+                        row |= own_columns(result, unit, kappa_own, method, 1.0 if c is None else c)
                         row["coordinates"] += "" if result.n_params == given.n_params else ", of what it moves"
                     rows.append(row)
-        for name, why in found.skipped.items():
-            apart = name not in getattr(plain, "skipped", found.skipped)
+        for name, why in probe_result.skipped.items():
+            apart = name not in getattr(plain, "skipped", probe_result.skipped)
             where = " in the optimizer's coordinates" if apart else ""
             notes.append(f"{name} is not measured{where}: {why}")
         return rows, notes
@@ -154,22 +154,22 @@ class Measuring:
         if self.optimizer is None:
             return None
         try:
-            own = optimizers.at_work(wrappers.measurable(self.model), self.optimizer)
-            own.refuse_no_step()
+            method = optimizers.at_work(wrappers.measurable(self.model), self.optimizer)
+            method.refuse_no_step()
         except ConfigError as error:
             notes.append(f"nothing is measured in the optimizer's coordinates: {error}")
             return None
-        return own
+        return method
 
     def _moved(
-        self, own: optimizers.AtWork | optimizers.Given, notes: list[str]
+        self, method: optimizers.AtWork | optimizers.Given, notes: list[str]
     ) -> tuple[tuple[str, ...] | None, bool]:
         """Layers in which the optimizer moves something, and whether it moves all that is measured."""
         if self.level == "network":
             return self.names, True
         catalogue = Catalogue(wrappers.measurable(self.model))
         parameters = {name: catalogue.block(name).parameters for name in self.blocks}
-        still = {name: why for name, keys in parameters.items() if (why := own.unmoved(keys))}
+        still = {name: why for name, keys in parameters.items() if (why := method.unmoved(keys))}
         left = {name: next(iter(why.values())) for name, why in still.items() if len(why) == len(parameters[name])}
         names = tuple(name for name in self.blocks if name not in left)
         if names:
@@ -177,7 +177,7 @@ class Measuring:
         return (names or tuple(self.blocks), False) if still else (self.names, True)
 
     def _probe(
-        self, own: optimizers.AtWork | optimizers.Given | None, names: tuple[str, ...] | None = None
+        self, method: optimizers.AtWork | optimizers.Given | None, names: tuple[str, ...] | None = None
     ) -> results.ProbeResult:
         return probe(
             self.model,
@@ -185,7 +185,7 @@ class Measuring:
             self.data,
             self.names if names is None else names,
             self.level,
-            method=own,
+            method=method,
             units="all" if self.units is None else self.units,
             rtol=self.rtol,
             memory=self.memory,
@@ -209,15 +209,15 @@ def own_columns(
     result: results.LayerResult,
     unit: int | None,
     kappa: ConditionNumber,
-    own: optimizers.AtWork | optimizers.Given,
+    method: optimizers.AtWork | optimizers.Given,
     c: float,
 ) -> Row:
     """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
     value, error = largest(result, unit, kappa)
-    rate = own.rate * c
+    rate = method.rate * c
     return {
         **kappa.columns_in("own"),
-        "coordinates": own.name,
+        "coordinates": method.name,
         "sharpness_times_rate": value * rate,
         "sharpness_times_rate_lower": max(0.0, value - error) * rate,
     }
@@ -246,5 +246,5 @@ def rates_of(optimizer: Any) -> list[Any]:
             "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
             f"returns M, not {type(optimizer).__name__}"
         )
-    groups = [group for one in several for group in getattr(one, "param_groups", ())]
+    groups = [group for candidate in several for group in getattr(candidate, "param_groups", ())]
     return [group["lr"] for group in groups if "lr" in group]

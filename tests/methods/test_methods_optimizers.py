@@ -184,7 +184,7 @@ def test_a_reader_of_one_s_own_optimizer_is_one_line():
                     v = self.state[p].setdefault("v", torch.ones_like(p))
                     p.sub_(group["lr"] * p.grad / v.add_(p.grad.square()).sqrt())
 
-    reads(Mine)(lambda look: look.tensor("v").rsqrt())
+    reads(Mine)(lambda state: state.tensor("v").rsqrt())
     model = network()
     optimizer = Mine(model.parameters(), lr=0.1)
     assert largest_difference(model, optimizer, *stepped(model, optimizer)) < 1e-12

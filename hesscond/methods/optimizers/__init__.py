@@ -1,7 +1,7 @@
 """Optimizers at work, and M = P Pᵀ as their state says it: one file of readers for each library.
 
-A reader is a function of a `Look` at one parameter; `reads` registers it under the names of the optimizers' classes, so
-that no library is imported here.
+A reader is a function of the `ParameterState` of one parameter; `reads` registers it under the names of the optimizers'
+classes, so that no library is imported here.
 """
 
 from hesscond.lazy import imported
@@ -13,7 +13,7 @@ from hesscond.methods.optimizers.at_work import (
     named as named,
 )
 from hesscond.methods.optimizers.reading import (
-    Look as Look,
+    ParameterState as ParameterState,
     UnknownOptimizerError as UnknownOptimizerError,
     as_map as as_map,
     held as held,

@@ -29,38 +29,38 @@ class AtWork(ByParameter):
         super().__init__(model)
         self.name = " and ".join(dict.fromkeys(map(named, optimizers)))  # type: ignore[misc]
         self.summary = f"the state of {self.name}"  # type: ignore[misc]
-        self._held: dict[int, tuple[reading.Known, Optimizer, dict[str, Any]]] = {}
-        own = {id(p) for p in model.parameters()}
+        self._held: dict[int, tuple[reading.RegisteredReader, Optimizer, dict[str, Any]]] = {}
+        ids = {id(p) for p in model.parameters()}
         for optimizer in map(reading.held, optimizers):
-            known = reading.reader_of(optimizer)
+            reader = reading.reader_of(optimizer)
             for group in optimizer.param_groups:
                 if group.get("maximize") or getattr(optimizer, "maximize", False):
-                    raise ConfigError(f"{known.name} maximizes: its step goes along +M g, and κ is that of descent")
-                self._held |= {id(p): (known, optimizer, group) for p in group["params"]}
-            if not own & {id(p) for group in optimizer.param_groups for p in group["params"]}:
-                raise ConfigError(f"{known.name} is at work on another model than the one to probe")
-        self.rate = max(rate_of(known, group) for known, _, group in self._held.values())  # type: ignore[misc]
+                    raise ConfigError(f"{reader.name} maximizes: its step goes along +M g, and κ is that of descent")
+                self._held |= {id(p): (reader, optimizer, group) for p in group["params"]}
+            if not ids & {id(p) for group in optimizer.param_groups for p in group["params"]}:
+                raise ConfigError(f"{reader.name} is at work on another model than the one to probe")
+        self.rate = max(rate_of(reader, group) for reader, _, group in self._held.values())  # type: ignore[misc]
         if not self.rate > 0:
             raise ConfigError(f"the learning rates of {self.name} are all 0: it takes no steps")
 
     def map_of(self, parameter: nn.Parameter) -> ParameterMap | None:
         if id(parameter) not in self._held:
             return None
-        known, optimizer, group = self._held[id(parameter)]
-        if not rate_of(known, group):
+        reader, optimizer, group = self._held[id(parameter)]
+        if not rate_of(reader, group):
             return None
         state = optimizer.state.get(parameter, {})
-        if not (state or known.stateless):
+        if not (state or reader.stateless):
             return None
         for key, value in state.items():
             # counts stay on the host
             if isinstance(value, torch.Tensor) and value.ndim and value.device != parameter.device:
                 raise ConfigError(
-                    f"the state {key!r} of {known.name} is on {value.device}, and its parameter on {parameter.device}: "
-                    "move both to one device (optimizer.load_state_dict does)"
+                    f"the state {key!r} of {reader.name} is on {value.device}, and its parameter on {parameter.device}"
+                    ": move both to one device (optimizer.load_state_dict does)"
                 )
-        found = known.map(reading.Look(optimizer, group, parameter, state))
-        return None if found is None else found.scaled(rate_of(known, group) / self.rate)
+        P = reader.map(reading.ParameterState(optimizer, group, parameter, state))
+        return None if P is None else P.scaled(rate_of(reader, group) / self.rate)
 
     def holds(self, parameter: nn.Parameter) -> bool:
         return id(parameter) in self._held and rate_of(*self._held[id(parameter)][::2]) != 0
@@ -113,17 +113,17 @@ def at_work(model: nn.Module, given: Any) -> AtWork | Given:
     An `UnknownOptimizerError` if M of one of them is not known, a `ConfigError` for what is no optimizer.
     """
     several = given if isinstance(given, (list, tuple)) else [given]
-    for one in several:
-        if isinstance(reading.held(one), Optimizer):
+    for candidate in several:
+        if isinstance(reading.held(candidate), Optimizer):
             continue
-        if one is given and moves(one) and not hasattr(one, "step"):
-            return Given(model, one)
-        if moves(one) and hasattr(one, "step"):
-            reading.reader_of(one)
-        among = "a list with " if one is not given else ""
+        if candidate is given and moves(candidate) and not hasattr(candidate, "step"):
+            return Given(model, candidate)
+        if moves(candidate) and hasattr(candidate, "step"):
+            reading.reader_of(candidate)
+        among = "a list with " if candidate is not given else ""
         raise ConfigError(
             "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
-            f"returns M, not {among}{type(one).__name__}"
+            f"returns M, not {among}{type(candidate).__name__}"
         )
     return AtWork(model, several)
 
@@ -135,11 +135,11 @@ def named(optimizer: Any) -> str:
     return name if inside is optimizer else f"{name} in {type(optimizer).__name__}"
 
 
-def rate_of(known: reading.Known, group: dict[str, Any]) -> float:
+def rate_of(reader: reading.RegisteredReader, group: dict[str, Any]) -> float:
     """The learning rate of a parameter group."""
     try:
         return float(group["lr"])
     except (TypeError, ValueError, KeyError):
         raise ConfigError(
-            f"the learning rate of a parameter group of {known.name} is {group.get('lr')!r}, not a number"
+            f"the learning rate of a parameter group of {reader.name} is {group.get('lr')!r}, not a number"
         ) from None

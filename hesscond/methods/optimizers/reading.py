@@ -24,50 +24,50 @@ class UnknownOptimizerError(ConfigError):
 
 
 @dataclass(frozen=True)
-class Look:
-    """One parameter of an optimizer at work, in the group ``group``; its ``state`` is empty before its first step."""
+class ParameterState:
+    """One parameter of an optimizer at work, in the group ``group``; ``values`` are empty before its first step."""
 
     optimizer: Optimizer
     group: Mapping[str, Any]
     parameter: torch.Tensor
-    state: Mapping[str, Any]
+    values: Mapping[str, Any]
 
     def tensor(self, key: str) -> torch.Tensor:
         """A tensor of the state, float64."""
-        return double(self.state[key])
+        return double(self.values[key])
 
 
 #: Reads M, or P, of a parameter that has taken a step, as `as_map` takes them: without momentum, weight decay and rate.
-Reader = Callable[[Look], Any]
+Reader = Callable[[ParameterState], Any]
 
 
 @dataclass(frozen=True)
-class Known:
+class RegisteredReader:
     """An optimizer that has a reader. ``stateless``: M is known before the first step."""
 
     name: str
     read: Reader
     stateless: bool = False
 
-    def map(self, look: Look) -> ParameterMap | None:
+    def map(self, state: ParameterState) -> ParameterMap | None:
         """P of a parameter; None: it has not moved yet."""
-        return as_map(self.read(look), look.parameter, f"M of {self.name}")
+        return as_map(self.read(state), state.parameter, f"M of {self.name}")
 
 
-_READERS: dict[str, Known] = {}
+_READERS: dict[str, RegisteredReader] = {}
 
 
 def reads(*classes: str | type, stateless: bool = False) -> Callable[[Reader], Reader]:
     """Decorator that registers the reader of optimizers, given by their classes or names (``"torch.optim.adam.Adam"``).
 
-    It reads M or P of the parameter of a `Look`, see `as_map`, for a step −η M g with the learning rate η of its group;
-    None: it has not moved yet. ``stateless``: M is known before the first step.
+    It reads M or P of the parameter of a `ParameterState`, see `as_map`, for a step −η M g with the learning rate η of
+    its group; None: it has not moved yet. ``stateless``: M is known before the first step.
 
     Examples
     --------
     >>> class Mine(torch.optim.Optimizer):
     ...     "Steps by p ← p − η g/√v."
-    >>> _ = reads(Mine)(lambda look: 1 / look.tensor("v").sqrt())
+    >>> _ = reads(Mine)(lambda state: 1 / state.tensor("v").sqrt())
     """
 
     def registered(read: Reader) -> Reader:
@@ -75,7 +75,7 @@ def reads(*classes: str | type, stateless: bool = False) -> Callable[[Reader], R
             path = kind if isinstance(kind, str) else qualified(kind)
             package, _, name = path.rpartition(".")
             package = "torch.optim" if package.startswith("torch.optim") else package.split(".")[0]
-            _READERS[path] = Known(f"{package}.{name}", read, stateless)
+            _READERS[path] = RegisteredReader(f"{package}.{name}", read, stateless)
         return read
 
     return registered
@@ -88,40 +88,40 @@ def qualified(kind: type) -> str:
 
 def known_optimizers() -> list[str]:
     """Names of all optimizers that have a reader."""
-    return sorted(known.name for known in _READERS.values())
+    return sorted(reader.name for reader in _READERS.values())
 
 
 def held(optimizer: Any) -> Any:
     """Innermost optimizer of wrappers: what they hold as ``base_optimizer``, ``optimizer`` or ``base``."""
-    while not known_of(optimizer):
+    while not registered_reader(optimizer):
         inside = (getattr(optimizer, name, None) for name in ("base_optimizer", "optimizer", "base"))
-        found = next((own for own in inside if isinstance(own, Optimizer)), None)
-        if found is None:
+        inner = next((attribute for attribute in inside if isinstance(attribute, Optimizer)), None)
+        if inner is None:
             break
-        optimizer = found
+        optimizer = inner
     return optimizer
 
 
-def known_of(optimizer: Any) -> Known | None:
+def registered_reader(optimizer: Any) -> RegisteredReader | None:
     """Reader of an optimizer; None: there is none."""
     for kind in type(optimizer).__mro__:
-        known = _READERS.get(qualified(kind))
+        reader = _READERS.get(qualified(kind))
         # torch wraps the step of every class that an object is made of
-        if known is not None and unwrap(type(optimizer).step) is unwrap(getattr(kind, "step")):  # noqa: B009
-            return known
+        if reader is not None and unwrap(type(optimizer).step) is unwrap(getattr(kind, "step")):  # noqa: B009
+            return reader
     return None
 
 
-def reader_of(optimizer: Any) -> Known:
+def reader_of(optimizer: Any) -> RegisteredReader:
     """Reader of an optimizer; an `UnknownOptimizerError` if there is none."""
-    found = known_of(optimizer)
-    if found is None:
+    reader = registered_reader(optimizer)
+    if reader is None:
         raise UnknownOptimizerError(
             f"the coordinates of {type(optimizer).__name__} are not known (hesscond.methods.optimizers has "
             "known_optimizers()): give M of its step −M g instead, as a function of a parameter, or register a reader "
             "of its state with hesscond.methods.optimizers.reads"
         )
-    return found
+    return reader
 
 
 def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
@@ -139,7 +139,7 @@ def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
         M = dense if isinstance(M, SymmetricOperator) else dense @ dense.T
     if isinstance(M, (list, tuple)) and len(M) == len(shape):
         pairs = zip(M, shape, strict=True)
-        return ParameterMap.kronecker(shape, [None if own is None else rooted(own, s, whose) for own, s in pairs])
+        return ParameterMap.kronecker(shape, [None if A is None else rooted(A, s, whose) for A, s in pairs])
     if isinstance(M, Real):
         M = torch.full(shape, float(M), dtype=torch.float64, device=parameter.device)
     if isinstance(M, torch.Tensor) and M.shape == shape:
@@ -150,9 +150,9 @@ def as_map(M: Any, parameter: torch.Tensor, whose: str) -> ParameterMap | None:
     if isinstance(M, torch.Tensor) and M.shape == (n, n) and n <= DENSE:
         root = rooted(M, n, whose).to(parameter.device)
         return ParameterMap(torch.ones_like(root[0]), (root,))
-    said = f"a tensor of shape {tuple(M.shape)}" if isinstance(M, (torch.Tensor, LinearOperator)) else repr(M)
+    text = f"a tensor of shape {tuple(M.shape)}" if isinstance(M, (torch.Tensor, LinearOperator)) else repr(M)
     raise ConfigError(
-        f"{whose} is {said}, which is no M of a parameter of shape {tuple(shape)}: give a number, a tensor of that "
+        f"{whose} is {text}, which is no M of a parameter of shape {tuple(shape)}: give a number, a tensor of that "
         f"shape (the diagonal), a matrix or an operator ({n}, {n}) with n ≤ {DENSE}, or a matrix for each axis"
     )
 
@@ -203,13 +203,13 @@ def newton_schulz(
     norm = max(float(matrix.norm()), eps)
     # Vᵀ, which could be huge, only as far as it goes with U
     Q, sigma, _ = torch.linalg.svd((matrix if wide else matrix.mT) / norm, full_matrices=False)
-    found = torch.full_like(sigma, scale / norm)
+    eigenvalues = torch.full_like(sigma, scale / norm)
     for a, b, c in coefficients:
         factor = a + b * sigma.square() + c * sigma.pow(4)
-        found, sigma = found * factor, sigma * factor
-    if not bool((found > 0).all()):
+        eigenvalues, sigma = eigenvalues * factor, sigma * factor
+    if not bool((eigenvalues > 0).all()):
         raise ConfigError(
             "the Newton–Schulz steps change the sign of some directions at this gradient: there M is no P Pᵀ"
         )
-    root = (Q * found.sqrt()) @ Q.mT
+    root = (Q * eigenvalues.sqrt()) @ Q.mT
     return ParameterMap.kronecker(matrix.shape, (root, None) if wide else (None, root))
