@@ -53,8 +53,8 @@ class Budget:
 
     def chunk(self, passes: int, per_pass: int) -> int:
         """Number of derivatives to take at once, each of which needs ``per_pass`` float64 numbers."""
-        one = 8 * (4 * self.largest + per_pass)
-        return max(1, min(passes, self.memory // 4 // one))
+        bytes_per_pass = 8 * (4 * self.largest + per_pass)
+        return max(1, min(passes, self.memory // 4 // bytes_per_pass))
 
     def cached(self, passes: int, per_pass: int, largest: int) -> int:
         """Number of derivatives to take at once so that intermediates of up to ``largest`` numbers stay in cache."""
@@ -76,14 +76,14 @@ def batched_gradients(
     used: list[bool] = []
 
     def one(*directions: torch.Tensor) -> list[torch.Tensor]:
-        found = torch.autograd.grad(outputs, inputs, directions, **options)
-        used[:] = [g is not None for g in found]
-        return [g for g in found if g is not None]
+        gradients = torch.autograd.grad(outputs, inputs, directions, **options)
+        used[:] = [g is not None for g in gradients]
+        return [g for g in gradients if g is not None]
 
     def together(part: slice) -> Sequence[torch.Tensor | None]:
         # is_grads_batched= loops over derivatives of tanh, and fails at group normalization and where checkpoints draw
-        found = iter(torch.vmap(one, randomness="same")(*(seed[part] for seed in seeds)))
-        return [next(found) if own else None for own in used]
+        gradients = iter(torch.vmap(one, randomness="same")(*(seed[part] for seed in seeds)))
+        return [next(gradients) if is_used else None for is_used in used]
 
     if vectorized:
         with warnings.catch_warnings():
@@ -104,17 +104,17 @@ def lean_convolutions(ends: Iterable[Any]) -> Iterator[None]:
     The second derivative of torch's own node computes that in the weight whether it is wanted or not: half of the time.
     """
 
-    def lean(node: Any, found: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]) -> Any:
-        if (own := found[0]) is None or (g := given[0]) is None or not torch.is_grad_enabled():
+    def lean(node: Any, grad_inputs: Sequence[torch.Tensor | None], given: Sequence[torch.Tensor | None]) -> Any:
+        if (grad_x := grad_inputs[0]) is None or (g := given[0]) is None or not torch.is_grad_enabled():
             return None
         weight, stride, padding, dilation = (
             getattr(node, f"_saved_{name}") for name in ("weight", "stride", "padding", "dilation")
         )
         turned, dims = node._saved_transposed, len(stride)
-        sizes = zip(own.shape[-dims:], g.shape[-dims:], weight.shape[-dims:], stride, padding, dilation, strict=True)
+        sizes = zip(grad_x.shape[-dims:], g.shape[-dims:], weight.shape[-dims:], stride, padding, dilation, strict=True)
         more = [0 if turned else i - (o - 1) * s + 2 * p - e * (k - 1) - 1 for i, o, k, s, p, e in sizes]
         options = (stride, padding, dilation, not turned, more, node._saved_groups)
-        return torch.ops.aten.convolution(g, weight, None, *options), *found[1:]
+        return torch.ops.aten.convolution(g, weight, None, *options), *grad_inputs[1:]
 
     hooks = [
         node.register_hook(partial(lean, node))
@@ -155,19 +155,19 @@ class Derivatives:
         if len(seeds[0]) == 1 or (self.vectorized is None and len(seeds[0]) < self.WORTH_COMPARING):
             return batched_gradients(self.outputs, self.variables, seeds, vectorized=False)
         if self.vectorized is None:
-            found = batched_gradients(self.outputs, self.variables, [seed[-1:] for seed in seeds], vectorized=False)
+            single = batched_gradients(self.outputs, self.variables, [seed[-1:] for seed in seeds], vectorized=False)
             many = batched_gradients(self.outputs, self.variables, seeds)
-            self.vectorized = all(map(agree, found, many))
+            self.vectorized = all(map(agree, single, many))
             if self.vectorized:
                 return many
         return batched_gradients(self.outputs, self.variables, seeds, vectorized=self.vectorized)
 
 
-def agree(one: torch.Tensor | None, many: torch.Tensor | None) -> bool:
-    """Whether the last of ``many`` is the ``one``, up to rounding."""
-    if one is None or many is None:
-        return one is many
-    return bool((one[-1] - many[-1]).norm() <= 1e-3 * torch.finfo(one.dtype).eps ** 0.5 * one[-1].norm())
+def agree(single: torch.Tensor | None, many: torch.Tensor | None) -> bool:
+    """Whether the last of ``many`` is the ``single`` one, up to rounding."""
+    if single is None or many is None:
+        return single is many
+    return bool((single[-1] - many[-1]).norm() <= 1e-3 * torch.finfo(single.dtype).eps ** 0.5 * single[-1].norm())
 
 
 def separating_subsets(samples: int, device: torch.device) -> list[torch.Tensor]:
@@ -185,10 +185,10 @@ def unit_directions(
 ) -> Iterator[tuple[range, torch.Tensor]]:
     """Yield directions (k, J, w) that are 1 at one entry of every block, ``size`` at a time, with their numbers."""
     for start in range(0, len(directions), size):
-        own = range(start, min(start + size, len(directions)))
-        values = torch.zeros(len(own), blocks, width, dtype=torch.float64, device=device)
-        values[torch.arange(len(own), device="cpu"), :, torch.tensor(directions[start : own.stop], device="cpu")] = 1
-        yield own, values
+        rows = range(start, min(start + size, len(directions)))
+        values = torch.zeros(len(rows), blocks, width, dtype=torch.float64, device=device)
+        values[torch.arange(len(rows), device="cpu"), :, torch.tensor(directions[start : rows.stop], device="cpu")] = 1
+        yield rows, values
 
 
 def scattered_signs(like: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ def mixes(
     """Whether derivatives (1, …) along directions (1, J, w) are not exactly zero between different ones of J blocks."""
     for subset in separating_subsets(blocks, device)[:: 2 if symmetric else 1]:
         direction = on_samples(subset, torch.Size((blocks, numel // blocks)), torch.float64, blocks)
-        if any(reaches(found[0], ~subset, blocks) for found in derivatives(direction[None])):
+        if any(reaches(derivative[0], ~subset, blocks) for derivative in derivatives(direction[None])):
             return True
     return False
 
@@ -268,11 +268,11 @@ def sizes_of_terms(
     derivative: Callable[[], Sequence[torch.Tensor]], ends: Sequence[Any], draws: int
 ) -> list[torch.Tensor]:
     """Sizes of the terms of a derivative through the graph from ``ends``: root sum of squares over some draws."""
-    plain, found = derivative(), []
+    plain, sizes = derivative(), []
     for seed in range(draws):
         with enlarged_rounding(ends, seed):
-            found.append(list(map(size_of_terms, derivative(), plain, plain)))
-    return [root_sum_squares(torch.stack(parts)) for parts in zip(*found, strict=True)]
+            sizes.append(list(map(size_of_terms, derivative(), plain, plain)))
+    return [root_sum_squares(torch.stack(parts)) for parts in zip(*sizes, strict=True)]
 
 
 def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
@@ -280,8 +280,8 @@ def size_of_terms(changed: torch.Tensor | None, plain: torch.Tensor | None, like
 
     ``changed`` is the same derivative under `enlarged_rounding`; None: zero.
     """
-    one, other = (like.new_zeros(like.shape) if g is None else g.reshape(like.shape) for g in (changed, plain))
-    apart = (one - other).detach().to(torch.float64) * (3**0.5 / ENLARGED)
+    perturbed, other = (like.new_zeros(like.shape) if g is None else g.reshape(like.shape) for g in (changed, plain))
+    apart = (perturbed - other).detach().to(torch.float64) * (3**0.5 / ENLARGED)
     return torch.hypot(apart, other.detach().to(torch.float64))
 
 
@@ -345,16 +345,16 @@ class FactorSink:
 
     def result(self, noise: torch.Tensor, limit: float) -> captured.FactoredS:
         """Factor of all passes; ``noise`` (J, m, q) and ``limit`` as for `DiagonalSink`, but summed over positions."""
-        own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
+        bounds = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         if self.B.shape[3] == 1 or limit == LOST:
-            own = own * self.near(noise, limit).any(0)
-        return captured.FactoredS(self.B, None if self.signs is None else self.signs[:, :, None], noise=own)
+            bounds = bounds * self.near(noise, limit).any(0)
+        return captured.FactoredS(self.B, None if self.signs is None else self.signs[:, :, None], noise=bounds)
 
     def near(self, noise: torch.Tensor, limit: float) -> torch.Tensor:
         """Boolean mask (J, u) like that of a `DiagonalSink`, for all positions of a block together."""
-        own = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
+        bounds = of_units(noise[None], self.units)[0].square().sum(2).sqrt()
         size = root_sum_squares(self.B.permute(0, 3, 1, 2).flatten(0, 1))
-        return (size > 0) & (size <= limit * own)
+        return (size > 0) & (size <= limit * bounds)
 
 
 def of_units(values: torch.Tensor, units: list[int]) -> torch.Tensor:

@@ -76,18 +76,18 @@ class LayerInputs:
 
     def steps(self, memory: int) -> list[tuple[int, int]]:
         """Ranges of blocks whose Ĥ takes at most ``memory`` bytes each."""
-        one = 8 * self.positions * self.geometry.groups * self.geometry.n_params
-        size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(one, 1)))
+        block_bytes = 8 * self.positions * self.geometry.groups * self.geometry.n_params
+        size = self.blocks if self._whole is not None else max(1, min(self.blocks, memory // max(block_bytes, 1)))
         return [(start, min(start + size, self.blocks)) for start in range(0, self.blocks, size)]
 
     def split(self, parts: int) -> list[LayerInputs]:
         """Split into ``parts`` of equally many samples, for a dense layer with one call and one block per sample."""
         ((x, shape),), size = self.calls, self.blocks // parts
-        found = [LayerInputs(self.layer, ((own, torch.Size([size, *shape[1:]])),), size) for own in x.split(size)]
+        inputs = [LayerInputs(self.layer, ((chunk, torch.Size([size, *shape[1:]])),), size) for chunk in x.split(size)]
         if self._whole is not None:
-            for part, rows in zip(found, self._whole.split(size), strict=True):
+            for part, rows in zip(inputs, self._whole.split(size), strict=True):
                 vars(part).update(geometry=self.geometry, _whole=rows)
-        return found
+        return inputs
 
     @cached_property
     def ranks(self) -> dict[int, int]:
@@ -242,15 +242,15 @@ class LayerCapture:
         """Split into captures of ``parts`` of equally many samples, for a dense layer with a `DiagonalS` S ≥ 0."""
         assert isinstance(self.curvature, DiagonalS)
         roots = self.curvature.root.chunk(parts)
-        found = [
+        captures = [
             replace(self, inputs=inputs, curvature=DiagonalS(root, None))
             for inputs, root in zip(self.inputs.split(parts), roots, strict=True)
         ]
         # if no number of the whole is lost, none of a part is
         if not self.loses_entries:
-            for part in found:
+            for part in captures:
                 vars(part)["loses_entries"] = causes.NOTHING
-        return found
+        return captures
 
     @property
     def bias(self) -> bool:
@@ -310,7 +310,7 @@ class LayerCapture:
             sizes = sizes + noise[:, columns]
         lengths = self.inputs.squared_lengths.sqrt().unbind(1)
         groups = map(self.inputs.geometry.group, units)
-        return [EntryBounds(own, lengths[group]) for own, group in zip(sizes.unbind(2), groups, strict=True)]
+        return [EntryBounds(size, lengths[group]) for size, group in zip(sizes.unbind(2), groups, strict=True)]
 
     def narrowed(self, units: Sequence[int]) -> LayerCapture:
         """Capture of some units only, with rank-one terms merged if they differ only by a factor in every block.
@@ -359,14 +359,14 @@ def merged(B: torch.Tensor) -> torch.Tensor:
     """Merge terms (R, J, u, q) into one (1, J, u, q) if they are multiples of one another in each block and unit."""
     if len(B) == 1 or B.shape[3] == 1:
         return B
-    found = []
+    merged_terms = []
     # a few blocks at a time, ending at the first whose terms are not multiples
     for part in B.split(max(1, CACHED * B.shape[1] // B.numel()), 1):
         longest, same = are_multiples(part)
         if not same:
             return B
-        found.append(longest)
-    return torch.cat(found)[None]
+        merged_terms.append(longest)
+    return torch.cat(merged_terms)[None]
 
 
 def are_multiples(B: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -377,8 +377,8 @@ def are_multiples(B: torch.Tensor) -> tuple[torch.Tensor, bool]:
     # from one entry each: an inner product over a thousand positions has an error of tens of units of round-off
     pivot = longest.abs().argmax(2, keepdim=True)
     largest = longest.gather(2, pivot)
-    own = B.gather(3, pivot[None].expand(len(B), -1, -1, -1))
-    factors = (own / torch.where(largest == 0, 1.0, largest))[..., 0]
+    entries = B.gather(3, pivot[None].expand(len(B), -1, -1, -1))
+    factors = (entries / torch.where(largest == 0, 1.0, largest))[..., 0]
     rest = torch.addcmul(B, factors[..., None], longest, value=-1)
     same = bool((torch.einsum("rjuq,rjuq->rju", rest, rest) <= (MERGED * EPS) ** 2 * squares).all())
     return longest * factors.square().sum(0).sqrt()[..., None], same
@@ -460,10 +460,10 @@ class Request:
         for delta in self.deltas:
             laid_out = layers.by_position(self.layer, delta)
             length, positions, units = laid_out.shape
-            own = length * positions // blocks
-            part = values[:, :, start : start + own].reshape(k, length, positions, units)
+            per_block = length * positions // blocks
+            part = values[:, :, start : start + per_block].reshape(k, length, positions, units)
             result.append(layers.from_position(self.layer, part, delta.shape).to(delta.dtype))
-            start += own
+            start += per_block
         return result
 
     def finished(self, curvature: Curvature, route: str, samples: int, blocks: int | None = None) -> LayerCapture:

@@ -49,12 +49,12 @@ class Captures(dict[str, captured.LayerCapture]):
         self.skipped, self.loss, self.slopes = forward.bypassed, float(forward.loss.detach()), {}
         self.in_parameters, self.stopped, self.failed, self.mass = set(forward.parameters), [], {}, None
 
-    def take(self, found: Mapping[str, captured.LayerCapture], requested: Sequence[str], forward: ForwardPass) -> None:
+    def take(self, layers: Mapping[str, captured.LayerCapture], requested: Sequence[str], forward: ForwardPass) -> None:
         """Add the layers that were captured, in the order in which they were requested."""
         for name in requested:
-            if name in found:
-                self[name] = replace(found[name], repeating=name in forward.repeating)
-        self.stopped = [name for name in requested if name not in found and name not in self.failed]
+            if name in layers:
+                self[name] = replace(layers[name], repeating=name in forward.repeating)
+        self.stopped = [name for name in requested if name not in layers and name not in self.failed]
 
 
 @torch.enable_grad()
@@ -132,14 +132,14 @@ def capture(
     differentiator = curvature.Differentiator(forward, requests, memory, progress)
     if progress.callback is not None and differentiator.is_tied(model):
         progress.reason = TIED
-    found = differentiator.capture()
+    captures = differentiator.capture()
     if progress.sample and differentiator.is_tied(model):
         progress.reason = TIED
     result.failed = differentiator.failed
     explain(result.failed, model, loss_fn, batch, chosen, dtype=dtype)
     refuse_failed(result, optional=optional)
     wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
-    result.take(found, wanted_now, forward)
+    result.take(captures, wanted_now, forward)
     return result
 
 
@@ -192,12 +192,12 @@ def slopes_of(forward: ForwardPass, requests: Sequence[curvature.Request]) -> di
     deltas = [delta for request in requests for delta in request.deltas]
     if not deltas:
         return {}
-    found = iter(torch.autograd.grad(forward.loss, deltas, retain_graph=True, allow_unused=True))
+    grads = iter(torch.autograd.grad(forward.loss, deltas, retain_graph=True, allow_unused=True))
     result = {}
     for request in requests:
         blocks = forward.samples if request.splits(forward.samples) else 1
-        own = [(torch.zeros_like(d) if g is None else g)[None] for d, g in zip(request.deltas, found, strict=False)]
-        inputs, slopes = request.inputs(blocks), request.positions(own, blocks)[0]
+        by_call = [(torch.zeros_like(d) if g is None else g)[None] for d, g in zip(request.deltas, grads, strict=False)]
+        inputs, slopes = request.inputs(blocks), request.positions(by_call, blocks)[0]
         result[request.name] = Slopes(
             inputs.gradient(slopes), slopes.square().sum((0, 2)), inputs.squared_lengths.sum(0)
         )

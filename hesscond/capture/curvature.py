@@ -74,7 +74,7 @@ class Differentiator:
         for blocks, group in self.in_blocks(linear).items():
             captured |= self.by_factor(group, blocks)
         if captured and second_derivatives.underflows(graph.nodes([self.loss.grad_fn])):
-            captured = {name: replace(own, vanishing=causes.UNDERFLOW) for name, own in captured.items()}
+            captured = {name: replace(capture, vanishing=causes.UNDERFLOW) for name, capture in captured.items()}
         for request in curved:
             if request.whole and request.parameters is None:
                 with self.noting(request):
@@ -91,10 +91,10 @@ class Differentiator:
             for request in twice.requests:
                 if request.name in plans:
                     with self.noting(request):
-                        found = twice.capture(request, plans[request.name])
+                        capture = twice.capture(request, plans[request.name])
                         unclear = request.name in twice.blurred | twice.hidden
                         lost = vanishing or (causes.DIFFERENCES if unclear else causes.NOTHING)
-                        captured[request.name] = replace(found, vanishing=lost)
+                        captured[request.name] = replace(capture, vanishing=lost)
                     self.progress.finish(request.name)
         return captured
 
@@ -135,8 +135,8 @@ class Differentiator:
 
     def sampled(self, requests: Sequence[Request]) -> list[Request]:
         """Requests for those units of the layers that are in the sample, if there is one."""
-        found = [replace(request, units=self.progress.sample.get(request.name, request.units)) for request in requests]
-        return [request for request in found if request.units]
+        chosen = [replace(request, units=self.progress.sample.get(request.name, request.units)) for request in requests]
+        return [request for request in chosen if request.units]
 
     # properties of the graph
 
@@ -196,21 +196,21 @@ class Differentiator:
 
     def in_blocks(self, requests: Sequence[Request]) -> dict[int, list[Request]]:
         """Layers with a piecewise linear tail, by the number of blocks that do not influence each other behind them."""
-        found: dict[int, list[Request]] = {}
+        groups: dict[int, list[Request]] = {}
         rest = list(requests)
         for blocks in sorted({request.positions_apart() for request in rest} - {0, self.samples}):
             fitting = [r for r in rest if r.positions_apart() == blocks and blocks > self.samples]
-            found[blocks] = self.found_apart(fitting, blocks)
-            rest = [request for request in rest if request not in found[blocks]]
+            groups[blocks] = self.independent(fitting, blocks)
+            rest = [request for request in rest if request not in groups[blocks]]
         proved = [request for request in rest if self.proved_apart(request)]
         others = [request for request in rest if request not in proved and request.splits(self.samples)]
-        tested = self.found_apart(others, self.samples)
+        tested = self.independent(others, self.samples)
         # one sample is a block in any layout
-        found.setdefault(self.samples, []).extend(proved + tested)
-        found.setdefault(1, []).extend([r for r in rest if r not in proved and r not in tested])
-        return {blocks: group for blocks, group in found.items() if group}
+        groups.setdefault(self.samples, []).extend(proved + tested)
+        groups.setdefault(1, []).extend([r for r in rest if r not in proved and r not in tested])
+        return {blocks: group for blocks, group in groups.items() if group}
 
-    def found_apart(self, requests: Sequence[Request], blocks: int) -> list[Request]:
+    def independent(self, requests: Sequence[Request], blocks: int) -> list[Request]:
         """Layers whose blocks (samples or positions) do not influence each other where the loss is curved."""
         if not requests or not self.curved or not self.loss_is_apart(blocks):
             return []
@@ -226,9 +226,9 @@ class Differentiator:
                 )
             )
             for number, request in enumerate(requests):
-                own = [g if g is None else g[None] for g in (next(gradients) for _ in request.calls)]
-                if any(g is not None for g in own) and backward.reaches(
-                    request.positions(own, blocks)[0], ~subset, blocks
+                by_call = [g if g is None else g[None] for g in (next(gradients) for _ in request.calls)]
+                if any(g is not None for g in by_call) and backward.reaches(
+                    request.positions(by_call, blocks)[0], ~subset, blocks
                 ):
                     apart.discard(number)
         return [request for number, request in enumerate(requests) if number in apart]
@@ -266,11 +266,11 @@ class Differentiator:
             bool(sink.near(own, limit / backward.CANCELLED**0.5).any()) for sink, own in zip(sinks, noise, strict=True)
         ):
             noise = noise_of(backward.PROBES)
-        found = {}
+        captures = {}
         for request, sink, bound in zip(requests, sinks, noise, strict=True):
             with self.noting(request):
-                found[request.name] = request.finished(sink.result(bound, limit), FACTOR_ROUTE, self.samples, blocks)
-        return found
+                captures[request.name] = request.finished(sink.result(bound, limit), FACTOR_ROUTE, self.samples, blocks)
+        return captures
 
     def carried_back(
         self, requests: Sequence[Request], sinks: Sequence[Sink], blocks: int, signs: torch.Tensor | None
@@ -286,10 +286,10 @@ class Differentiator:
                 seeds = node.factor(start, min(start + size, last), blocks)
                 gradients = iter(backward.batched_gradients([node.edge], deltas, [seeds.to(node.dtype)]))
                 for request, sink in zip(requests, sinks, strict=True):
-                    own = [next(gradients) for _ in request.calls]
-                    if any(gradient is not None for gradient in own):
+                    by_call = [next(gradients) for _ in request.calls]
+                    if any(gradient is not None for gradient in by_call):
                         rows = slice(done, done + len(seeds))
-                        sink.add(rows, request.positions(own, blocks), None if signs is None else signs[rows])
+                        sink.add(rows, request.positions(by_call, blocks), None if signs is None else signs[rows])
                 done += len(seeds)
                 seed = torch.hypot(seed, backward.root_sum_squares(seeds))
             seed = (seed * backward.scattered_signs(seed)).to(node.dtype)
@@ -303,13 +303,13 @@ class Differentiator:
     ) -> list[torch.Tensor]:
         """Round-off (J, m, q) of the terms of backward passes, for each request, also if their sums cancel."""
         units = [Geometry.of(request.layer).units for request in requests]
-        found = [torch.zeros(blocks, m, 1, dtype=torch.float64, device=self.loss.device) for m in units]
+        noise = [torch.zeros(blocks, m, 1, dtype=torch.float64, device=self.loss.device) for m in units]
         for end, derivative in derivatives.items():
             terms = iter(backward.sizes_of_terms(derivative, [end], draws))
             for number, request in enumerate(requests):
-                own = [next(terms)[None] for _ in request.calls]
-                found[number] = found[number] + rounding * request.positions(own, blocks)[0]
-        return found
+                by_call = [next(terms)[None] for _ in request.calls]
+                noise[number] = noise[number] + rounding * request.positions(by_call, blocks)[0]
+        return noise
 
 
 def from_entries(curved: CurvedNode, request: Request) -> DiagonalS:

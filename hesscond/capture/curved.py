@@ -268,13 +268,13 @@ def curved_nodes(loss: torch.Tensor) -> list[CurvedNode] | None:
         return []
     outputs = [GradientEdge(node, 0) for node in curved]
     gradients = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
-    found = []
+    curvatures = []
     for (node, edge), g in zip(curved.items(), gradients, strict=True):
         curvature = None if g is None else curvature_of(node, edge, g)
         if curvature is None:
             return None
-        found.append(curvature)
-    return found
+        curvatures.append(curvature)
+    return curvatures
 
 
 def without_cancellation(
@@ -312,8 +312,8 @@ def without_cancellation(
         for _ in range(draws):
             signs = torch.randint(0, 2, tuple(node.shape), generator=generator, device="cpu").mul_(2).sub_(1)
             seeds = ((weight / draws) ** 0.5 * signs).to(node.dtype).to(loss.device)
-            found = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
-            yield [torch.zeros_like(own) if g is None else g for own, g in zip(variables, found, strict=True)]
+            gradients = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
+            yield [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(variables, gradients, strict=True)]
 
 
 def outermost(loss: torch.Tensor, ends: set[tuple[Any, int]]) -> tuple[dict[Any, GradientEdge], bool]:

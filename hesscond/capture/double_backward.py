@@ -96,14 +96,14 @@ class SecondDerivatives:
         #: layers where rounding dominates some second derivatives, or may hide all of them
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
-        every = [variable for own in self.variables.values() for variable in own]
+        every = [variable for tensors in self.variables.values() for variable in tensors]
         began = time.perf_counter()
         first = backward.slopes(loss, every)
         #: time of a gradient: a second derivative takes about as long, in a batch less
         self.seconds = time.perf_counter() - began
-        gradients = {name: [next(first) for _ in own] for name, own in self.variables.items()}
-        graph.refuse_dead_ends(g.grad_fn for own in gradients.values() for g in own if g is not None)
-        self.along = {name: backward.Derivatives(own, self.variables[name]) for name, own in gradients.items()}
+        gradients = {name: [next(first) for _ in tensors] for name, tensors in self.variables.items()}
+        graph.refuse_dead_ends(g.grad_fn for slopes in gradients.values() for g in slopes if g is not None)
+        self.along = {name: backward.Derivatives(slopes, self.variables[name]) for name, slopes in gradients.items()}
         graph.refuse_wrong_derivatives([loss.grad_fn])
         #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
         self.hides = any(node.name() in second_derivatives.BENT for node in graph.nodes([loss.grad_fn]))
@@ -112,14 +112,14 @@ class SecondDerivatives:
 
     def perturb(self, loss: torch.Tensor) -> None:
         """Measure the effect of rounding on the second derivatives of each layer, along one direction."""
-        every = [variable for own in self.variables.values() for variable in own]
+        every = [variable for tensors in self.variables.values() for variable in tensors]
         # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
             name: [
                 (backward.scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel(), device="cpu").to(v).view_as(v))[None]
-                for v in own
+                for v in tensors
             ]
-            for name, own in self.variables.items()
+            for name, tensors in self.variables.items()
         }
         exact: dict[str, Sequence[torch.Tensor | None]] = {}
         for request in self.requests:
@@ -128,19 +128,19 @@ class SecondDerivatives:
                 exact[request.name] = self.derivatives(request, seeds[request.name]) or ()
 
         def differences() -> dict[str, list[torch.Tensor | None]]:
-            first, found = backward.slopes(loss, every), {}
-            for name, own in self.variables.items():
-                other = backward.Derivatives([next(first) for _ in own], own)
+            first, by_layer = backward.slopes(loss, every), {}
+            for name, tensors in self.variables.items():
+                other = backward.Derivatives([next(first) for _ in tensors], tensors)
                 if name in exact:
                     # a shorter one, if it is zero, stands for zeros
                     pairs = zip(exact[name], other(seeds[name]), strict=False)
-                    found[name] = [None if x is None or y is None else (y - x).abs() for x, y in pairs]
-            return found
+                    by_layer[name] = [None if x is None or y is None else (y - x).abs() for x, y in pairs]
+            return by_layer
 
         for trial in range(TRIALS):
-            for name, found in perturbed(trial << 20, differences).items():
+            for name, changes in perturbed(trial << 20, differences).items():
                 zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
-                for k, error in enumerate(found):
+                for k, error in enumerate(changes):
                     if error is not None:
                         known = self.errors.setdefault(name, zeros)
                         known[k] = torch.maximum(known[k], error)
@@ -157,12 +157,12 @@ class SecondDerivatives:
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
-        every = [variable for own in self.variables.values() for variable in own]
+        every = [variable for tensors in self.variables.values() for variable in tensors]
         sizes = [0.0] * len(every)
         for parts in curved.without_cancellation(loss, every, below=curved.CANCELLED):
             sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
         each = iter(sizes)
-        return {name: max(next(each) for _ in own) for name, own in self.variables.items()}
+        return {name: max(next(each) for _ in tensors) for name, tensors in self.variables.items()}
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
         """Return S times each of ``values`` (k, J, m, q)."""
@@ -186,10 +186,10 @@ class SecondDerivatives:
         units, positions = Geometry.of(request.layer).units, request.inputs(blocks).positions
 
         def product(values: torch.Tensor) -> list[torch.Tensor]:
-            found = self.product(request, values.view(1, blocks, units, positions))
-            if not is_finite(found):
+            image = self.product(request, values.view(1, blocks, units, positions))
+            if not is_finite(image):
                 raise NotFiniteError(NOT_FINITE)
-            return [found]
+            return [image]
 
         numel = blocks * units * positions
         return not backward.mixes(product, numel, blocks, request.deltas[0].device, symmetric=True)
@@ -222,7 +222,7 @@ class SecondDerivatives:
                 tangents.hessian(self.unit_seeds(request, unit, slice(count)), unit)
             count *= min(len(request.units), self.side_by_side(tangents, n))
         else:
-            seeds = [torch.ones_like(own).expand(count, *own.shape) for own in self.variables[request.name]]
+            seeds = [torch.ones_like(tensor).expand(count, *tensor.shape) for tensor in self.variables[request.name]]
             self.derivatives(request, seeds)
             # the first batch is compared with a single derivative
             count += batched
@@ -276,7 +276,7 @@ class SecondDerivatives:
             yield rows, torch.zeros(shape, dtype=torch.float64, device=like.device)
             self.progress.advance(request.name, len(range(count)[rows]))
 
-    def sizes(self, request: Request, found: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
+    def sizes(self, request: Request, largest: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
         """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer."""
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
         lost = positions * (geometry.units if request.whole else 1) * self.cancellation_error[request.name]
@@ -287,35 +287,35 @@ class SecondDerivatives:
             sizes = sizes.amax()[None]
         else:
             sizes = sizes[list(request.units)]
-            for k in ((found > 0) & (found <= backward.CANCELLED * sizes)).nonzero()[:, 0].tolist():
+            for k in ((largest > 0) & (largest <= backward.CANCELLED * sizes)).nonzero()[:, 0].tolist():
                 unit = request.units[k]
-                mask = found.new_zeros(1, blocks, geometry.units, positions)
+                mask = largest.new_zeros(1, blocks, geometry.units, positions)
                 mask[:, :, unit] = 1
                 alone = self.terms(request, self.spread_out(request, mask))
                 sizes[k] = self.by_unit(request, alone, blocks)[unit]
-        if bool(((found > 0) & (found <= backward.LOST * EPS * lost)).any()):
+        if bool(((largest > 0) & (largest <= backward.LOST * EPS * lost)).any()):
             self.hidden.add(request.name)
         # in units of the eps of float64, and enlarged where a draw may underestimate them
-        sizes = torch.where(found <= backward.LOST**2 * eps * sizes, sizes * (backward.LOST * eps / EPS), sizes)
+        sizes = torch.where(largest <= backward.LOST**2 * eps * sizes, sizes * (backward.LOST * eps / EPS), sizes)
         return sizes.clamp_min(lost)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
         seeds, changed = [(mask * backward.scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
-        plain, own, squares = self.along[request.name](seeds), self.variables[request.name], []
+        plain, tensors, squares = self.along[request.name](seeds), self.variables[request.name], []
         # a single entry may change little by chance
         for draw in range(backward.PROBES if sum(mask.numel() for mask in masks) < FEW else 1):
             with backward.enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
-                squares.append(list(map(backward.size_of_terms, changed(seeds), plain, own)))
+                squares.append(list(map(backward.size_of_terms, changed(seeds), plain, tensors)))
         return [backward.root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
 
     @cached_property
     def changed(self) -> dict[str, backward.Derivatives]:
         """Second derivatives as in ``along``, of slopes from a backward pass with `enlarged_rounding`."""
-        every = [variable for own in self.variables.values() for variable in own]
+        every = [variable for tensors in self.variables.values() for variable in tensors]
         with backward.enlarged_rounding([self.loss.grad_fn], 0):
             first = backward.slopes(self.loss, every)
-        return {name: backward.Derivatives([next(first) for _ in own], own) for name, own in self.variables.items()}
+        return {name: backward.Derivatives([next(first) for _ in args], args) for name, args in self.variables.items()}
 
     def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
         """Largest entry of each unit (m,), from tensors in the shapes of a layer's variables."""
@@ -334,10 +334,10 @@ class SecondDerivatives:
         """Return S_jj of units with one position per sample: one direction per unit, all samples at once."""
         units = torch.tensor(request.units, device="cpu")
         self.budget.take(request, 2 * blocks * len(units))
-        S = torch.cat([own[:, 0] for own in self.unit_matrices(request, blocks, 1)], 1)
+        S = torch.cat([S_i[:, 0] for S_i in self.unit_matrices(request, blocks, 1)], 1)
         if request.name in self.errors and not self.hides:
-            seen = request.positions(self.errors[request.name], blocks)[0, :, units, 0]
-            bounds = LARGER * seen + ROUNDING * S.abs()
+            errors = request.positions(self.errors[request.name], blocks)[0, :, units, 0]
+            bounds = LARGER * errors + ROUNDING * S.abs()
             if (bounds <= S.abs() / 2).all():
                 root = S.abs().sqrt()
                 return DiagonalS(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
@@ -360,16 +360,16 @@ class SecondDerivatives:
             places = torch.arange(len(units), device="cpu") % positions
             S = torch.zeros(len(units), blocks, positions, dtype=torch.float64, device=request.deltas[0].device)
             for rows, values in self.directions(request, blocks, len(units), positions):
-                own = torch.arange(len(values), device="cpu")
-                values[own, :, units[rows], places[rows]] = 1
-                S[rows] = self.product(request, values)[own, :, units[rows]]
-            yield from (one.transpose(0, 1) for one in S.split(positions))
+                index = torch.arange(len(values), device="cpu")
+                values[index, :, units[rows], places[rows]] = 1
+                S[rows] = self.product(request, values)[index, :, units[rows]]
+            yield from (S_i.transpose(0, 1) for S_i in S.split(positions))
 
     def with_sizes(self, request: Request, factor: FactoredS, blocks: int, positions: int) -> FactoredS:
         """Return a factor with ``norms`` that cover the round-off of the sums in S."""
         assert factor.norms is not None
-        found = factor.B.square().sum(0).amax((0, 2))
-        sizes = self.sizes(request, found.amax()[None] if request.whole else found, blocks, positions)
+        largest = factor.B.square().sum(0).amax((0, 2))
+        sizes = self.sizes(request, largest.amax()[None] if request.whole else largest, blocks, positions)
         return replace(factor, norms=torch.maximum(factor.norms, sizes))
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> FactoredS:
@@ -391,17 +391,17 @@ class SecondDerivatives:
             return None
         units = Geometry.of(request.layer).units
         entries = units if request.whole else len(request.units)
-        found = None
+        curvature = None
         try:
             # without separators it fails too, and the error is raised there
             with suppress(NoDerivativeError), graph.differentiable():
                 segment = self.separators.segment(request, entries * positions, entries)
-                found = None if segment is None else self.separators.curvature(segment, request, blocks)
+                curvature = None if segment is None else self.separators.curvature(segment, request, blocks)
         finally:
             self.separators.release(request)
-        if found is None or not self.confirms(request, *found):
+        if curvature is None or not self.confirms(request, *curvature):
             return None
-        S, sizes = found
+        S, sizes = curvature
         if request.whole:
             self.budget.take(request, 3 * S.numel())
             return self.with_sizes(request, layer_factor(S[0], units, sizes[0]), blocks, positions)
@@ -418,12 +418,12 @@ class SecondDerivatives:
         """Whether a direct product agrees up to rounding with the largest S (u, J, q, q), or with that of the layer."""
         largest = int(S.flatten(1).norm(dim=1).argmax())
         units = Geometry.of(request.layer).units
-        own = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
+        chosen = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
         v = backward.scattered_signs(S[largest, :, 0])
         by_unit = v.unflatten(1, (units if request.whole else 1, -1))
         values = v.new_zeros(1, len(v), units, by_unit.shape[2])
-        values[0, :, own] = by_unit
-        product = self.product(request, values)[0, :, own].flatten(1)
+        values[0, :, chosen] = by_unit
+        product = self.product(request, values)[0, :, chosen].flatten(1)
         expected = torch.einsum("jpq,jq->jp", S[largest], v)
         rounding = ROUNDING * (sizes[largest] * v.norm(dim=1)).norm()
         return backward.agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
@@ -441,21 +441,21 @@ class SecondDerivatives:
         largest = H_hat.new_zeros(len(request.units))
         for column, unit in enumerate(request.units):
             group = geometry.group(unit)
-            own = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
+            entries = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
             for rows, values in self.directions(request, blocks, n, positions):
                 values[:, :, unit] = H_hat[:, :, group, rows].permute(2, 0, 1)
                 product = self.product(request, values)
                 steepest = product[:, :, unit].flatten(1).norm(dim=1) / lengths[group][rows].clamp_min(TINY)
                 largest[column] = torch.maximum(largest[column], steepest.max())
-                row = slice(own.start + rows.start, own.start + rows.stop)
+                row = slice(entries.start + rows.start, entries.start + rows.stop)
                 if request.whole:
                     by_group = product.unflatten(2, (geometry.groups, -1))
                     contracted = torch.einsum("kjgip,jpgn->kgin", by_group, H_hat)
                     matrices[0, row] = contracted.flatten(1)
                 else:
                     matrices[column, row] = torch.einsum("kjp,jpn->kn", product[:, :, unit], H_hat[:, :, group])
-        found = largest.amax()[None] if request.whole else largest
-        sizes = torch.maximum(largest, self.sizes(request, found, blocks, positions))
+        scales = largest.amax()[None] if request.whole else largest
+        sizes = torch.maximum(largest, self.sizes(request, scales, blocks, positions))
         spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
         spread = spread.view(count, order)
         return FormedH(separators.symmetric(matrices), spread, blocks * positions)
@@ -487,8 +487,8 @@ class SecondDerivatives:
         for start in range(0, len(request.units), threads):
             units = request.units[start : start + threads]
             formed = side_by_side(lambda unit: tangents.hessian(self.unit_seeds(request, unit), unit), units, threads)
-            for column, (own, d) in enumerate(formed, start):
-                H[column], spread[column] = own, d
+            for column, (hessian, d) in enumerate(formed, start):
+                H[column], spread[column] = hessian, d
                 self.progress.advance(request.name, n)
         v, column = backward.scattered_signs(H[0, 0]), int(H.flatten(1).norm(dim=1).argmax())
         unit = request.units[column]
@@ -500,8 +500,8 @@ class SecondDerivatives:
         if not near and not backward.agree(product[None], expected[None]):
             return None
         lengths = torch.stack([H_hat[:, geometry.group(unit)].norm(dim=0) for unit in request.units])
-        found = (H.diagonal(dim1=1, dim2=2).abs() / lengths.square().clamp_min(TINY)).amax(1)
-        sizes = torch.maximum(found, self.sizes(request, found, 1, positions))
+        largest = (H.diagonal(dim1=1, dim2=2).abs() / lengths.square().clamp_min(TINY)).amax(1)
+        sizes = torch.maximum(largest, self.sizes(request, largest, 1, positions))
         return FormedH(H, torch.maximum(spread, lengths * sizes.sqrt()[:, None]), positions)
 
     def in_weights(self, request: Request) -> FormedH:
@@ -526,22 +526,22 @@ class SecondDerivatives:
         for start in range(0, directions, size):
             index = torch.arange(start, min(start + size, directions), device=like.device)
             number, parameter = index // n, index % n
-            own = torch.tensor(request.units, device=like.device)[number]
+            unit = torch.tensor(request.units, device=like.device)[number]
             seeds = torch.zeros(len(index), units, n, dtype=like.dtype, device=like.device)
-            seeds[torch.arange(len(index), device="cpu"), own, parameter] = 1
+            seeds[torch.arange(len(index), device="cpu"), unit, parameter] = 1
             products = self.in_rows(request, seeds)
             if request.whole:
                 matrices[0, index] = products.flatten(1)
             else:
-                matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), own]
+                matrices[number, parameter] = products[torch.arange(len(index), device="cpu"), unit]
             self.progress.advance(request.name, len(index))
         return matrices, torch.maximum(matrices.amax((1, 2)), -matrices.amin((1, 2)))
 
     def in_rows(self, request: Request, seeds: torch.Tensor) -> torch.Tensor:
         """Products (k, m, n̂) with the Hessian in the parameters of a layer, float64, for ``seeds`` (k, m, n̂)."""
         tensors = layers.parameter_tensors(request.layer, seeds)
-        found = self.derivatives(request, tensors) or [None] * len(tensors)
-        parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(found, tensors, strict=True)]
+        products = self.derivatives(request, tensors) or [None] * len(tensors)
+        parts = [torch.zeros_like(seed) if f is None else f for f, seed in zip(products, tensors, strict=True)]
         return layers.parameter_rows(request.layer, parts).to(torch.float64)
 
     def by_products(self, request: Request) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -549,9 +549,9 @@ class SecondDerivatives:
         products = weight_products.WeightProducts.of(self.loss, request, self.samples)
         if products is None:
             return None
-        found = products.hessians(request.units, self.budget, partial(self.progress.advance, request.name))
-        near = found is not None and weight_products.confirmed(*found, request, partial(self.in_rows, request))
-        return found if near else None
+        hessians = products.hessians(request.units, self.budget, partial(self.progress.advance, request.name))
+        near = hessians is not None and weight_products.confirmed(*hessians, request, partial(self.in_rows, request))
+        return hessians if near else None
 
 
 def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -60,25 +60,25 @@ def run_forward(
 ) -> ForwardPass:
     """Run the model on copies of its tensors, adding a zero perturbation to every output of ``layers``."""
     hooks = Perturbations(layers, in_parameters, keep_inputs)
-    own = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
-    snapshot = Snapshot(model, [p for parts in own.values() for p in parts], dtype)
-    found = snapshot.evaluate(loss_fn, batch, hooks=hooks, flattening=True)
+    originals = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
+    snapshot = Snapshot(model, [p for parts in originals.values() for p in parts], dtype)
+    evaluated = snapshot.evaluate(loss_fn, batch, hooks=hooks, flattening=True)
     leaves = iter(snapshot.leaves)
-    parameters = {name: (next(leaves), next(leaves) if len(parts) > 1 else None) for name, parts in own.items()}
+    parameters = {name: (next(leaves), next(leaves) if len(parts) > 1 else None) for name, parts in originals.items()}
     hooks.look_outside()
-    loss = found.loss
+    loss = evaluated.loss
     variables = variables_of(loss)
     bypassed = hooks.bypassed({name for name, own in parameters.items() if any(id(leaf) in variables for leaf in own)})
     if bypassed and not optional:
         name, reason = next(iter(bypassed.items()))
         raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
-    reached = {name: seen for name, seen in hooks.calls.items() if name not in bypassed}
+    reached = {name: calls for name, calls in hooks.calls.items() if name not in bypassed}
     refuse_nonfinite(reached)
     if reached and not variables and not hooks.entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
-    flattened = math.inf if found.flattened is None else found.flattened
+    flattened = math.inf if evaluated.flattened is None else evaluated.flattened
     return ForwardPass(
-        **vars(found),
+        **vars(evaluated),
         calls=reached,
         parameters=parameters,
         bypassed=bypassed,
@@ -144,27 +144,27 @@ class Perturbations:
             # tensors inside torch.vmap or torch.func do not exist outside
             self.entangled.add(name)
             return None
-        seen = strided(h.detach().clone() if self.keep_inputs else h.detach())
-        self._versions.append((seen, seen._version))
+        inputs = strided(h.detach().clone() if self.keep_inputs else h.detach())
+        self._versions.append((inputs, inputs._version))
         earlier = {get_gradient_edge(call.delta).node for call in self.calls[name]}
         if earlier and h.grad_fn in graph.dependent([h.grad_fn], earlier):
             self.entangled.add(name)
         delta = torch.zeros_like(output, requires_grad=True)
         perturbed = output + delta
-        self.calls[name].append(Call(seen, delta, perturbed.grad_fn))
+        self.calls[name].append(Call(inputs, delta, perturbed.grad_fn))
         return perturbed
 
     @property
     def overwritten(self) -> bool:
         """Whether an input was changed in place after its call."""
-        return any(seen._version != version for seen, version in self._versions)
+        return any(inputs._version != version for inputs, version in self._versions)
 
     def look_outside(self) -> None:
         """Note the layers whose parameters were used outside of them, or in a derivative that the model takes."""
         self.entangled |= {self.watch.weights[number] for number in self.watch.used_outside}
         for outputs, inputs in self.watch.derivatives:
             within = graph.dependent([o.grad_fn for o in outputs], {get_gradient_edge(i).node for i in inputs})
-            self.differentiated |= {name for name, own in self.calls.items() if within & {call.node for call in own}}
+            self.differentiated |= {name for name, uses in self.calls.items() if within & {call.node for call in uses}}
         self.differentiated -= self.entangled
         self.entangled |= self.differentiated
         self.entangled -= self.in_parameters | self.complex
@@ -174,8 +174,8 @@ class Perturbations:
         kept = self.entangled | depended_on
         return {
             name: self.unfit.get(name, UNREACHED)
-            for name, seen in self.calls.items()
-            if not seen and (name not in self._entered or name in self.unfit) and name not in kept
+            for name, calls in self.calls.items()
+            if not calls and (name not in self._entered or name in self.unfit) and name not in kept
         }
 
 
@@ -191,24 +191,24 @@ def own_leaves(name: str, layer: kinds.Layer) -> list[torch.nn.Parameter]:
 
 def refuse_nonfinite(calls: Mapping[str, list[Call]]) -> None:
     """Raise a NotFiniteError if an input of a layer is not finite."""
-    for name, seen in calls.items():
-        if not all(evaluation.is_finite(call.inputs) for call in seen):
+    for name, layer_calls in calls.items():
+        if not all(evaluation.is_finite(call.inputs) for call in layer_calls):
             raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:
     """Ids of the leaves that a loss depends on differentiably."""
-    found = (getattr(node, "variable", None) for node in graph.nodes([loss.grad_fn]))
-    return {id(leaf) for leaf in found if leaf is not None}
+    leaves = (getattr(node, "variable", None) for node in graph.nodes([loss.grad_fn]))
+    return {id(leaf) for leaf in leaves if leaf is not None}
 
 
 @torch.no_grad()
 def gives_what_torch_would(layer: nn.Module, h: Any, output: Any) -> bool:
     """Whether a layer with a custom forward pass has inputs and outputs of the shapes that torch's class has."""
-    own: Any = kinds.class_of(layer)
+    layer_class: Any = kinds.class_of(layer)
     if not isinstance(h, torch.Tensor) or not isinstance(output, torch.Tensor):
         return False
     try:
-        return bool(own.forward(layer, h).shape == output.shape)
+        return bool(layer_class.forward(layer, h).shape == output.shape)
     except RuntimeError:
         return False

@@ -21,15 +21,15 @@ def device_of(layer: nn.Module) -> torch.device:
 
 def bare(layer: kinds.Layer) -> kinds.Layer:
     """Module of the layer's class with its arguments and its device, and no parameters except an empty bias."""
-    own, kind = kinds.class_of(layer), kinds.kind_of(layer)
-    assert own is not None
-    found: Any = own.__new__(own)
-    nn.Module.__init__(found)
-    arguments = {*getattr(own, "__constants__", ()), *kind.arguments}
-    vars(found).update({name: value for name, value in vars(layer).items() if name in arguments})
-    found.register_buffer("place", torch.empty(0, device=device_of(layer)))
-    found.register_parameter("bias", nn.Parameter(found.place) if kinds.has_bias(layer) else None)
-    return found
+    layer_class, kind = kinds.class_of(layer), kinds.kind_of(layer)
+    assert layer_class is not None
+    module: Any = layer_class.__new__(layer_class)
+    nn.Module.__init__(module)
+    arguments = {*getattr(layer_class, "__constants__", ()), *kind.arguments}
+    vars(module).update({name: value for name, value in vars(layer).items() if name in arguments})
+    module.register_buffer("place", torch.empty(0, device=device_of(layer)))
+    module.register_parameter("bias", nn.Parameter(module.place) if kinds.has_bias(layer) else None)
+    return module
 
 
 def eligible_layers(model: nn.Module) -> dict[str, kinds.Layer]:
@@ -40,9 +40,9 @@ def eligible_layers(model: nn.Module) -> dict[str, kinds.Layer]:
 
 def stock_class(layer: kinds.Layer) -> type[nn.Module] | None:
     """Class with a kind whose forward pass a layer runs unchanged; None: the layer overrides it."""
-    own, methods = kinds.class_of(layer), kinds.kind_of(layer).forward_methods
-    stock = all(getattr(type(layer), a, None) is getattr(own, a, None) for a in methods)
-    return own if stock and not set(methods) & set(vars(layer)) else None
+    layer_class, methods = kinds.class_of(layer), kinds.kind_of(layer).forward_methods
+    stock = all(getattr(type(layer), a, None) is getattr(layer_class, a, None) for a in methods)
+    return layer_class if stock and not set(methods) & set(vars(layer)) else None
 
 
 def is_plain(layer: kinds.Layer) -> bool:

@@ -33,14 +33,14 @@ def reasons(
     dtype: torch.dtype | None,
 ) -> dict[str, str]:
     """Reasons, by name, why second derivatives in parameters of a model are not finite (`NonFinite.reasons`)."""
-    every = {id(p): p for own in parts.values() for p in own}
+    every = {id(p): p for parameters in parts.values() for p in parameters}
     snapshot = Snapshot(model, list(every.values()), dtype)
     place = dict(zip(every, snapshot.leaves, strict=True))
-    leaves = {name: [place[id(p)] for p in own] for name, own in parts.items()}
-    found: dict[str, str] = {}
+    leaves = {name: [place[id(p)] for p in parameters] for name, parameters in parts.items()}
+    messages: dict[str, str] = {}
     for batch in batches:
-        found = NonFinite(loss_fn, batch, snapshot.model).reasons(snapshot, leaves) | found
-    return found
+        messages = NonFinite(loss_fn, batch, snapshot.model).reasons(snapshot, leaves) | messages
+    return messages
 
 
 class NonFinite:
@@ -56,26 +56,26 @@ class NonFinite:
         """Reasons, by name, why second derivatives in leaves of a snapshot are not finite, or not in torch."""
         with self._traced(snapshot.model):
             loss = snapshot.evaluate(self.loss_fn, (self.whole.source, self.whole.target)).loss
-        found: dict[str, str] = {}
+        messages: dict[str, str] = {}
         known: list[tuple[Any, str]] = []
         for name, leaves in parts.items():
             try:
                 if has_finite_product(loss, leaves):
                     continue
             except RuntimeError as error:
-                found[name] = str(error).splitlines()[0].rstrip(".")
+                messages[name] = str(error).splitlines()[0].rstrip(".")
                 continue
             within = graph.dependent([loss.grad_fn], {get_gradient_edge(leaf).node for leaf in leaves})
             reason = next((text for node, text in known if node in within), "")
             if not reason and (guilty := culprit(loss, leaves)) is not None:
                 reason = self._reason(*guilty, snapshot, leaves)
                 known.append((guilty[0], reason))
-            found[name] = reason or "they are NaN or infinite"
-        return found
+            messages[name] = reason or "they are NaN or infinite"
+        return messages
 
     def _reason(self, node: Any, order: str, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
         """Clause for a node whose derivative of this order is not finite."""
-        samples = self._found_samples(snapshot, leaves)
+        samples = self._culprits(snapshot, leaves)
         way = "add a small eps under the root" if re.search(ROOTS, node.name()) else "put a torch.where in front of it"
         return (
             f"the {order} derivative of {operation(node)}{self._place(node)} is not finite"
@@ -117,7 +117,7 @@ class NonFinite:
                 break
         return f" ({', '.join(parts)})" if parts else ""
 
-    def _found_samples(self, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
+    def _culprits(self, snapshot: Snapshot, leaves: Sequence[torch.Tensor]) -> str:
         """Samples without which the derivatives are finite, in words; empty if there are none."""
         left = EVALUATIONS
 
@@ -139,11 +139,11 @@ class NonFinite:
 
         with suppress(Exception):
             every = list(range(self.whole.samples))
-            found = guilty(every)
-            rest = [i for i in every if i not in found]
-            if found and rest and not fails(rest):
-                shown = ", ".join(map(str, found[:LISTED])) + (" …" if len(found) > LISTED else "")
-                return f"sample{'s' if len(found) > 1 else ''} {shown}"
+            failures = guilty(every)
+            rest = [i for i in every if i not in failures]
+            if failures and rest and not fails(rest):
+                shown = ", ".join(map(str, failures[:LISTED])) + (" …" if len(failures) > LISTED else "")
+                return f"sample{'s' if len(failures) > 1 else ''} {shown}"
         return ""
 
 
@@ -181,10 +181,10 @@ def culprit(loss: torch.Tensor, leaves: Sequence[torch.Tensor]) -> tuple[Any, st
 
 def nonfinite_order(outputs: Sequence[tuple[GradientEdge, torch.Tensor | None]], inputs: Sequence[GradientEdge]) -> str:
     """Order, "first" or "second", of the derivative of a node that is not finite; empty if both are finite."""
-    own = [(edge, slope.detach().requires_grad_()) for edge, slope in outputs if slope is not None]
-    if not own or not inputs:
+    pairs = [(edge, slope.detach().requires_grad_()) for edge, slope in outputs if slope is not None]
+    if not pairs or not inputs:
         return ""
-    edges, seeds = zip(*own, strict=True)
+    edges, seeds = zip(*pairs, strict=True)
     first = torch.autograd.grad(edges, inputs, seeds, create_graph=True, allow_unused=True)
     if not are_finite(first):
         return "first"

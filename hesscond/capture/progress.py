@@ -97,18 +97,18 @@ class ProgressRecord:
     @property
     def left(self) -> float:
         """Estimated seconds until the last derivative."""
-        return sum(own.left for own in self._layers.values())
+        return sum(progress.left for progress in self._layers.values())
 
     def take_sample(self, units: Mapping[str, tuple[int, ...]]) -> None:
         """Choose a power of two of the ``units`` of each layer that fits the limit, or else one unit of some layers."""
-        seconds = {name: own.left / len(units[name]) for name, own in self._layers.items()}
+        seconds = {name: progress.left / len(units[name]) for name, progress in self._layers.items()}
         count, room, self.whole = 1, self.limit, max(self.whole, self.left)
-        while sum(min(2 * count, len(units[name])) * one for name, one in seconds.items()) <= self.limit:
+        while sum(min(2 * count, len(units[name])) * per_unit for name, per_unit in seconds.items()) <= self.limit:
             count *= 2
-        for name, one in sorted(seconds.items(), key=lambda pair: pair[1]):
+        for name, per_unit in sorted(seconds.items(), key=lambda pair: pair[1]):
             every = units[name]
             few = min(count, len(every))
-            room -= few * one
+            room -= few * per_unit
             self.sample[name] = (
                 tuple(every[i * len(every) // few] for i in range(few)) if room >= 0 or not self.sample else ()
             )
@@ -120,23 +120,23 @@ class ProgressRecord:
 
     def advance(self, layer: str, steps: float) -> None:
         """Record that ``steps`` derivatives of a layer were taken; raise `Stopped` after a request to stop."""
-        own = self._layers.get(layer)
-        if own is None:
+        progress = self._layers.get(layer)
+        if progress is None:
             return
         now = time.perf_counter()
-        own.done, own.spent, self._last = own.done + steps, own.spent + now - self._last, now
+        progress.done, progress.spent, self._last = progress.done + steps, progress.spent + now - self._last, now
         self._report(layer)
 
     def finish(self, layer: str) -> None:
         """Record that a layer is complete, perhaps with fewer derivatives than planned."""
-        own = self._layers.get(layer)
-        if own is not None:
-            own.steps = own.done = max(own.done, 1.0)
+        progress = self._layers.get(layer)
+        if progress is not None:
+            progress.steps = progress.done = max(progress.done, 1.0)
             self.advance(layer, 0)
 
     def _report(self, layer: str) -> None:
         if self.callback is not None:
-            seconds = {name: own.spent + own.left for name, own in self._layers.items()}
+            seconds = {name: progress.spent + progress.left for name, progress in self._layers.items()}
             self.callback(ProbeProgress(layer, self._last - self._began, self.left, seconds, self._stop, self.reason))
         if self._stopped:
             raise Stopped

@@ -49,8 +49,8 @@ class Recorder:
 
     def recorded(self, output: torch.Tensor, target: torch.Tensor) -> Recorded | None:
         """Return the record of the pass that gave the ``output``, if that is every layer's output; else None."""
-        for h, before, own, version in self.seen.values():
-            if own is not output or own._version != version or h._version != before or h.ndim != 2:
+        for h, before, layer_output, version in self.seen.values():
+            if layer_output is not output or layer_output._version != version or h._version != before or h.ndim != 2:
                 return None
         if set(self.seen) != set(self.layers):
             return None
@@ -84,13 +84,13 @@ class Recorded(NamedTuple):
         passes: Sequence[Recorded], loss_fn: evaluation.LossFunction, units: Mapping[str, tuple[int, ...]]
     ) -> list[dict[str, LayerCapture]] | None:
         """Captures of the layers at passes of one `form`; None: the curvature of the loss is not known by its type."""
-        output, target = stacked([own.output for own in passes]), stacked([own.target for own in passes])
+        output, target = stacked([record.output for record in passes]), stacked([record.target for record in passes])
         roots = output_roots(loss_fn, output, target)
         if roots is None:
             return None
-        found: list[dict[str, LayerCapture]] = [{} for _ in passes]
+        captures: list[dict[str, LayerCapture]] = [{} for _ in passes]
         for name, layer in passes[0].layers.items():
-            h = stacked([own.inputs[name] for own in passes])
+            h = stacked([record.inputs[name] for record in passes])
             if not evaluation.is_finite(h):
                 raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
             root = torch.stack([roots(i) for i in units[name]], -1)
@@ -99,9 +99,9 @@ class Recorded(NamedTuple):
             rows = h.flatten(0, 1)
             inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
             every = LayerCapture(name, inputs, units[name], DiagonalS(root.flatten(0, 1), None), OUTPUT_ROUTE)
-            for own, captured in zip(found, every.split(len(passes)), strict=True):
-                own[name] = captured
-        return found
+            for by_layer, captured in zip(captures, every.split(len(passes)), strict=True):
+                by_layer[name] = captured
+        return captures
 
 
 def output_roots(
@@ -152,6 +152,6 @@ def cross_entropy_weights(loss: nn.CrossEntropyLoss, output: torch.Tensor, targe
         return output.new_full(output.shape[:-1], 1 / samples if loss.reduction == "mean" else 1.0)
     class_weight = output.new_ones(classes) if loss.weight is None else loss.weight.to(output)
     counted = (target != loss.ignore_index).to(output)
-    own = class_weight[target.where(target != loss.ignore_index, 0)] * counted
-    coefficient = (1 - smoothing) * own + smoothing / classes * class_weight.sum() * counted
-    return coefficient / own.sum(-1, keepdim=True) if loss.reduction == "mean" else coefficient
+    target_weight = class_weight[target.where(target != loss.ignore_index, 0)] * counted
+    coefficient = (1 - smoothing) * target_weight + smoothing / classes * class_weight.sum() * counted
+    return coefficient / target_weight.sum(-1, keepdim=True) if loss.reduction == "mean" else coefficient

@@ -167,14 +167,14 @@ def saturates(nodes: Iterable[Any]) -> causes.Cause:
             totals[name, "values"] += lost.numel()
             totals[name, "units"] += lost.shape[-1] if lost.ndim == 2 else 0
             units[name] += int(lost.any(0).sum()) if count and lost.ndim == 2 else 0
-    found = []
+    clauses = []
     for name in +values:
-        own = f", {units[name]:,} of {totals[name, 'units']:,} units" if units[name] else ""
-        found.append(f"{name} at {values[name]:,} of {totals[name, 'values']:,} values{own}")
-    return causes.saturated(", ".join(found)) if found else causes.NOTHING
+        suffix = f", {units[name]:,} of {totals[name, 'units']:,} units" if units[name] else ""
+        clauses.append(f"{name} at {values[name]:,} of {totals[name, 'values']:,} values{suffix}")
+    return causes.saturated(", ".join(clauses)) if clauses else causes.NOTHING
 
 
-def may_cancel(found: Iterable[Any]) -> bool:
+def may_cancel(nodes: Iterable[Any]) -> bool:
     """Whether second derivatives through these nodes may be differences of larger numbers.
 
     For exponentials alone they are the values; with a logarithm or a quotient behind them they are p − p². Weights of
@@ -182,7 +182,7 @@ def may_cancel(found: Iterable[Any]) -> bool:
     """
     curved = {
         node.name()
-        for node in found
+        for node in nodes
         if node.name() not in STEADY
         and not is_linear_node(node.name(), node, [(None, 0)] * 3)
         and (node.name() not in BENT or float(BENT[node.name()](node).mean(0).amin()) < STRAIGHT)
@@ -193,28 +193,28 @@ def may_cancel(found: Iterable[Any]) -> bool:
 def softmax_saturates(node: Any) -> torch.Tensor:
     """Boolean mask of the probabilities that are 0 or 1 by rounding."""
     p = saved(node, "result")
-    seen = ~hidden(node).expand_as(p)
-    alone = seen.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1
-    return ((p == 0) & seen) | ((p == 1) & ~alone)
+    visible = ~hidden(node).expand_as(p)
+    alone = visible.sum(dimension(node._saved_dim, p.ndim), keepdim=True) == 1
+    return ((p == 0) & visible) | ((p == 1) & ~alone)
 
 
 def hidden(softmax: Any) -> torch.Tensor:
     """Boolean mask, broadcastable to the scores, of hidden scores: −∞, or filled or shifted by a mask."""
-    found = softmax.metadata.get(HIDDEN, torch.zeros((), dtype=torch.bool, device=softmax._saved_result.device))
+    mask = softmax.metadata.get(HIDDEN, torch.zeros((), dtype=torch.bool, device=softmax._saved_result.device))
     nodes = [softmax.next_functions[0][0]]
     while nodes:
         node = nodes.pop()
         if node is None:
             continue
         name, before = node.name(), [edge for edge, _ in node.next_functions]
-        found = found | node.metadata.get(HIDDEN, False)
+        mask = mask | node.metadata.get(HIDDEN, False)
         if name == "MaskedFillBackward0":
-            found = found | node._saved_mask
+            mask = mask | node._saved_mask
         elif name == "WhereBackward0" and None in before[:2]:
-            found = found | (node._saved_condition if before[0] is None else ~node._saved_condition)
+            mask = mask | (node._saved_condition if before[0] is None else ~node._saved_condition)
         # these keep the place of an entry
         nodes += before if name in {"AddBackward0", "ToCopyBackward0"} else before[:1] if name == "SubBackward0" else []
-    return found
+    return mask
 
 
 #: Curved nodes whose curvature is no difference, or whose cancellation is found from the loss.

@@ -63,11 +63,11 @@ class Variables:
         shape = graph.shape_of(edge.node, edge.output_nr)
         numel = shape.numel()
 
-        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
-            own = found[0]
-            if own is None:
+        def entries(derivatives: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+            derivative = derivatives[0]
+            if derivative is None:
                 return torch.zeros(count, blocks, numel // blocks, dtype=torch.float64, device=device)
-            return own.reshape(count, blocks, -1)
+            return derivative.reshape(count, blocks, -1)
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
             return [values.reshape(len(values), *shape)]
@@ -79,10 +79,10 @@ class Variables:
         """Pre-activations of a layer, ordered unit by unit within a block."""
         units, numel = Geometry.of(request.layer).units, sum(delta.numel() for delta in request.deltas)
 
-        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
-            if all(own is None for own in found):
+        def entries(derivatives: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+            if all(derivative is None for derivative in derivatives):
                 return torch.zeros(count, blocks, numel // blocks, dtype=torch.float64, device=request.deltas[0].device)
-            return request.positions(found, blocks).flatten(2)
+            return request.positions(derivatives, blocks).flatten(2)
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
             return request.outputs(values.unflatten(2, (units, -1)))
@@ -113,14 +113,14 @@ class ParameterRows:
         """Parameters as variables in one block, since all samples share them."""
 
         def seeds(values: torch.Tensor) -> list[torch.Tensor]:
-            return [torch.stack(own) for own in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
+            return [torch.stack(tensors) for tensors in zip(*map(self.tensors_of, values[:, 0]), strict=True)]
 
-        def entries(found: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
+        def entries(derivatives: Sequence[torch.Tensor | None], count: int, blocks: int) -> torch.Tensor:
             parts = [
-                variable.new_zeros(count, *variable.shape) if own is None else own
-                for own, variable in zip(found, self.variables, strict=True)
+                variable.new_zeros(count, *variable.shape) if derivative is None else derivative
+                for derivative, variable in zip(derivatives, self.variables, strict=True)
             ]
-            return torch.stack([self.vector_of(own) for own in zip(*parts, strict=True)])[:, None]
+            return torch.stack([self.vector_of(tensors) for tensors in zip(*parts, strict=True)])[:, None]
 
         return Variables(self.variables, self.order, seeds, entries, lambda blocks: blocks == 1)
 
@@ -151,20 +151,20 @@ class Separator:
 
     def between(self, J: torch.Tensor, reached: torch.Tensor) -> torch.Tensor:
         """Return J H Jᵀ (w, w) for J (w, J s) that is zero except in the entries ``reached`` (J s,)."""
-        found = J.new_zeros(len(J), len(J))
+        total = J.new_zeros(len(J), len(J))
         parts = J.unflatten(1, self.H.shape[:2]).unbind(1)
-        for own, block, mask in zip(parts, self.H, reached.view(self.H.shape[:2]), strict=True):
+        for columns, block, mask in zip(parts, self.H, reached.view(self.H.shape[:2]), strict=True):
             index = mask.nonzero()[:, 0]
             if not len(index):
                 continue
             first, last = int(index[0]), int(index[-1]) + 1
             if last - first == len(index):
                 # consecutive, as behind causal attention: no copy
-                part, within = own[:, first:last], block[first:last, first:last]
+                part, within = columns[:, first:last], block[first:last, first:last]
             else:
-                part, within = own[:, index], block[index[:, None], index]
-            found += part @ within @ part.T
-        return found
+                part, within = columns[:, index], block[index[:, None], index]
+            total += part @ within @ part.T
+        return total
 
 
 class Segment:
@@ -208,8 +208,8 @@ class Segment:
         """Return J v (J, w, s) and ∇² v (u, J, w, w) in each unit, for v that are 1 at the k-th entry of every unit."""
         images, seconds = [], []
         for rows, values in self.chunks(blocks, range(index.shape[1])):
-            own = torch.arange(len(values), device="cpu")
-            values.zero_()[own[:, None], :, index[:, rows.start : rows.stop].T] = 1
+            directions = torch.arange(len(values), device="cpu")
+            values.zero_()[directions[:, None], :, index[:, rows.start : rows.stop].T] = 1
             image, second = self.derivatives(values)
             images.append(image)
             seconds.append(second[:, :, index])
@@ -290,10 +290,10 @@ class Separators:
         """Cost of a layer with its separator, relative to its cost without; the plan is left unchanged."""
         chain, plans = self.worth(request, directions), (dict(self.behind), dict(self.blocks))
         try:
-            found = None if chain is None else self.plan(request, chain, directions, per_block)
+            cost = None if chain is None else self.plan(request, chain, directions, per_block)
         finally:
             self.behind, self.blocks = plans
-        return 1.0 if found is None else found
+        return 1.0 if cost is None else cost
 
     def release(self, request: Requested) -> None:
         """Forget the separators that no later layer uses."""
@@ -304,11 +304,11 @@ class Separators:
     @cached_property
     def uses(self) -> dict[Any, list[int]]:
         """Layers that each node dominates, as places in ``requests``."""
-        found: dict[Any, list[int]] = {}
+        places: dict[Any, list[int]] = {}
         for place, request in enumerate(self.requests):
             for node in self.dominators(request):
-                found.setdefault(node, []).append(place)
-        return found
+                places.setdefault(node, []).append(place)
+        return places
 
     def sharing(self, node: Any, request: Requested) -> int:
         """Number of blocks of parameters that may still use a separator at a node, at least 1 for the layer itself."""
@@ -325,12 +325,12 @@ class Separators:
     @cached_property
     def levels(self) -> list[int]:
         """Numbers of blocks above the number of samples that may stay apart: positions of layers and of tensors."""
-        found = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
+        levels = {request.positions_apart() for request in self.requests if isinstance(request, Request)}
         for rows in self.requests:
             shapes = [graph.shape_of(node) for node in self.dominators(rows) if self.may_separate(node)]
             sequences = [shape for shape in shapes if len(shape) == 3 and shape[0] == self.samples]
-            found |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, ParameterRows)}
-        return sorted(level for level in found if level > self.samples)
+            levels |= {math.prod(shape[:2]) for shape in sequences if isinstance(rows, ParameterRows)}
+        return sorted(level for level in levels if level > self.samples)
 
     @cached_property
     def nearest(self) -> dict[Any, Any]:
@@ -341,18 +341,18 @@ class Separators:
     @cached_property
     def branches(self) -> dict[Any, int]:
         """Number of nodes that each node is the nearest dominator of."""
-        found: dict[Any, int] = {}
+        counts: dict[Any, int] = {}
         for node in self.nearest.values():
-            found[node] = found.get(node, 0) + 1
-        return found
+            counts[node] = counts.get(node, 0) + 1
+        return counts
 
     def above(self, node: Any) -> list[Any]:
         """All dominators of a node, from the loss towards it."""
-        found = []
+        dominators = []
         while node in self.nearest:
             node = self.nearest[node]
-            found.append(node)
-        return found[::-1]
+            dominators.append(node)
+        return dominators[::-1]
 
     def dominators(self, request: Requested) -> list[Any]:
         """Common dominators of all leaves of a target, ordered from the loss to the target."""
@@ -361,18 +361,18 @@ class Separators:
 
     def chain(self, request: Requested, target: Variables, path: Sequence[Any], between: set[Any]) -> Chain:
         """Candidates for separators of a layer, from its dominators ``path`` and all nodes between it and the loss."""
-        own = dict.fromkeys(path, 0.0)
+        entries = dict.fromkeys(path, 0.0)
         for node in between:
             place = node
-            while place not in own:
+            while place not in entries:
                 place = self.nearest[place]
-            own[place] += numbers_of(node)
+            entries[place] += numbers_of(node)
         fit = [node for node in path if self.may_separate(node)]
         numbers, total = [], 0.0
         for node in path:
             if node in fit:
                 numbers.append(total)
-            total += own[node]
+            total += entries[node]
         targets = [*(Variables.of_edge(GradientEdge(node, 0), self.loss.device) for node in fit), target]
         levels = self.levels
         mixed: dict[int, list[int]] = {}
@@ -409,7 +409,7 @@ class Separators:
 
     def kept(self, chain: Chain) -> list[int]:
         """Indices of the candidates that fit into the memory and do not only lead to an equally good next one."""
-        found = []
+        indices = []
         for i, node in enumerate(chain.nodes):
             next_is_as_good = (
                 i + 1 < len(chain.nodes)
@@ -419,8 +419,8 @@ class Separators:
             )
             room = self.has_room(4 * chain.numel[i] ** 2 // self.planned_blocks(chain, i))
             if room and not next_is_as_good:
-                found.append(i)
-        return found
+                indices.append(i)
+        return indices
 
     def planned_blocks(self, chain: Chain, number: int) -> int:
         """Number of diagonal blocks of the curvature in a tensor of the chain, if the loss does not couple them."""
@@ -528,9 +528,9 @@ class Separators:
             return target.entries(derivatives(target.seeds(values)), len(values), values.shape[1])
 
         apart = (number for number in dict.fromkeys((blocks, self.samples)) if self.is_apart(product, target, number))
-        if (found := next(apart, None)) is None:
+        if (count := next(apart, None)) is None:
             return None
-        blocks = found
+        blocks = count
         order = target.numel // blocks
         if not self.has_room(3 * blocks * order**2):
             return None
@@ -549,18 +549,18 @@ class Separators:
 
     def from_separator(self, edge: GradientEdge, target: Variables, upper: Separator, blocks: int) -> Separator | None:
         """Form a separator from the one behind it; None: blocks are coupled, or it does not fit."""
-        found = self.whole(Segment(target, upper, self.budget), min(blocks, len(upper.H)))
-        if found is None:
+        curvature = self.whole(Segment(target, upper, self.budget), min(blocks, len(upper.H)))
+        if curvature is None:
             return None
-        H, size = found
+        H, size = curvature
         (gradient,) = torch.autograd.grad([upper.edge], [edge], [upper.gradient], retain_graph=True)
         return Separator(edge, gradient, symmetric(H), torch.maximum(norms(H), size))
 
     def curvature(self, segment: Segment, request: Request, blocks: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return S (u, J, q, q) of every unit, or (1, J, m q, m q) of the layer, and sizes (u, J) of its round-off."""
         if request.whole:
-            found = self.whole(segment, blocks)
-            return None if found is None or len(found[0]) != blocks else (symmetric(found[0])[None], found[1][None])
+            whole = self.whole(segment, blocks)
+            return None if whole is None or len(whole[0]) != blocks else (symmetric(whole[0])[None], whole[1][None])
         by_unit = list(self.units(segment, request, blocks))
         if not by_unit:
             return None
@@ -592,13 +592,13 @@ class Separators:
         parts = [segment.derivatives(values) for _, values in segment.chunks(apart, range(width))]
         # (J, P, w, s) and (J, P, w, w)
         J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
-        second = torch.cat([own for _, own in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
+        second = torch.cat([product for _, product in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
         H = torch.empty(outer, inner * width, inner * width, dtype=torch.float64, device=J.device)
-        for own, left, at, block in zip(H, J, second, upper.H, strict=True):
+        for out, left, at, block in zip(H, J, second, upper.H, strict=True):
             half = (left @ block.view(inner, -1, block.shape[1])).view(inner * width, inner, -1)
             whole = torch.bmm(half.transpose(0, 1), left.mT).transpose(0, 1).reshape(inner, width, inner, width)
             whole.diagonal(dim1=0, dim2=2).add_(at.permute(1, 2, 0))
-            own.view(whole.shape).copy_(whole)
+            out.view(whole.shape).copy_(whole)
         lengths = torch.linalg.matrix_norm(J, ord=2).amax(1)
         return H, lengths.square() * upper.size
 
@@ -619,7 +619,7 @@ class Separators:
         """Yield S of every unit, one direction per position of a sample for all units with disjoint parts of z."""
         upper, m = segment.separator, Geometry.of(request.layer).units
         index = torch.arange(segment.target.numel // blocks, device="cpu").view(m, -1)[list(request.units)]
-        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        curvatures: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         parts: dict[bytes, torch.Tensor] = {}
         for group, reached in disjoint(segment, index, blocks):
             image, second = segment.along(index[group], blocks)
@@ -629,8 +629,8 @@ class Separators:
                     if key not in parts:
                         if sum(part.numel() for part in parts.values()) > upper.H.numel():
                             parts.clear()
-                        own = entries.nonzero()[:, 0]
-                        parts[key] = upper.H if entries.all() else upper.H[:, own[:, None], own]
+                        indices = entries.nonzero()[:, 0]
+                        parts[key] = upper.H if entries.all() else upper.H[:, indices[:, None], indices]
                     J = image[:, :, entries]
                     S = S + J @ parts[key] @ J.mT
                 else:
@@ -638,8 +638,8 @@ class Separators:
                     S = S + upper.times(J.transpose(0, 1)).transpose(0, 1) @ J.mT
                 # the square of the 2-norm of J is at most the largest row sum of |J Jᵀ|
                 lengths = (J @ J.mT).abs().sum(2).amax(1)
-                found[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
-        yield from (found[unit] for unit in range(len(request.units)))
+                curvatures[unit] = (S + S.mT) / 2, lengths * upper.size.view(blocks, -1).amax(1)
+        yield from (curvatures[unit] for unit in range(len(request.units)))
 
     def room_for_rows(self, segment: Segment, index: torch.Tensor, matrices: int) -> bool:
         """Whether `rows` fits into the memory together with ``matrices`` further matrices of a unit's order."""
@@ -683,20 +683,20 @@ class Separators:
             together, numel = min(TOGETHER, self.budget.memory // 256), upper.gradient.numel()
             step = max(1, together // (width * numel))
             for start in range(0, units, step):
-                own = index[start : start + step]
-                J, second = H.new_empty(*own.shape, numel), H[start : start + len(own)]
-                places = own.repeat_interleave(width, 0)
-                for at, values in segment.chunks(1, own.flatten().tolist()):
+                chunk = index[start : start + step]
+                J, second = H.new_empty(*chunk.shape, numel), H[start : start + len(chunk)]
+                places = chunk.repeat_interleave(width, 0)
+                for at, values in segment.chunks(1, chunk.flatten().tolist()):
                     image, all_of_it = segment.derivatives(values)
                     J.view(-1, numel)[at.start : at.stop] = image[:, 0]
                     second.view(-1, width)[at.start : at.stop] = all_of_it[:, 0].gather(1, places[at.start : at.stop])
                 products = torch.empty_like(second)
-                for rows in torch.arange(width, device="cpu").split(max(1, together // (len(own) * numel))):
+                for rows in torch.arange(width, device="cpu").split(max(1, together // (len(chunk) * numel))):
                     part = J[:, rows[0] : rows[-1] + 1]
                     images = upper.times(part.flatten(0, 1)[:, None]).view(part.shape)
                     products[:, rows[0] : rows[-1] + 1] = images @ J.mT
-                for unit, rows_of_J, found in zip(range(start, units), J, products, strict=False):
-                    keep(unit, rows_of_J, found)
+                for unit, rows_of_J, product in zip(range(start, units), J, products, strict=False):
+                    keep(unit, rows_of_J, product)
         return H, spread, terms
 
     def positionwise_units(
@@ -709,20 +709,20 @@ class Separators:
         parts = []
         for rows, values in segment.chunks(apart, request.units):
             image, second = segment.derivatives(values)
-            own = torch.tensor(request.units[rows.start : rows.stop], device="cpu")
-            parts.append((image, second[torch.arange(len(own), device="cpu"), :, own]))
+            chunk = torch.tensor(request.units[rows.start : rows.stop], device="cpu")
+            parts.append((image, second[torch.arange(len(chunk), device="cpu"), :, chunk]))
         # (J, P, u, s) and (u, J P)
         J = torch.cat([image for image, _ in parts]).permute(1, 0, 2).unflatten(0, (outer, inner))
-        second = torch.cat([own for _, own in parts])
+        second = torch.cat([product for _, product in parts])
         count = max(1, TOGETHER // (outer * inner * inner * s))
         H = upper.H.view(outer, inner, s, inner * s)
         for start in range(0, len(request.units), count):
-            own = J[:, :, start : start + count]
-            half = (own @ H).unflatten(3, (inner, s))
-            S = torch.einsum("jpuqs,jqus->ujpq", half, own)
+            chunk = J[:, :, start : start + count]
+            half = (chunk @ H).unflatten(3, (inner, s))
+            S = torch.einsum("jpuqs,jqus->ujpq", half, chunk)
             S.diagonal(dim1=2, dim2=3).add_(second[start : start + count].unflatten(1, (outer, inner)))
             S = (S + S.mT) / 2
-            sizes = own.square().sum(3).amax(1).T * upper.size
+            sizes = chunk.square().sum(3).amax(1).T * upper.size
             yield from zip(S, sizes, strict=True)
 
 
@@ -737,9 +737,9 @@ def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[l
         torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks
     )
 
-    def probed(own: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.zeros(len(own), *shape, dtype=torch.float64, device=every.device)
-        for value, entries in zip(values, index[list(own)], strict=True):
+    def probed(members: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.zeros(len(members), *shape, dtype=torch.float64, device=every.device)
+        for value, entries in zip(values, index[list(members)], strict=True):
             value[:, entries] = pattern[:, entries]
         image, second = segment.derivatives(values)
         return (image != 0).any(1), (second[:, :, index] != 0).any(3).any(1)
@@ -748,7 +748,7 @@ def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[l
         return [([unit], [every]) for unit in units]
     size = segment.chunk(len(units))
     parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
-    reached, touched = (torch.cat(own) for own in zip(*parts, strict=True))
+    reached, touched = (torch.cat(masks) for masks in zip(*parts, strict=True))
     groups: list[tuple[list[int], list[torch.Tensor]]] = []
     unions: list[torch.Tensor] = []
     for unit, entries, others in zip(units, reached, touched, strict=True):
@@ -798,9 +798,9 @@ def largest_norms(
     like: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor], back: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Largest ‖A v‖ (J,) over the vectors v of a power iteration with each block of AᵀA, times `TOO_SMALL`."""
-    vectors, found = backward.scattered_signs(like), like.new_zeros(like.shape[1])
+    vectors, largest = backward.scattered_signs(like), like.new_zeros(like.shape[1])
     for _ in range(STEPS):
         images = apply(normalized(vectors))
-        found = torch.maximum(found, images[0].norm(dim=1))
+        largest = torch.maximum(largest, images[0].norm(dim=1))
         vectors = back(images)
-    return TOO_SMALL * found
+    return TOO_SMALL * largest

@@ -37,10 +37,10 @@ class FeatureStatistics:
     def unbind(self) -> list[FeatureStatistics]:
         """Split the statistics of k layers into those of each layer."""
         parts = zip(*(part.unbind() for part in (self.mu, self.sum_squares, self.low, self.high)), strict=True)
-        found = [FeatureStatistics(self.count, *own) for own in parts]
-        for own, sigma in zip(found, self.sigma.unbind(), strict=True):
-            vars(own)["sigma"] = sigma
-        return found
+        statistics = [FeatureStatistics(self.count, *tensors) for tensors in parts]
+        for features, sigma in zip(statistics, self.sigma.unbind(), strict=True):
+            vars(features)["sigma"] = sigma
+        return statistics
 
     @property
     def device(self) -> torch.device:
@@ -95,10 +95,10 @@ class RowFactor:
 
     def merged(self, other: RowFactor) -> RowFactor:
         """Factor of both sets of rows together: a row for the difference of the means is added to both factors."""
-        own, its = self.features, other.features
-        between = (its.mu - own.mu) * (own.count * (its.count / (own.count + its.count))) ** 0.5
+        features, its = self.features, other.features
+        between = (its.mu - features.mu) * (features.count * (its.count / (features.count + its.count))) ** 0.5
         stacked = torch.cat([self.R, other.R, between.view(len(self.R), 1, -1)], 1)
-        return RowFactor(own.merged(its), triangular(stacked))
+        return RowFactor(features.merged(its), triangular(stacked))
 
 
 def triangular(rows: torch.Tensor) -> torch.Tensor:
@@ -134,13 +134,13 @@ def row_factor(inputs: captured.LayerInputs) -> RowFactor:
 
 def channel_statistics_of_each(inputs: Sequence[captured.LayerInputs]) -> list[FeatureStatistics]:
     """Channel statistics of several layers; those of dense layers with rows of one shape are computed together."""
-    whole = [k for k, own in enumerate(inputs) if own.geometry.dims == 0 and len(own.steps(captured.KEPT)) == 1]
+    whole = [k for k, layer in enumerate(inputs) if layer.geometry.dims == 0 and len(layer.steps(captured.KEPT)) == 1]
     rows = [next(rows_of(inputs[k])).flatten(1) for k in whole]
-    found: dict[int, FeatureStatistics] = {}
+    statistics: dict[int, FeatureStatistics] = {}
     for members in by_shape(rows):
         together = FeatureStatistics.of(stacked([rows[k] for k in members]))
-        found |= zip((whole[k] for k in members), together.unbind(), strict=True)
-    return [found[k] if k in found else channel_statistics(own) for k, own in enumerate(inputs)]
+        statistics |= zip((whole[k] for k in members), together.unbind(), strict=True)
+    return [statistics[k] if k in statistics else channel_statistics(layer) for k, layer in enumerate(inputs)]
 
 
 def channel_statistics(inputs: captured.LayerInputs) -> FeatureStatistics:
@@ -160,16 +160,16 @@ TOGETHER = 2**22
 
 def by_shape(tensors: Sequence[torch.Tensor], kinds: Sequence[Hashable] | None = None) -> list[list[int]]:
     """Groups of positions of tensors of one shape and kind, in order, with at most `TOGETHER` numbers or one tensor."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     last: dict[Hashable, list[int]] = {}
     for position, tensor in enumerate(tensors):
         key = tensor.shape, kinds and kinds[position]
         members = last.get(key)
         if members is None or (len(members) + 1) * tensor.numel() > TOGETHER:
             last[key] = members = []
-            found.append(members)
+            groups.append(members)
         members.append(position)
-    return found
+    return groups
 
 
 def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -59,10 +59,10 @@ class Tangents:
         """Return the derivatives, if the graph is known and they fit into the memory."""
         if request.whole or request.parameters is not None:
             return None
-        found, n = cls(loss, request), request.inputs(1).geometry.n_params
-        fits = budget.fits(found.bytes(n) // 8)
-        coupled = any(node.name() in BATCH_NORM for node in found.curved)
-        return found if coupled and fits and len(found.cut) <= 1 else None
+        tangents, n = cls(loss, request), request.inputs(1).geometry.n_params
+        fits = budget.fits(tangents.bytes(n) // 8)
+        coupled = any(node.name() in BATCH_NORM for node in tangents.curved)
+        return tangents if coupled and fits and len(tangents.cut) <= 1 else None
 
     def bytes(self, directions: int) -> int:
         """Bytes that the derivatives along some directions take."""
@@ -79,8 +79,8 @@ class Tangents:
         live: dict[Edge, torch.Tensor] = dict(zip(self.leaves, map(torch.Tensor.contiguous, seeds), strict=True))
         run = TangentPass(live, uses, dict(zip(self.curved, slopes, strict=True)), channel)
         for node in self.order:
-            if own := [edge for edge in dict.fromkeys(node.next_functions) if edge in live]:
-                run.through(node, own)
+            if live_edges := [edge for edge in dict.fromkeys(node.next_functions) if edge in live]:
+                run.through(node, live_edges)
         for edge in self.cut & live.keys():
             z = GradientEdge(*edge)
             (g,) = torch.autograd.grad(self.loss, [z], create_graph=True)
@@ -105,38 +105,38 @@ class TangentPass:
         self.squares = self.H.new_zeros(len(first))
         self.spare: list[torch.Tensor] = []
 
-    def through(self, node: Any, own: Sequence[Edge]) -> None:
-        """Carry the derivatives at the edges ``own`` through a node."""
-        name, narrow = node.name(), self.live[own[0]].shape[1:] != shape_of(*own[0])
+    def through(self, node: Any, edges: Sequence[Edge]) -> None:
+        """Carry the derivatives at ``edges`` through a node."""
+        name, narrow = node.name(), self.live[edges[0]].shape[1:] != shape_of(*edges[0])
         chosen = slice(self.channel, self.channel + 1) if narrow else slice(None)
         if name in BATCH_NORM and node in self.slopes:
-            self.live[node, 0] = T = self.taken(own[0], False)
+            self.live[node, 0] = T = self.taken(edges[0], False)
             H, sizes = normalize(node, self.slopes[node], T, chosen)
             self.H += H
             self.squares += sizes
         elif name == "ReluBackward0":
-            self.live[node, 0] = T = self.taken(own[0], False)
+            self.live[node, 0] = T = self.taken(edges[0], False)
             kept = ((node._saved_result[:, chosen] if narrow else node._saved_result) > 0).to(T.dtype)
             for t in T:
                 t.mul_(kept)
-        elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in own} == {shape_of(node)}:
-            self.live[node, 0] = self.summed(node, own)
-        elif name == "ConvolutionBackward0" and own == [node.next_functions[0]]:
+        elif name == "AddBackward0" and node._saved_alpha == 1 and {shape_of(*e) for e in edges} == {shape_of(node)}:
+            self.live[node, 0] = self.summed(node, edges)
+        elif name == "ConvolutionBackward0" and edges == [node.next_functions[0]]:
             grouped = node._saved_groups > 1
-            T = self.taken(own[0], grouped)
+            T = self.taken(edges[0], grouped)
             self.live[node, 0] = convolved(node, T, slice(None) if grouped else chosen, self.empty)
             self.spare.append(T)
         else:
-            given = {edge: self.taken(edge) for edge in own}
-            *found, product = differentiated(node, given, self.slopes.get(node))
-            self.live |= {(node, number): image for number, image in enumerate(found) if image is not None}
-            self.add(given[own[0]], product, entrywise=True)
+            given = {edge: self.taken(edge) for edge in edges}
+            *images, product = differentiated(node, given, self.slopes.get(node))
+            self.live |= {(node, number): image for number, image in enumerate(images) if image is not None}
+            self.add(given[edges[0]], product, entrywise=True)
 
-    def summed(self, node: Any, own: Sequence[Edge]) -> torch.Tensor:
+    def summed(self, node: Any, edges: Sequence[Edge]) -> torch.Tensor:
         """Derivatives of a sum, to which a tensor may be added twice."""
-        times = [float(node.next_functions.count(edge)) for edge in own]
-        T = self.taken(own[0], len(own) > 1).mul_(times[0])
-        for edge, count in zip(own[1:], times[1:], strict=True):
+        times = [float(node.next_functions.count(edge)) for edge in edges]
+        T = self.taken(edges[0], len(edges) > 1).mul_(times[0])
+        for edge, count in zip(edges[1:], times[1:], strict=True):
             T.add_(other := self.taken(edge), alpha=count)
             self.spare.append(other)
         return T
@@ -175,7 +175,7 @@ def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor |
     (edge, T), *_ = given.items()
     u = [T.new_zeros(meta.shape) for meta in node._input_metadata] if g is None else [g.detach()]
     with torch.enable_grad():
-        pulled = node(*[own.requires_grad_() for own in u])
+        pulled = node(*[cotangent.requires_grad_() for cotangent in u])
         pulled = pulled if isinstance(pulled, tuple) else (pulled,)
         # the engine, not the node, sums over dimensions that were expanded
         pairs = [
@@ -184,9 +184,9 @@ def differentiated(node: Any, given: dict[Edge, torch.Tensor], g: torch.Tensor |
             if edge in given
         ]
     outputs, seeds = zip(*pairs, strict=True)
-    found = in_parts(backward.Derivatives(outputs, u if g is None else [*u, GradientEdge(*edge)]), seeds)
+    images = in_parts(backward.Derivatives(outputs, u if g is None else [*u, GradientEdge(*edge)]), seeds)
     # what is passed on must not share memory with what may be overwritten
-    return [None if own is None else own.clone() for own in (found if g is not None else [*found, None])]
+    return [None if image is None else image.clone() for image in (images if g is not None else [*images, None])]
 
 
 def in_parts(derivatives: backward.Derivatives, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -203,7 +203,7 @@ def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tup
     P' = Σ G T and var' = 2 mean(c T), where T is centred: H = P' r' + r' P' + P (¾ r⁵ var' var' − r³ mean(T T)).
     """
     # positions as the last dimension
-    x, g = (own.detach()[..., None].flatten(2)[:, chosen] for own in (node._saved_input, g.view_as(node._saved_input)))
+    x, g = (v.detach()[..., None].flatten(2)[:, chosen] for v in (node._saved_input, g.view_as(node._saved_input)))
     M = x.numel() // x.shape[1]
     c = x - x.mean((0, 2), keepdim=True)
     r = (c.square().mean((0, 2)) + node._saved_eps).rsqrt()
@@ -212,11 +212,11 @@ def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tup
     G = G - G.mean((0, 2), keepdim=True)
     T = T.view(len(T), *c.shape)
     slopes, variances, squares = T.new_empty(3, len(T), len(r))
-    for t, *found in zip(T, slopes, variances, squares, strict=True):
+    for t, *sums in zip(T, slopes, variances, squares, strict=True):
         # one direction stays in the cache
-        found[2].copy_((t * t).sum(2).sum(0))
+        sums[2].copy_((t * t).sum(2).sum(0))
         t -= t.sum(2).sum(0)[:, None] / M
-        for out, other in zip(found, (G, c), strict=False):
+        for out, other in zip(sums, (G, c), strict=False):
             out.copy_((t * other).sum(2).sum(0))
     variances *= 2 / M
     P, roots = (G * c).sum((0, 2)), -0.5 * r**3 * variances
@@ -232,8 +232,8 @@ def normalize(node: Any, g: torch.Tensor, T: torch.Tensor, chosen: slice) -> tup
     products[half:, :half] = products[:half, half:].T
     H += products
     scale, along = gamma * r, variances * (0.5 * r**2)
-    for t, own in zip(T, along, strict=True):
-        t.addcmul_(c, own[:, None], value=-1).mul_(scale[:, None])
+    for t, coefficients in zip(T, along, strict=True):
+        t.addcmul_(c, coefficients[:, None], value=-1).mul_(scale[:, None])
     bound = 6 * G.square().sum((0, 2)).sqrt() * c.square().sum((0, 2)).sqrt() * r**3 / M
     return H, squares @ bound
 
@@ -247,26 +247,26 @@ def convolved(node: Any, T: torch.Tensor, chosen: slice, empty: Callable[..., to
         for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
     ]
     shape = shape_of(node)
-    found = empty(len(images), *shape[1:])
+    outputs = empty(len(images), *shape[1:])
     columns = weight[0].numel() * max(shape[2:].numel(), T.shape[3:].numel())
     size = max(1, CACHED // columns) if T.device.type == "cpu" else len(images)
-    for out, part in zip(found.split(size), images.split(size), strict=True):
+    for out, part in zip(outputs.split(size), images.split(size), strict=True):
         out.copy_(torch.ops.aten.convolution(part, weight, None, *options))
-    return found.view(len(T), *shape)
+    return outputs.view(len(T), *shape)
 
 
 def computed(end: Any, within: set[Any]) -> list[Any]:
     """Nodes ``within`` from which an end is computed, each behind its inputs."""
-    found: dict[Any, None] = {}
+    ordered: dict[Any, None] = {}
     stack = [(end, False)]
     while stack:
         node, inputs_done = stack.pop()
         if inputs_done:
-            found[node] = None
-        elif node not in found:
+            ordered[node] = None
+        elif node not in ordered:
             stack.append((node, True))
             stack.extend((parent, False) for parent, _ in node.next_functions if parent in within)
-    return list(found)
+    return list(ordered)
 
 
 def is_linear(node: Any, within: set[Any]) -> bool:

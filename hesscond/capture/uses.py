@@ -92,9 +92,9 @@ class Place:
 
     def viewed(self, shape: Sequence[int]) -> Place | None:
         """Place in a tensor with the same entries in the same order; None: unknown."""
-        left, found = [factor for factors in self.dims for factor in factors][::-1], []
+        left, dims = [factor for factors in self.dims for factor in factors][::-1], []
         for size in shape:
-            own: list[tuple[int | None, int, int]] = []
+            parts: list[tuple[int | None, int, int]] = []
             while size > 1:
                 if not left:
                     return None
@@ -104,17 +104,17 @@ class Place:
                 outer = min(n, size)
                 if outer < n:
                     left.append((d, n // outer, stride))
-                own.append((d, outer, stride * (n // outer)))
+                parts.append((d, outer, stride * (n // outer)))
                 size //= outer
-            found.append(tuple(own))
-        return None if left else self.moved(found)
+            dims.append(tuple(parts))
+        return None if left else self.moved(dims)
 
     def spread(self, shape: Sequence[int]) -> Place | None:
         """Place after broadcasting to a shape; None: unknown."""
         dims = ((),) * (len(shape) - len(self.dims)) + self.dims
-        found = [own or other(size) for own, size in zip(dims, shape, strict=True)]
-        fits = all(prod(n for _, n, _ in own) == size for own, size in zip(found, shape, strict=True))
-        return self.moved(found) if fits else None
+        broadcast = [factors or other(size) for factors, size in zip(dims, shape, strict=True)]
+        fits = all(prod(n for _, n, _ in factors) == size for factors, size in zip(broadcast, shape, strict=True))
+        return self.moved(broadcast) if fits else None
 
     def part(self, dim: int, start: int | None, step: int, size: int) -> Place | None:
         """Place of ``size`` entries of one dimension, from ``start`` on (None: unknown); None: unknown."""
@@ -125,8 +125,8 @@ class Place:
         if d is not None:
             before = offset[d]
             offset[d] = None if start is None or before is None else before + start * stride
-        own = ((d, size, stride * step),) if size > 1 else ()
-        return replace(self, dims=(*self.dims[:dim], own, *self.dims[dim + 1 :]), offset=tuple(offset))
+        factors = ((d, size, stride * step),) if size > 1 else ()
+        return replace(self, dims=(*self.dims[:dim], factors, *self.dims[dim + 1 :]), offset=tuple(offset))
 
 
 #: Result of a node, the place in it, and whether it is followed further.
@@ -204,21 +204,21 @@ class Uses:
         self._loss, self._leaves = loss, dict(leaves)
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in others}
         self._pure: dict[Any, bool] = {}
-        self._found: dict[str, Use] = {}
+        self._uses: dict[str, Use] = {}
         self._after: dict[Any, set[Any]] = {}
 
     def of(self, name: str) -> Use:
         """Use of a parameter."""
-        if name not in self._found:
-            self._found[name] = self._use(self._leaves[name])
-        return self._found[name]
+        if name not in self._uses:
+            self._uses[name] = self._use(self._leaves[name])
+        return self._uses[name]
 
     def order(self, first: str, other: str) -> list[int] | None:
         """Row of the other parameter for each output of the first; None: their outputs are not the same."""
         uses = [self.of(name) for name in (first, other)]
         shapes = [self._leaves[name].shape for name in (first, other)]
         units = [range(len(shape)) if u.units is None else u.units for u, shape in zip(uses, shapes, strict=True)]
-        counts = [prod(shape[d] for d in own) for shape, own in zip(shapes, units, strict=True)]
+        counts = [prod(shape[d] for d in dims) for shape, dims in zip(shapes, units, strict=True)]
         pairs: set[tuple[int, int]] = set()
         for key in uses[0].outputs.keys() & uses[1].outputs.keys():
             for places in ((a, b) for a in uses[0].outputs[key] for b in uses[1].outputs[key]):
@@ -288,14 +288,14 @@ class Uses:
     def dependent(self, node: Any) -> set[Any]:
         """Nodes that depend on the result of a node."""
         if node not in self._after:
-            found, waiting = {node}, [node]
+            nodes, waiting = {node}, [node]
             while waiting:
                 top = waiting.pop()
                 for result in range(len(top._input_metadata)):
-                    fresh = {consumer for consumer, _ in self._consumers.get((top, result), ())} - found
-                    found |= fresh
+                    fresh = {consumer for consumer, _ in self._consumers.get((top, result), ())} - nodes
+                    nodes |= fresh
                     waiting += fresh
-            self._after[node] = found - {node}
+            self._after[node] = nodes - {node}
         return self._after[node]
 
 
@@ -426,7 +426,7 @@ def summed(uses: Uses, node: Any, number: int, place: Place) -> Places:
     dims = {dimension(d, len(place.dims)) for d in node._saved_dim}
     gone = place.kept(sorted(dims))
     if place.entries or not gone:
-        left = [own for d, own in enumerate(place.dims) if d not in dims]
+        left = [factors for d, factors in enumerate(place.dims) if d not in dims]
         after = replace(place.moved(left), summed=place.summed | gone).viewed(shape_of(node))
         yield 0, after if after is None or not gone else replace(after, entries=False, node=node), True
 
@@ -465,10 +465,10 @@ def convolution(uses: Uses, node: Any, number: int, place: Place) -> Places:
         yield 0, None, False
 
 
-def contracted(node: Any, place: Place, own: str, after: str, *, constant: bool = False) -> Places:
+def contracted(node: Any, place: Place, before: str, after: str, *, constant: bool = False) -> Places:
     """Place after a product with activations, or a parameter (``constant``), from the letters of the dimensions."""
-    gone = place.kept([d for d, letter in enumerate(own) if letter not in after])
-    dims = dict(zip(own, place.dims, strict=True))
+    gone = place.kept([d for d, letter in enumerate(before) if letter not in after])
+    dims = dict(zip(before, place.dims, strict=True))
     result = [dims.get(letter, other(size)) for letter, size in zip(after, shape_of(node), strict=True)]
     if not place.early and (gone or place.entries):
         return
@@ -521,8 +521,8 @@ def met(
 ) -> set[tuple[int, int]]:
     """Pairs of row indices of two parameters, in their dimensions ``units``, at the same entries of a tensor."""
     factors: list[tuple[int, tuple[tuple[int | None, int], tuple[int | None, int]]]] = []
-    for own in zip(places[0].dims, places[1].dims, strict=True):
-        a, b = (list(side)[::-1] for side in own)
+    for pair in zip(places[0].dims, places[1].dims, strict=True):
+        a, b = (list(side)[::-1] for side in pair)
         while a and b:
             (d, n, s), (e, m, t) = a.pop(), b.pop()
             outer = min(n, m)

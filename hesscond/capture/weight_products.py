@@ -55,30 +55,30 @@ class WeightProducts:
 
     def __init__(self, loss: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, samples: int) -> None:
         self.loss, self.weight, self.bias, self.samples = loss, weight, bias, samples
-        self.found = self._found()
-        self.edges = [product.edge for product in self.found]
+        self.products = self._products_of_weight()
+        self.edges = [product.edge for product in self.products]
 
     @classmethod
     def of(cls, loss: torch.Tensor, request: Request, samples: int) -> WeightProducts | None:
         """Products of the weight of a layer, if they give the Hessians of its units at a lower cost."""
         if request.whole or request.parameters is None or kinds.is_turned(request.layer):
             return None
-        found = cls(loss, *request.parameters, samples)
-        return found if found.share(len(request.units)) < 1 else None
+        products = cls(loss, *request.parameters, samples)
+        return products if products.share(len(request.units)) < 1 else None
 
     def share(self, units: int) -> float:
         """Cost of the Hessians of some units, relative to a derivative for each of their parameters; 1: no gain."""
-        forward, inputs = sum(product.forward for product in self.found), self.weight.shape[1]
-        back, direct = len(self.found) - forward, units * (inputs + (self.bias is not None))
+        forward, inputs = sum(product.forward for product in self.products), self.weight.shape[1]
+        back, direct = len(self.products) - forward, units * (inputs + (self.bias is not None))
         cost = SECOND * (units * forward + inputs * back) + FIRST * (inputs * forward + units * back)
-        return cost / direct if self.found and GAIN * cost < direct else 1.0
+        return cost / direct if self.products and GAIN * cost < direct else 1.0
 
-    def _found(self) -> list[Product]:
+    def _products_of_weight(self) -> list[Product]:
         """Products of the weight; none: it is used in another way."""
         uses = graph.users([self.loss.grad_fn])
         added = () if self.bias is None else uses.get((get_gradient_edge(self.bias).node, 0), ())
         biased = {node for node, _ in added}
-        found: dict[Any, Product] = {}
+        products: dict[Any, Product] = {}
         waiting = [((get_gradient_edge(self.weight).node, 0), False)]
         while waiting:
             edge, turned = waiting.pop()
@@ -87,12 +87,12 @@ class WeightProducts:
                     waiting.append(((node, 0), not turned))
                     continue
                 product = self._product(node, number, turned, node in biased)
-                if product is None or node in found:
+                if product is None or node in products:
                     return []
-                found[node] = product
+                products[node] = product
         # in the order of the forward pass
-        ordered = sorted(found.values(), key=lambda product: product.edge.node._sequence_nr())
-        return ordered if biased <= found.keys() else []
+        ordered = sorted(products.values(), key=lambda product: product.edge.node._sequence_nr())
+        return ordered if biased <= products.keys() else []
 
     def _product(self, node: Any, number: int, turned: bool, biased: bool) -> Product | None:
         """Product at a node with the weight as an input; None: samples are not its rows, or it is something else."""
@@ -114,7 +114,7 @@ class WeightProducts:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return H (u, n̂, n̂) of some units and the largest term (u,) in each; None: samples are not apart."""
         slopes = torch.autograd.grad(self.loss, self.edges, create_graph=True, allow_unused=True)
-        pairs = [(product, slope) for product, slope in zip(self.found, slopes, strict=True) if slope is not None]
+        pairs = [(product, slope) for product, slope in zip(self.products, slopes, strict=True) if slope is not None]
         factors = [(product, product.factor) for product, _ in pairs if product.factor is not None]
         if self._mixes(pairs, half=True) or self._mixes(factors, half=False):
             return None
@@ -125,26 +125,26 @@ class WeightProducts:
 
         def add(output: Node, product: Product, left: torch.Tensor, by_unit: bool, others: Sequence[Product]) -> None:
             """Add derivatives along the entries of a slope or factor, times ``left`` (N, n̂) or (N, u), in some ε."""
-            for own, found in self._along(output, product, units if by_unit else inputs, others, budget):
-                of, rows = chosen[own] if by_unit else chosen, slice(own.start + bias, own.stop + bias)
-                at = (own, slice(None)) if by_unit else (slice(None), rows)
-                for other, g in zip(others, found, strict=True):
+            for span, derivatives in self._along(output, product, units if by_unit else inputs, others, budget):
+                of, rows = chosen[span] if by_unit else chosen, slice(span.start + bias, span.stop + bias)
+                at = (span, slice(None)) if by_unit else (slice(None), rows)
+                for other, g in zip(others, derivatives, strict=True):
                     if g is not None:
                         # both orders of differentiation: twice the symmetric part
                         times = 1 if output is not product.factor and other is product else 2
                         part = times * terms(other, g, left, of, by_unit, bias)
                         H[at] += part
                         largest[at[0]] = torch.maximum(largest[at[0]], part.abs().amax((1, 2)))
-                advance((SECOND if output is not product.factor else FIRST) * (own.stop - own.start))
+                advance((SECOND if output is not product.factor else FIRST) * (span.stop - span.start))
 
         for place, (product, slope) in enumerate(pairs):
             left = product.rows if product.forward else product.rows[:, chosen]
             # a pass back to later products ends there
             add(slope, product, left, product.forward, [other for other, _ in pairs[place:]])
             if product.factor is not None:
-                own = product.turned(slope.detach())
-                left = own[:, chosen] if product.forward else pad(own, (bias, 0))
-                add(product.factor, product, left, not product.forward, self.found)
+                slope_rows = product.turned(slope.detach())
+                left = slope_rows[:, chosen] if product.forward else pad(slope_rows, (bias, 0))
+                add(product.factor, product, left, not product.forward, self.products)
         return (H + H.mT) / 2, largest
 
     def _along(
@@ -155,11 +155,11 @@ class WeightProducts:
         derivatives, sizes = derivatives_of([output], edges), [shape_at(edge).numel() for edge in edges]
         size = budget.cached(len(entries), 2 * sum(sizes), max(sizes))
         for start in range(0, len(entries), size):
-            own = slice(start, min(start + size, len(entries)))
-            seeds = self.weight.new_zeros(own.stop - start, *shape_at(output))
-            places = torch.tensor(entries[own], device="cpu")
+            span = slice(start, min(start + size, len(entries)))
+            seeds = self.weight.new_zeros(span.stop - start, *shape_at(output))
+            places = torch.tensor(entries[span], device="cpu")
             product.turned(seeds)[torch.arange(len(seeds), device="cpu"), :, places] = 1
-            yield own, rows_of(derivatives([seeds]), others)
+            yield span, rows_of(derivatives([seeds]), others)
 
     def _mixes(self, outputs: Sequence[tuple[Product, Node]], *, half: bool) -> bool:
         """Whether derivatives of slopes or factors in the ε are not exactly zero between different samples."""
@@ -170,9 +170,9 @@ class WeightProducts:
         shape = torch.Size((self.samples, sum(widths)))
         seeds = torch.stack([backward.on_samples(subset, shape, torch.float64, self.samples) for subset in subsets])
         parts = [product.turned(part) for (product, _), part in zip(outputs, seeds.split(widths, 2), strict=True)]
-        derivatives = derivatives_of([output for _, output in outputs], [product.edge for product in self.found])
-        found = rows_of(derivatives(parts), self.found)
-        return any(bool(g[~torch.stack(subsets)].any()) for g in found if g is not None)
+        derivatives = derivatives_of([output for _, output in outputs], [product.edge for product in self.products])
+        rows = rows_of(derivatives(parts), self.products)
+        return any(bool(g[~torch.stack(subsets)].any()) for g in rows if g is not None)
 
 
 def derivatives_of(outputs: Sequence[Node], edges: Sequence[GradientEdge]) -> backward.Derivatives:
@@ -182,9 +182,9 @@ def derivatives_of(outputs: Sequence[Node], edges: Sequence[GradientEdge]) -> ba
     return derivatives
 
 
-def rows_of(found: Sequence[torch.Tensor | None], products: Sequence[Product]) -> list[torch.Tensor | None]:
+def rows_of(derivatives: Sequence[torch.Tensor | None], products: Sequence[Product]) -> list[torch.Tensor | None]:
     """Derivatives in the ε of some products with samples as rows; None: zero."""
-    return [None if g is None else product.turned(g) for g, product in zip(found, products, strict=True)]
+    return [None if g is None else product.turned(g) for g, product in zip(derivatives, products, strict=True)]
 
 
 def terms(
@@ -192,8 +192,8 @@ def terms(
 ) -> torch.Tensor:
     """Terms of derivatives g (k, N, ·) in the ε of a product: (k, n̂, n̂) of k units, or (u, k, n̂) of k rows of each."""
     if by_unit and product.forward:
-        own = g[torch.arange(len(g), device="cpu"), :, units]
-        return (left * own[:, :, None]).mT @ product.rows
+        diagonal = g[torch.arange(len(g), device="cpu"), :, units]
+        return (left * diagonal[:, :, None]).mT @ product.rows
     if by_unit:
         return pad((left * product.rows[:, units].T[:, :, None]).mT @ g, (bias, 0))
     if product.forward:
@@ -206,12 +206,12 @@ def confirmed(
 ) -> bool:
     """Whether a product with the Hessian (k, m, n̂) of the layer agrees with the largest H up to rounding."""
     unit = int(H.flatten(1).norm(dim=1).argmax())
-    v, own = backward.scattered_signs(H[unit, 0]), request.units[unit]
+    v, row = backward.scattered_signs(H[unit, 0]), request.units[unit]
     seeds = H.new_zeros(1, kinds.Geometry.of(request.layer).units, len(v))
-    seeds[0, own] = v
-    found, expected = product(seeds)[0, own], H[unit] @ v
-    near = (found - expected).norm() <= ROUNDING * len(v) * largest[unit]
-    return bool(near) or backward.agree(found[None], expected[None])
+    seeds[0, row] = v
+    actual, expected = product(seeds)[0, row], H[unit] @ v
+    near = (actual - expected).norm() <= ROUNDING * len(v) * largest[unit]
+    return bool(near) or backward.agree(actual[None], expected[None])
 
 
 def shape_at(output: Node) -> torch.Size:

@@ -65,12 +65,12 @@ class Applied:
         base, bracket, part = name.partition("[")
         known = dict(self.given.named_modules())
         if base in known or base == ROOT:
-            found = base if base not in known else place_of(self.model, base)
+            path = base if base not in known else place_of(self.model, base)
         else:
             owner, _, attribute = base.rpartition(".")
             around = place_of(self.model, owner) if owner else ""
-            found = f"{around}.{attribute}" if around else attribute
-        return found + bracket + part
+            path = f"{around}.{attribute}" if around else attribute
+        return path + bracket + part
 
     def original(self, place: str) -> str:
         """Return the name that a module or parameter of the copy has, or would have, in the model that was given."""
@@ -87,8 +87,8 @@ class Applied:
         if self.model is not self.given:
             result.rename(self.original)
         result.coordinates, catalogue = self.what, Catalogue(self.given)
-        for name, own in result.items():
-            own.kind = "" if own.level == NETWORK else catalogue.kind(name)
+        for name, layer in result.items():
+            layer.kind = "" if layer.level == NETWORK else catalogue.kind(name)
         return result
 
 
@@ -103,8 +103,8 @@ def applied(question: Question) -> Applied:
         method = at_work(model, method)
     if isinstance(method, Method):
         whole = question.level == "network" and question.choice.names is None
-        own, what = in_coordinates_of(model, method, whole=whole)
-        return Applied(replace(question, method=own), what, model)
+        measured, what = in_coordinates_of(model, method, whole=whole)
+        return Applied(replace(question, method=measured), what, model)
     raise ConfigError(
         "method must be a name, a Method at work, an optimizer, a function of a parameter that returns M, a "
         f"Preconditioner or a Chart, not {'the class ' * isinstance(method, type)}"
@@ -125,18 +125,18 @@ def by_name(question: Question, spec: Spec) -> Applied:
     copied = replace(question, model=built_in.model, method=built_in, data=data)
     if of_step:
         take_first_step(copied, spec.text)
-    found = applied(copied)
-    what = f"{found.what}, of a first step on the data" if of_step else found.what
+    application = applied(copied)
+    what = f"{application.what}, of a first step on the data" if of_step else application.what
     changed = ""
     if changing is not None:
         penalties = all(issubclass(part, Regularization) for part, _ in changing.parts)
         changed = f"{'loss' if penalties else 'network rebuilt'} with {changing.text}"
         what = f"{changed}, {what}"
-    built = replace(found, given=question.model, what=what)
+    built = replace(application, given=question.model, what=what)
     built = replace(built, question=replace(built.question, choice=question.choice.placed(built.place)))
     if chosen is None:
         return built
-    if found.question.method is not None:
+    if application.question.method is not None:
         together = f", or give both at work, {BY_HAND.format(spec.text)}, after steps with them"
         raise ConfigError(
             f"{chosen.part.name} and {building.text} both have coordinates of their own: name one of them"
@@ -177,13 +177,13 @@ def coordinates_of_layers(model: nn.Module, method: Method) -> tuple[dict[str, N
     refusals: list[ConfigError] = []
     for name in eligible_layers(model):
         try:
-            own = method.probed(name)
+            coordinates = method.probed(name)
         except ConfigError as refusal:
             # raised only if such a layer is asked for, or if no layer has coordinates
             refusals.append(refusal)
         else:
-            names |= {} if own is None else {own.name: None}
-            plain += [name] if own is None else []
+            names |= {} if coordinates is None else {coordinates.name: None}
+            plain += [name] if coordinates is None else []
     return names, plain, refusals[0] if refusals else None
 
 
@@ -215,25 +215,25 @@ def block_coordinates(question: Question, name: str, block: Block) -> System:
         raise ConfigError(f"layer {name!r} cannot be probed: {COMPLEX}")
     computed = name not in question.choice.groups and kinds.is_layer(Catalogue(question.model).module(name))
     if isinstance(question.method, Method) and not computed:
-        own: System = question.method.of_parameters(name, block.parameters)
+        system: System = question.method.of_parameters(name, block.parameters)
     else:
-        own = coordinates_at(question.method, name)
-    if own is not None and not isinstance(own, (Chart, HessianScaling, ParameterMaps)):
+        system = coordinates_at(question.method, name)
+    if system is not None and not isinstance(system, (Chart, HessianScaling, ParameterMaps)):
         what = "computed from other parameters" if computed else "no weight matrix"
         raise ConfigError(
-            f"layer {name!r} cannot be probed: the coordinates of {own.name} are those of a plain weight, and its "
+            f"layer {name!r} cannot be probed: the coordinates of {system.name} are those of a plain weight, and its "
             f"own is {what}; name others with layers="
         )
-    return own
+    return system
 
 
 def from_data(spec: Spec) -> OfInputs | None:
     """Coordinates of the one named method whose coordinates the data define; None: there is none."""
-    found = [part for part in spec.parts if part[0].needs_statistics]
-    if len(found) > 1:
-        names = " and ".join(part.name for part, _ in found)
+    parts = [part for part in spec.parts if part[0].needs_statistics]
+    if len(parts) > 1:
+        names = " and ".join(part.name for part, _ in parts)
         raise ConfigError(f"{names} both have coordinates of their own: name one of them")
-    return OfInputs(*found[0], spec.text) if found else None
+    return OfInputs(*parts[0], spec.text) if parts else None
 
 
 def layer_coordinates(method: Measured, operator: NetworkOperator) -> Mapping[str, Preconditioner | None]:
@@ -245,17 +245,17 @@ def layer_coordinates(method: Measured, operator: NetworkOperator) -> Mapping[st
             calls = linearization.evaluation.calls
             for name, layer in chosen.items():
                 given = [(call.inputs, call.delta.shape) for call in calls.get(name, ())]
-                own = method.collect(name, inputs_of(layer, given))
-                if own is not None:
-                    statistics[name] = statistics[name].merged(own) if name in statistics else own
-    found: dict[str, Preconditioner | None] = {}
+                of_batch = method.collect(name, inputs_of(layer, given))
+                if of_batch is not None:
+                    statistics[name] = statistics[name].merged(of_batch) if name in statistics else of_batch
+    preconditioners: dict[str, Preconditioner | None] = {}
     for name, layer in chosen.items():
         system = coordinates_at(method, name)
         P = system.resolved(statistics.get(name), kinds.Geometry.of(layer)) if isinstance(system, OfInputs) else system
         if P is not None and not isinstance(P, Preconditioner):
             raise ConfigError(f"{P.name} belongs to the Hessian of one layer: it is no P of a whole network")
-        found[name] = P
-    return found
+        preconditioners[name] = P
+    return preconditioners
 
 
 def of_trained(name: str, P: Preconditioner | None, layer: kinds.Layer) -> Preconditioner | None:

@@ -53,13 +53,13 @@ def captured_results(m: Measurement, layers: Mapping[str, kinds.Layer]) -> dict[
         # a loader draws from the random state
         with untouched_randomness(accelerators_of(question.model.parameters())):
             sums = run.summed(question.batches)
-    found = {}
+    results = {}
     for name in sums.routes:
         with m.skipping(name, CaptureError):
-            found[name] = run.result(name, sums)
+            results[name] = run.result(name, sums)
     m.precision = None if reference is None else reference.precision
     m.reached = None if reference is None else (reference.reached, reference.first)
-    return found
+    return results
 
 
 def reached(question: Question) -> tuple[set[str], Batch | None]:
@@ -117,8 +117,8 @@ class LayerCapturing:
         captures, _ = self._screened(batch, None)
         left_out = [name for name, units in self._sample.items() if not units]
         self.measurement.skipped |= dict.fromkeys(left_out, self.question.progress.left_out)
-        statistics = {name: self._collect(name, own.inputs) for name, own in captures.items()}
-        routes = {name: own.route for name, own in captures.items()}
+        statistics = {name: self._collect(name, capture.inputs) for name, capture in captures.items()}
+        routes = {name: capture.route for name, capture in captures.items()}
         return LayerSums({}, statistics, routes, captures=captures)
 
     def result(self, name: str, sums: LayerSums) -> LayerResult:
@@ -126,8 +126,8 @@ class LayerCapturing:
         question, geometry, block = self.question, kinds.Geometry.of(self.layers[name]), self.measurement.blocks[name]
         moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
         system = self.measurement.systems[name]
-        own = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, OfInputs) else system
-        assert own is None or isinstance(own, base.Coordinates)
+        coordinates = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, OfInputs) else system
+        assert coordinates is None or isinstance(coordinates, base.Coordinates)
         captured = sums.captures.get(name)
         made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
         source = question.source(lambda _, unit: made(unit))
@@ -136,14 +136,14 @@ class LayerCapturing:
         if (
             captured is not None
             and question.level == "unit"
-            and (own is None or (isinstance(own, base.Preconditioner) and own.same_for_units))
+            and (coordinates is None or (isinstance(coordinates, base.Preconditioner) and coordinates.same_for_units))
         ):
-            together = partial(build.unit_conditions, captured, own, rtol=question.rtol, memory=question.memory)
+            together = partial(build.unit_conditions, captured, coordinates, rtol=question.rtol, memory=question.memory)
         result = LayerResult(
             name,
             question.level,
             [unit for unit in units if unit is not None and question.level == "unit"],
-            partial(source.block, own, name),
+            partial(source.block, coordinates, name),
             parameters=[p for p in self._parameters(name) if id(question.model.get_parameter(p)) in moved],
             n_params=block.order // (1 if question.level == "layer" else geometry.units),
             route=sums.routes[name],
@@ -177,7 +177,7 @@ class LayerCapturing:
         def weighed() -> Iterator[tuple[capturing.Captures, float]]:
             for batch in batches:
                 captures, weight = self._screened(batch, weights)
-                routes.update({name: own.route for name, own in captures.items()})
+                routes.update({name: capture.route for name, capture in captures.items()})
                 yield captures, weight
 
         blocks: dict[str, dict[int | None, base.BlockHessian]] = {}
@@ -204,7 +204,7 @@ class LayerCapturing:
         captures = self._with_unseen(captures, batch)
         self._skip_without_units(captures, batch)
         self._note_skipped(captures)
-        new = {name: own for name, own in captures.items() if name not in self.directions}
+        new = {name: capture for name, capture in captures.items() if name not in self.directions}
         if new:
             captures = self._agreeing(batch, captures, new)
             for name in new.keys() - self.failed:
@@ -239,7 +239,7 @@ class LayerCapturing:
         elif failed:
             self.in_parameters |= frozenset(failed)
             captures = self._captures(batch, None)
-            again = {name: own for name, own in captures.items() if name in failed}
+            again = {name: capture for name, capture in captures.items() if name in failed}
             for name, verdict in self._failed(batch, captures, again).items():
                 check.refuse_failed(name, verdict, self._reason(verdict))
         return captures
@@ -266,15 +266,15 @@ class LayerCapturing:
             progress=question.progress,
         )
 
-    def block(self, own: LayerCapture, unit: int | None) -> base.BlockHessian:
+    def block(self, capture: LayerCapture, unit: int | None) -> base.BlockHessian:
         """Hessian object of a unit, or of the layer."""
         memory = self.question.memory
-        return build.layer_hessian(own, memory) if unit is None else build.unit_hessian(own, unit, memory)
+        return build.layer_hessian(capture, memory) if unit is None else build.unit_hessian(capture, unit, memory)
 
     def _collect(self, layer: str, inputs: LayerInputs) -> Any:
         """Statistics of a layer's inputs that its coordinates are computed from; None: there are none."""
-        own = self.measurement.systems[layer]
-        return own.collect(layer, inputs) if isinstance(own, OfInputs) else None
+        system = self.measurement.systems[layer]
+        return system.collect(layer, inputs) if isinstance(system, OfInputs) else None
 
     def _captures(self, batch: Batch, weights: Weights | None) -> capturing.Captures:
         """Capture the layers that have finite second derivatives; the others are left out from now on."""
@@ -325,16 +325,16 @@ class LayerCapturing:
         for name in chosen.keys() - self.directions.keys():
             self.failed.add(name)
             del captures[name]
-        chosen = {name: own for name, own in chosen.items() if name in captures}
+        chosen = {name: capture for name, capture in chosen.items() if name in captures}
         self.reference.add(batch, [self.directions[name] for name in chosen])
         self.reference.refuse_another(captures.loss)
         failed = {}
-        for name, own in chosen.items():
+        for name, capture in chosen.items():
             direction = self.directions[name]
             trial = replace(direction)
             if name in captures.slopes:
                 trial.add_slopes(captures.slopes[name])
-            verdict = self.verdicts[name] = self.reference.verdict(trial, self.block(own, direction.unit))
+            verdict = self.verdicts[name] = self.reference.verdict(trial, self.block(capture, direction.unit))
             if not verdict.passed:
                 failed[name] = verdict
         return failed
@@ -347,10 +347,10 @@ class LayerCapturing:
 
     def _refuse_expensive(self, name: str, captures: capturing.Captures, verdict: check.Check) -> None:
         """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
-        why, own = self._reason(verdict), captures[name]
+        why, capture = self._reason(verdict), captures[name]
         if name in captures.in_parameters:
             check.refuse_failed(name, verdict, why)
-        products = len(own.units) * own.inputs.geometry.n_params
+        products = len(capture.units) * capture.inputs.geometry.n_params
         if products > PRODUCTS:
             check.refuse_failed(
                 name,
@@ -360,16 +360,16 @@ class LayerCapturing:
             )
 
     def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, check.CheckDirection]:
-        found = {}
-        for name, own in captures.items():
-            unit = None if self.question.level == "layer" else check.most_curved(own)
+        directions = {}
+        for name, capture in captures.items():
+            unit = None if self.question.level == "layer" else check.most_curved(capture)
             layers = {name: self.layers[name]}
             whole = parameters.UnitLayout(self.question.model, layers, None)
             layout = whole if unit is None else parameters.UnitLayout(self.question.model, layers, unit)
             with self.measurement.skipping(name, TooLargeError):
-                block = self.block(own, unit)
-                found[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
-        return found
+                block = self.block(capture, unit)
+                directions[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
+        return directions
 
     def _verdict(
         self, direction: check.CheckDirection, block: base.BlockHessian, total: float, known: check.Check | None = None

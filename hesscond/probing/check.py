@@ -88,8 +88,8 @@ class Check:
     def __str__(self) -> str:
         if self.bound >= 1:
             return f"{self.reference} is round-off here, and tells nothing"
-        own = f"{self.difference:.0e} from {self.reference} (bound {self.bound:.0e})"
-        return own + (f"; {self.against}" if self.central is not None else "")
+        text = f"{self.difference:.0e} from {self.reference} (bound {self.bound:.0e})"
+        return text + (f"; {self.against}" if self.central is not None else "")
 
     @property
     def against(self) -> str:
@@ -121,12 +121,12 @@ class CheckDirection:
 
     def add_slopes(self, slopes: Slopes, weight: float = 1.0) -> None:
         """Add the gradient of a batch from its capture."""
-        own = slopes.gradient.flatten()
+        gradient = slopes.gradient.flatten()
         units, inputs = weight**2 * slopes.units, slopes.inputs
         if self.own_slope is None or self.squares is None:
-            self.own_slope, self.squares = own if weight == 1 else weight * own, (units, inputs)
+            self.own_slope, self.squares = gradient if weight == 1 else weight * gradient, (units, inputs)
             return
-        self.own_slope = self.own_slope.add(own, alpha=weight)
+        self.own_slope = self.own_slope.add(gradient, alpha=weight)
         self.squares = self.squares[0] + units, self.squares[1] + inputs
 
     def count(self, weight: float) -> None:
@@ -292,10 +292,10 @@ class ReferenceProducts:
             product = linearization.gradients([first[i] for i in chosen], leaves, differences.v)
         gradient = [first[i].detach() for i in chosen]
         first.clear()
-        found = differences.compare(gradient, product, forward)
-        if self._wrong is None and any(one.agrees is False for one in found):
+        comparisons = differences.compare(gradient, product, forward)
+        if self._wrong is None and any(comparison.agrees is False for comparison in comparisons):
             self._wrong = batch
-        self._central |= zip(chosen, found, strict=True)
+        self._central |= zip(chosen, comparisons, strict=True)
         self._compared |= dict.fromkeys(chosen, data)
 
     def _first_again(self) -> Evaluation:
@@ -325,13 +325,13 @@ class ReferenceProducts:
                 return [product for _, product, _ in self._derivatives(first, directions)]
 
             trials = [perturbed(trial << 20, again) for trial in range(2)]
-            for direction, one, other in zip(directions, *trials, strict=True):
+            for direction, vector, other in zip(directions, *trials, strict=True):
                 direction.cancellation_error += weight * ratio(
-                    4 * norm(one - other), norm(direction.v) / len(direction.v) ** 0.5
+                    4 * norm(vector - other), norm(direction.v) / len(direction.v) ** 0.5
                 )
         for direction in directions:
-            own = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
-            for parts in curved.without_cancellation(evaluation.loss, own, below=curved.CANCELLED):
+            leaves = [self._snapshot.leaves[i] for i in self._indices(direction.layout)]
+            for parts in curved.without_cancellation(evaluation.loss, leaves, below=curved.CANCELLED):
                 size = norm(direction.layout.vector_of(parts).to(torch.float64))
                 direction.cancellation_error += 4 * weight * float(torch.finfo(torch.float64).eps) * size**2
 
@@ -343,8 +343,8 @@ class ReferenceProducts:
         if not chosen:
             return {}
         with graph.differentiable(), enlarged_rounding([evaluation.loss.grad_fn] if enlarged else [], 0):
-            found = linearization.gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
-        return dict(zip(chosen, found, strict=True))
+            gradients = linearization.gradients([evaluation.loss], [leaves[i] for i in chosen], None, create_graph=True)
+        return dict(zip(chosen, gradients, strict=True))
 
     def _derivatives(
         self, first: Mapping[int, torch.Tensor], directions: Sequence[CheckDirection], *, enlarged: bool = False
@@ -353,11 +353,11 @@ class ReferenceProducts:
         leaves = self._snapshot.leaves
         with graph.differentiable():
             for direction in directions:
-                own = self._indices(direction.layout)
+                indices = self._indices(direction.layout)
                 parts = direction.layout.tensors_of(direction.v)
-                seeds = [part.to(leaves[i].dtype) for i, part in zip(own, parts, strict=True)]
-                with enlarged_rounding([first[i].grad_fn for i in own] if enlarged else [], 1):
-                    second = linearization.gradients([first[i] for i in own], [leaves[i] for i in own], seeds)
+                seeds = [part.to(leaves[i].dtype) for i, part in zip(indices, parts, strict=True)]
+                with enlarged_rounding([first[i].grad_fn for i in indices] if enlarged else [], 1):
+                    second = linearization.gradients([first[i] for i in indices], [leaves[i] for i in indices], seeds)
                 slope = direction.whole.vector_of([first[i].detach() for i in self._indices(direction.whole)])
                 yield direction, direction.layout.vector_of(second).to(torch.float64), slope.to(torch.float64)
 
@@ -371,17 +371,17 @@ class ReferenceProducts:
     def verdict(self, direction: CheckDirection, block: BlockHessian, total: float = 1.0) -> Check:
         """Check of a block over all batches added, in plain and its own coordinates; ``total`` divides the weights."""
         built = block.plain.product(direction.v[:, None])[:, 0]
-        own = direction.product if total == 1 else direction.product / total
-        scaled, apart = norm(built / direction.scales), norm((built - own) / direction.scales)
+        product = direction.product if total == 1 else direction.product / total
+        scaled, apart = norm(built / direction.scales), norm((built - product) / direction.scales)
         if apart <= BELOW * float(direction.scales @ direction.v.abs()) and bool(built.any()):
             # scales that are much larger than H describe its round-off
             apart = 0.0
         if not apart <= 0.1 * scaled:
-            scaled = max(scaled, norm(own / direction.scales))
+            scaled = max(scaled, norm(product / direction.scales))
         slopes = slopes_differ(direction)
         difference = max(ratio(apart, scaled), slopes, in_coordinates(block, direction))
         narrowest = None if self.precision is None else self.precision.narrowest
-        eps = max(float(torch.finfo(one).eps) for one in (self.leaf_dtype, narrowest or self.leaf_dtype))
+        eps = max(float(torch.finfo(dtype).eps) for dtype in (self.leaf_dtype, narrowest or self.leaf_dtype))
         bound, zero = max(TOLERANCE, min(UNITS * eps, COARSE)), False
         if not difference <= bound and math.isfinite(difference):
             rounding, natural = self.rounding(direction)
@@ -391,7 +391,7 @@ class ReferenceProducts:
                 and not self.may_hide_curvature([direction])
                 and not self._is_nonzero(direction, None)
             )
-        forms = (float(built @ direction.v), float(own @ direction.v))
+        forms = (float(built @ direction.v), float(product @ direction.v))
         central = worst(self._central[i] for i in self._indices(direction.layout) if i in self._central)
         wrong = central is not None and central.agrees is False
         culprit = self._culprit if wrong else ""
@@ -419,31 +419,31 @@ class ReferenceProducts:
         """Sizes of the terms (`size_of_terms`) of each direction's product on the first batch."""
         plain = [product for _, product, _ in self._again(directions)]
         changed = self._again(directions, enlarged=True)
-        return [size_of_terms(product, own, own) for own, (_, product, _) in zip(plain, changed, strict=True)]
+        return [size_of_terms(product, before, before) for before, (_, product, _) in zip(plain, changed, strict=True)]
 
     def _is_nonzero(self, direction: CheckDirection, rows: torch.Tensor | None) -> bool:
         """Whether central differences of the gradient are more than rounding in some rows (None: in any)."""
-        found: list[torch.Tensor] = []
+        masks: list[torch.Tensor] = []
         for i, shape in zip(self._indices(direction.layout), direction.layout.shapes, strict=True):
-            one = self._central.get(i)
-            if one is not None and one.forward:
+            difference = self._central.get(i)
+            if difference is not None and difference.forward:
                 data = self._compared[i]
-                self._compare(data, [j for j, own in self._compared.items() if own is data], None, forward=False)
-                one = self._central[i]
+                self._compare(data, [j for j, pair in self._compared.items() if pair is data], None, forward=False)
+                difference = self._central[i]
             # what could not be compared again may be nonzero
-            unknown = one is not None and one.forward
+            unknown = difference is not None and difference.forward
             none = torch.full(shape, unknown, dtype=torch.bool, device=direction.v.device)
-            found.append(none if one is None or one.nonzero is None else one.nonzero.view(shape))
-        nonzero = direction.layout.vector_of(found)
+            masks.append(none if difference is None or difference.nonzero is None else difference.nonzero.view(shape))
+        nonzero = direction.layout.vector_of(masks)
         return bool((nonzero if rows is None else nonzero[rows]).any())
 
     def may_hide_curvature(self, directions: Sequence[CheckDirection]) -> bool:
         """Whether saturated functions on the first batch may hide second derivatives below their rounding."""
         loss = self._first_again().loss
         indices = {i for direction in directions for i in self._indices(direction.layout)}
-        own = [self._snapshot.leaves[i] for i in sorted(indices)]
+        leaves = [self._snapshot.leaves[i] for i in sorted(indices)]
         lost = second_derivatives.saturates(graph.nodes([loss.grad_fn]))
-        return bool(lost) or any(True for _ in curved.without_cancellation(loss, own, below=curved.CANCELLED))
+        return bool(lost) or any(True for _ in curved.without_cancellation(loss, leaves, below=curved.CANCELLED))
 
     def perturbed(self, direction: CheckDirection, size: float) -> float:
         """Sensitivity of H v on the first batch to relative perturbations up to ``size`` of parameters and v."""
@@ -459,16 +459,16 @@ class ReferenceProducts:
         """Largest changes of the entries of each H v in some draws of perturbations of the size of rounding."""
         eps = 4 * float(torch.finfo(self.leaf_dtype).eps)
         before = [self._products[id(direction)] for direction in directions]
-        found = [torch.zeros_like(own) for own in before]
+        changes = [torch.zeros_like(vector) for vector in before]
         for draw in range(draws):
-            moved = [replace(own, v=own.v * nudges(own.v, eps, 4 + 1000 * draw)) for own in directions]
+            moved = [replace(old, v=old.v * nudges(old.v, eps, 4 + 1000 * draw)) for old in directions]
             with self._nudged(eps, draw):
-                for most, own, (_, product, _) in zip(found, before, self._again(moved), strict=True):
-                    torch.maximum(most, (product - own).abs(), out=most)
+                for most, vector, (_, product, _) in zip(changes, before, self._again(moved), strict=True):
+                    torch.maximum(most, (product - vector).abs(), out=most)
         if draws > 1:
-            for most, terms in zip(found, self.terms(directions), strict=True):
+            for most, terms in zip(changes, self.terms(directions), strict=True):
                 torch.maximum(most, eps * terms, out=most)
-        return found
+        return changes
 
     def zero_tests(
         self, directions: Sequence[CheckDirection], noise: Sequence[torch.Tensor], total: float
@@ -480,12 +480,12 @@ class ReferenceProducts:
         """
         products = [direction.product / total for direction in directions]
         point = [
-            own.layout.vector_of([self._snapshot.leaves[i].detach() for i in self._indices(own.layout)])
-            for own in directions
+            direction.layout.vector_of([self._snapshot.leaves[i].detach() for i in self._indices(direction.layout)])
+            for direction in directions
         ]
         if any(
-            doubtful(product, own) or not is_far(product, direction.v, at, self.loss, direction.slope / total)
-            for direction, product, own, at in zip(directions, products, noise, point, strict=True)
+            doubtful(product, rounding) or not is_far(product, direction.v, at, self.loss, direction.slope / total)
+            for direction, product, rounding, at in zip(directions, products, noise, point, strict=True)
         ):
             noise = self.noise(directions, DRAWS)
         hidden = cache(partial(self.may_hide_curvature, directions))
@@ -502,7 +502,7 @@ class ReferenceProducts:
                     return None
             return not hidden() and not self._is_nonzero(direction, rows)
 
-        return [partial(is_zero, *own) for own in zip(directions, products, noise, strict=True)]
+        return [partial(is_zero, *arguments) for arguments in zip(directions, products, noise, strict=True)]
 
     def uncertainty(self, direction: CheckDirection) -> float:
         """Uncertainty ε from operations below float64: entry (i, j) of H is known to ε d_i d_j, with scales d."""
@@ -578,16 +578,16 @@ def as_block(H: HessianOperator) -> NetworkHessian:
     return NetworkHessian(H, SolverLimits(memory=H.problem.memory))
 
 
-def most_curved(own: captured.LayerCapture) -> int:
+def most_curved(capture: captured.LayerCapture) -> int:
     """Unit with the largest curvature, whose product is most informative."""
-    curvature = own.curvature
+    curvature = capture.curvature
     if isinstance(curvature, captured.DiagonalS):
         sizes = curvature.root.square().sum(0)
     elif isinstance(curvature, captured.FactoredS):
         sizes = curvature.B.square().sum((0, 1, 3))
     else:
         sizes = curvature.matrices.square().sum((1, 2))
-    return own.units[int(sizes.argmax())]
+    return capture.units[int(sizes.argmax())]
 
 
 def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
@@ -596,12 +596,12 @@ def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
         return
     if check.contradicted:
         assert check.central is not None
-        own = check.central
+        gap = check.central
         differs = (
-            f"vᵀHv is {own.double:.6g} by double backward and {own.central:.6g} by central differences of the gradient"
+            f"vᵀHv is {gap.double:.6g} by double backward and {gap.central:.6g} by central differences of the gradient"
         )
-        if math.isclose(own.double, own.central, rel_tol=1e-3):
-            differs = f"Hv by double backward differs by {own.relative:.1e} of its norm from central differences of it"
+        if math.isclose(gap.double, gap.central, rel_tol=1e-3):
+            differs = f"Hv by double backward differs by {gap.relative:.1e} of its norm from central differences of it"
         raise NoDerivativeError(
             f"the second derivatives of the model in layer {name!r} are not those of its gradient: {differs}"
             + (f"; they are wrong in {check.culprit}" if check.culprit else "")
@@ -635,8 +635,8 @@ def uncancelled(
     evaluation: Evaluation, leaves: Sequence[torch.Tensor], indices: Sequence[int], direction: CheckDirection
 ) -> float:
     """Size of H v, in the direction's units, if nothing in the loss's curvature cancelled."""
-    own = [leaves[i] for i in indices]
-    vectors = map(direction.layout.vector_of, curved.without_cancellation(evaluation.loss, own))
+    tensors = [leaves[i] for i in indices]
+    vectors = map(direction.layout.vector_of, curved.without_cancellation(evaluation.loss, tensors))
     return sum(norm(w / direction.scales) * norm(w * direction.v) for w in (w.to(torch.float64) for w in vectors))
 
 
@@ -677,14 +677,14 @@ def in_coordinates(block: BlockHessian, direction: CheckDirection) -> float:
     z = torch.randn(change.shape[1], 1, generator=generator, dtype=torch.float64, device="cpu").to(direction.v.device)
     built = block.product(z)
     composed = change.multiply_adjoint(block.plain.product(change.multiply(z)))
-    found = ratio(norm(built - composed), max(norm(built), norm(composed)))
-    if not found > TOLERANCE:
-        return found
+    difference = ratio(norm(built - composed), max(norm(built), norm(composed)))
+    if not difference > TOLERANCE:
+        return difference
     # centring cancels large terms of H
     carried = P.carried(direction.scales[None], units)[0]
     eps = float(torch.finfo(torch.float64).eps)
     rounding = MARGIN * eps * order**0.5 * norm(carried) * float(carried @ z[:, 0].abs())
-    return 0.0 if norm(built - composed) <= rounding else found
+    return 0.0 if norm(built - composed) <= rounding else difference
 
 
 def agrees(block: BlockHessian, direction: CheckDirection) -> bool:

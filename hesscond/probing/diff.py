@@ -81,8 +81,8 @@ class Diff(Shown):
 
 def kappa_of(row: dict[str, Any], name: str) -> str:
     """Text of κ of one probe in a row of `Diff.frame`."""
-    own = {key: row[in_coordinates(key, name)] for key in COMPARED}
-    return "–" if own["rank"] != own["rank"] else tables.kappa_cell(own)
+    values = {key: row[in_coordinates(key, name)] for key in COMPARED}
+    return "–" if values["rank"] != values["rank"] else tables.kappa_cell(values)
 
 
 def ratio_of(row: dict[str, Any], name: str) -> str:
@@ -154,12 +154,12 @@ def diff(*results: ProbeResult | LayerResult | pd.DataFrame, names: Sequence[str
         whole = whole.merge(frame, on=PLACE, how="outer", sort=False)
     first = names[0]
     for name in names[1:]:
-        own, base = ([in_coordinates(k, n) for k in COMPARED] for n in (name, first))
+        columns, base = ([in_coordinates(k, n) for k in COMPARED] for n in (name, first))
         with np.errstate(all="ignore"):
-            lower = np.nextafter(whole[own[1]] / whole[base[2]], 0.0)
-            upper = np.nextafter(whole[own[2]] / whole[base[1]], math.inf)
-            both = whole[own[3]].eq(True) & whole[base[3]].eq(True)
-            ratio = (whole[own[0]] / whole[base[0]]).where(both)
+            lower = np.nextafter(whole[columns[1]] / whole[base[2]], 0.0)
+            upper = np.nextafter(whole[columns[2]] / whole[base[1]], math.inf)
+            both = whole[columns[3]].eq(True) & whole[base[3]].eq(True)
+            ratio = (whole[columns[0]] / whole[base[0]]).where(both)
         # κ ≥ 1, so that a bound of 0 or ∞ says nothing
         whole[ratio_columns(name)] = pd.concat([ratio, lower, upper], axis=1).to_numpy(dtype=float)
     worst = whole[[ratio_columns(name)[1] for name in names[1:]]].max(axis=1)

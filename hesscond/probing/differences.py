@@ -129,10 +129,10 @@ class Differences:
         for v, g, h in zip(self.v, gradient, product, strict=True):
             v.masked_fill_((g == 0).logical_and_(h == 0), 0)
         trials = [self._along(self.point, gradient, product, step, nullcontext)]
-        found = [self._judged(k, trials) for k in range(len(self.point))]
+        comparisons = [self._judged(k, trials) for k in range(len(self.point))]
         generator = torch.Generator().manual_seed(8)
         for factor in FACTORS:
-            if not any(self._open(k, one, trials[0]) for k, one in enumerate(found)):
+            if not any(self._open(k, comparison, trials[0]) for k, comparison in enumerate(comparisons)):
                 break
             held = Held()
             aside = [10 * factor * step * s * uniform(s, generator) for s in self.sizes]
@@ -146,14 +146,14 @@ class Differences:
                 trials.append(self._along(leaves, [g.detach() for g in first], second, factor * step, held.replaying))
             except (HesscondError, RuntimeError):
                 continue
-            found = [self._judged(k, trials) for k in range(len(self.point))]
-        found = [self._judged(k, trials, last=True) for k in range(len(self.point))]
-        if any(one.agrees is False for one in found):
+            comparisons = [self._judged(k, trials) for k in range(len(self.point))]
+        comparisons = [self._judged(k, trials, last=True) for k in range(len(self.point))]
+        if any(comparison.agrees is False for comparison in comparisons):
             noise = self._rounding(product)
-            for k, one in enumerate(found):
-                if one.agrees is False and trials[0].parameters[k].gap <= NOISE * noise[k]:
-                    found[k] = replace(one, agrees=None)
-        return found
+            for k, comparison in enumerate(comparisons):
+                if comparison.agrees is False and trials[0].parameters[k].gap <= NOISE * noise[k]:
+                    comparisons[k] = replace(comparison, agrees=None)
+        return comparisons
 
     def _forward(self, gradient: Point, product: Point) -> list[Difference]:
         """Agreement with the forward difference in all parameters; none if it fails in one."""
@@ -178,19 +178,19 @@ class Differences:
         rows.append(loss.detach().abs().expand(5))
         *table, (energy, *_) = torch.stack([row.to(rows[0]) for row in rows]).tolist()
         floor = 128 * self.eps * (energy / step + max(max(norms) for _, _, *norms, _ in table))
-        found = []
+        comparisons = []
         for double, ahead, *norms, gap in table:
             size = max(norms)
             if not (floor < 0.1 * size and gap <= self.tolerance * size):
                 return []
-            found.append(Difference(gap / size, True, double, ahead, True))
-        return found
+            comparisons.append(Difference(gap / size, True, double, ahead, True))
+        return comparisons
 
     @staticmethod
-    def _open(k: int, found: Difference, first: Directional) -> bool:
+    def _open(k: int, comparison: Difference, first: Directional) -> bool:
         """Whether further steps may decide on parameter k; the longest has the smallest rounding."""
         double, _ = first.parameters[k].norms
-        return found.agrees is None and (not found.is_noise or max(FACTORS) * double > first.floor)
+        return comparison.agrees is None and (not comparison.is_noise or max(FACTORS) * double > first.floor)
 
     def _rounding(self, product: Point) -> list[float]:
         """Rounding in H v by double backward for each parameter, such as that of p − p² in a saturated softmax."""
@@ -200,11 +200,11 @@ class Differences:
         # a solver that compares its own numbers may refuse perturbed ones
         with suppress(AssertionError, ArithmeticError, ValueError):
             second = perturbed(0, lambda: gradients(gradients([loss], leaves, None, create_graph=True), leaves, self.v))
-        found = [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
+        errors = [length(s * (g - h)) for s, g, h in zip(self.sizes, second, product, strict=True)]
         for parts in without_cancellation(loss, leaves):
             along = sum(length(w * v) for w, v in zip(parts, self.v, strict=True))
-            found = [own + self.eps * length(s * w) * along for own, s, w in zip(found, self.sizes, parts, strict=True)]
-        return found
+            errors = [e + self.eps * length(s * w) * along for e, s, w in zip(errors, self.sizes, parts, strict=True)]
+        return errors
 
     def _along(
         self,
@@ -227,7 +227,7 @@ class Differences:
         norms = [length(s * h.detach()) for s, h in zip(self.sizes, product, strict=True)]
         # entries of a gradient may themselves be differences of larger terms, of the size of the loss
         energy = max([energy, *(length(s * g.detach()) for s, g in zip(self.sizes, gradient, strict=True))])
-        found = Directional([], 64 * self.eps * (energy / step + max(norms, default=0.0)))
+        derivatives = Directional([], 64 * self.eps * (energy / step + max(norms, default=0.0)))
         for k, (s, v, g, h) in enumerate(zip(self.sizes, self.v, gradient, product, strict=True)):
             p, m = plus[k].detach(), minus[k].detach()
             # for a large network, two copies would not fit
@@ -235,11 +235,11 @@ class Differences:
             double, central = s * h.detach(), torch.sub(p, m).div_(2 * step)
             forms = inner(v, h.detach()), inner(v, central)
             central.mul_(s)
-            own = Along(double, central, forms, (norms[k], length(central)), length(double - central), math.inf)
-            found.parameters.append(own)
-            if not found.is_explained(k, self.tolerance):
-                own.bend = length(torch.add(p, m).sub_(g.detach(), alpha=2).mul_(s)) / (2 * step)
-        return found
+            along = Along(double, central, forms, (norms[k], length(central)), length(double - central), math.inf)
+            derivatives.parameters.append(along)
+            if not derivatives.is_explained(k, self.tolerance):
+                along.bend = length(torch.add(p, m).sub_(g.detach(), alpha=2).mul_(s)) / (2 * step)
+        return derivatives
 
     @property
     def tolerance(self) -> float:
@@ -253,21 +253,21 @@ class Differences:
             along, explained = trial.parameters[k], trial.is_explained(k, self.tolerance)
             gap, size = along.gap, max(along.norms)
             resolved = trial.floor <= 0.1 * size
-            own = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *along.forms)
+            comparison = Difference(gap / size if size and (resolved or not explained) else 0.0, None, *along.forms)
             if explained and (resolved or not size) and 2 * trial.floor <= doubt:
-                agreed = replace(own, agrees=True, nonzero=along.central.abs() > trial.floor if size else None)
+                agreed = replace(comparison, agrees=True, nonzero=along.central.abs() > trial.floor if size else None)
                 if gap <= self.tolerance * size:
                     return agreed
                 # a longer step, with less rounding, may still tell them apart
                 rough = agreed
             doubt = doubt if explained else min(doubt, gap)
-            every.append(own)
+            every.append(comparison)
             if not explained and along.bend <= SMOOTH * gap + trial.floor:
-                wrong.append((trial, own))
-        for (other, _), (trial, own) in combinations(wrong, 2):
+                wrong.append((trial, comparison))
+        for (other, _), (trial, comparison) in combinations(wrong, 2):
             if trial.parameters[k].repeats(other.parameters[k], trial.floor + other.floor):
-                return replace(own, agrees=False)
-        return rough if rough and last else min(every, key=lambda own: own.relative)
+                return replace(comparison, agrees=False)
+        return rough if rough and last else min(every, key=lambda item: item.relative)
 
 
 @dataclass
@@ -325,9 +325,9 @@ class Culprit:
 
     def _module_is_wrong(self, model: nn.Module, name: str) -> bool:
         module, (args, kwargs) = model.get_submodule(name), self._inputs[name]
-        own = dict(module.named_parameters())
+        parameters = dict(module.named_parameters())
         given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point()]
-        names = list(own)
+        names = list(parameters)
 
         def output(*values: torch.Tensor) -> torch.Tensor:
             place = dict(zip(map(id, given), values[len(names) :], strict=True))
@@ -341,7 +341,7 @@ class Culprit:
                 [((t + t * t) * uniform(t, generator)).sum() for t in tensors_of(parts) if t.is_floating_point()]
             ).sum()
 
-        return self._is_wrong(output, [*own.values(), *given])
+        return self._is_wrong(output, [*parameters.values(), *given])
 
     @staticmethod
     def _is_wrong(function: Callable[..., torch.Tensor], at: Point) -> bool:
@@ -356,13 +356,13 @@ class Culprit:
         leaves = [p.clone().requires_grad_() for p in differences.point]
         first = gradients([loss_at(leaves)], leaves, None, create_graph=True)
         second = gradients(first, leaves, differences.v)
-        return any(one.agrees is False for one in differences.compare([g.detach() for g in first], second))
+        return any(outcome.agrees is False for outcome in differences.compare([g.detach() for g in first], second))
 
 
 def functions(*outputs: torch.Tensor) -> set[str]:
     """Names of the `autograd.Function`s behind some outputs."""
-    found = (type(node) for node in nodes([output.grad_fn for output in outputs]))
-    return {kind.__name__.removesuffix("Backward") for kind in found if issubclass(kind, BackwardCFunction)}
+    kinds = (type(node) for node in nodes([output.grad_fn for output in outputs]))
+    return {kind.__name__.removesuffix("Backward") for kind in kinds if issubclass(kind, BackwardCFunction)}
 
 
 def in_brackets(names: set[str]) -> str:
@@ -376,10 +376,10 @@ def uniform(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         # eight numbers of 8 bits for the price of one
         drawn = torch.empty(-(-like.numel() // 8), dtype=torch.int64, device="cpu")
         numbers = drawn.random_(-(2**63), None, generator=generator).view(torch.int8)[: like.numel()].to(like.device)
-        found = torch.empty_like(like, memory_format=torch.contiguous_format)
-        for own, number in pieces(found, numbers):
-            own.copy_(number).add_(0.5).div_(128)
-        return found
+        values = torch.empty_like(like, memory_format=torch.contiguous_format)
+        for piece, number in pieces(values, numbers):
+            piece.copy_(number).add_(0.5).div_(128)
+        return values
     return torch.rand(like.shape, generator=generator, dtype=torch.float64, device="cpu").mul_(2).sub_(1).to(like)
 
 
@@ -396,12 +396,12 @@ def inner(x: torch.Tensor, y: torch.Tensor) -> float:
 
 def length(x: torch.Tensor) -> float:
     """Norm ‖x‖₂; infinite if an entry is NaN."""
-    found = float(x.norm())
-    return math.inf if math.isnan(found) else found
+    norm = float(x.norm())
+    return math.inf if math.isnan(norm) else norm
 
 
-def worst(found: Iterable[Difference]) -> Difference | None:
+def worst(results: Iterable[Difference]) -> Difference | None:
     """Worst comparison of several parameters: one that differs, else an undecided one, else the least agreement."""
     return max(
-        found, key=lambda one: (one.agrees is False, not one.is_noise, one.agrees is None, one.relative), default=None
+        results, key=lambda one: (one.agrees is False, not one.is_noise, one.agrees is None, one.relative), default=None
     )

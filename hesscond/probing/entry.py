@@ -217,8 +217,8 @@ def probe(
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if progress is None and is_attended():
-            for own in result.values():
-                own.watch = products_line
+            for layer in result.values():
+                layer.watch = products_line
         if outside and layers is None and blocks is None and not isinstance(data, Iterator):
             whole = replace(question, model=references.holding(model, outside))
             result.skipped |= {name: OUTSIDE.format(name) for name in outside if name in reached(whole)[0]}
@@ -229,17 +229,17 @@ def gathered(
     group: ProcessGroup, model: nn.Module, data: Any, weight: BatchWeight | None
 ) -> tuple[list[Any], BatchWeight | None]:
     """Batches of all processes, and their weights; a ConfigError if the processes have different parameters."""
-    own = list([data] if batches.is_batch(data) else data)
-    device = next((tensor.device for tensor in tensors_of(own)), None)
+    local_batches = list([data] if batches.is_batch(data) else data)
+    device = next((tensor.device for tensor in tensors_of(local_batches)), None)
     fingerprint = hashlib.sha256()
     for parameter in model.parameters():
         fingerprint.update(parameter.detach().to("cpu", torch.float64).numpy().tobytes())
     given = None if weight is None or callable(weight) else list(weight)
     # from one accelerator to another, tensors go by way of the host
-    share = batches.moved(own, torch.device("cpu")), given, fingerprint.digest()
-    found: list[Any] = [None] * group.size()
-    torch.distributed.all_gather_object(found, share, group=group)
-    shares, weights, fingerprints = zip(*found, strict=True)
+    share = batches.moved(local_batches, torch.device("cpu")), given, fingerprint.digest()
+    received: list[Any] = [None] * group.size()
+    torch.distributed.all_gather_object(received, share, group=group)
+    shares, weights, fingerprints = zip(*received, strict=True)
     if len(set(fingerprints)) > 1:
         raise ConfigError(
             "the processes have different parameters: make the model with the same random seed in each, or load it"
@@ -278,7 +278,7 @@ def asks_for(
 ) -> bool:
     """Whether ``layers`` or ``blocks`` name a parameter outside of a model, or the model itself has none to train."""
     groups = [layers or (), *(blocks or {}).values()]
-    named = any(name in outside for own in groups for name in ([own] if isinstance(own, str) else own))
+    named = any(name in outside for group in groups for name in ([group] if isinstance(group, str) else group))
     return named or not any(p.requires_grad for p in model.parameters())
 
 

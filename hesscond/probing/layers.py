@@ -28,18 +28,18 @@ EVERYTHING = "no dense or convolutional layer to measure: all other parameters a
 def layer_results(question: Question) -> results.ProbeResult:
     """Results of the layers that a question names, or of their units."""
     m, scope = Measurement(question), ""
-    found = chosen_results(m)
-    if not found and question.choice.names is None and not (m.blocks and isinstance(question.data, Iterator)):
+    layers = chosen_results(m)
+    if not layers and question.choice.names is None and not (m.blocks and isinstance(question.data, Iterator)):
         scope, others = EVERYTHING, Choice.of(question.model, "*", None, question.level)
         m.question = replace(m.question, choice=others.without(m.skipped))
-        found = chosen_results(m)
+        layers = chosen_results(m)
     elif question.check and question.choice.names is None:
-        m.skipped = unmeasured(m, found) | m.skipped
-    if not found:
+        m.skipped = unmeasured(m, layers) | m.skipped
+    if not layers:
         raise CaptureError(together(m.skipped))
-    skipped = {name: why for name, why in m.skipped.items() if name not in found}
+    skipped = {name: why for name, why in m.skipped.items() if name not in layers}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
-    result = results.ProbeResult({name: found[name] for name in m.blocks if name in found}, skipped, precision)
+    result = results.ProbeResult({name: layers[name] for name in m.blocks if name in layers}, skipped, precision)
     result.scope = scope or sampled(question)
     return result
 
@@ -82,7 +82,7 @@ def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
             part = m.moved(name, block)
             m.systems[name] = block_coordinates(question, name, part)
             m.blocks[name] = part
-    odd = [name for name, own in m.blocks.items() if own.layer is not None and stock_class(own.layer) is None]
+    odd = [name for name, block in m.blocks.items() if block.layer is not None and stock_class(block.layer) is None]
     odd = [name for name in odd if not isinstance(m.systems[name], Chart)]
     if question.level == "layer" or not odd:
         return
@@ -99,23 +99,23 @@ def choose(m: Measurement, chosen: Mapping[str, Block]) -> None:
 
 def measured(m: Measurement) -> dict[str, results.LayerResult]:
     """Results of the blocks: of captured layers, of layers in charts, and of other parameters by products."""
-    charts = {name: own for name in m.blocks if isinstance(own := m.systems[name], Chart)}
+    charts = {name: system for name in m.blocks if isinstance(system := m.systems[name], Chart)}
     plain = {name: block for name, block in m.blocks.items() if name not in charts and block.layer is None}
     captured = {name: b.layer for name, b in m.blocks.items() if name not in charts and b.layer is not None}
     if bool(charts) + bool(captured) + bool(plain) > 1:
         # they read the data one after the other
         m.keep_data()
-    found = captured_apart(m, captured) if captured else {}
+    layers = captured_apart(m, captured) if captured else {}
     turned = {name: replace(m.blocks[name], layer=None) for name in m.multiplied}
     plain |= turned
     m.blocks |= turned
     for name, chart in charts.items():
         with m.skipping(name, CaptureError):
-            found[name] = products.in_chart(m, name, chart)
-    found |= products.by_products(m, plain) if plain else {}
-    for name in turned.keys() & found.keys():
-        found[name].remark = f"by products alone: {m.multiplied[name]}"
-    return found | products.by_differences(m)
+            layers[name] = products.in_chart(m, name, chart)
+    layers |= products.by_products(m, plain) if plain else {}
+    for name in turned.keys() & layers.keys():
+        layers[name].remark = f"by products alone: {m.multiplied[name]}"
+    return layers | products.by_differences(m)
 
 
 def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, results.LayerResult]:
@@ -132,28 +132,28 @@ def captured_apart(m: Measurement, layers: Mapping[str, Layer]) -> dict[str, res
                 with m.skipping(name, CaptureError):
                     raise error
             return {}
-    return {key: own for name in left for key, own in captured_apart(m, {name: left[name]}).items()}
+    return {key: result for name in left for key, result in captured_apart(m, {name: left[name]}).items()}
 
 
-def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict[str, str]:
+def unmeasured(m: Measurement, layers: Mapping[str, results.LayerResult]) -> dict[str, str]:
     """Modules whose parameters have a gradient but no Hessian in a result, with the way to get it or the obstacle."""
     parameters, first = reached(m.question) if m.reached is None else m.reached
     catalogue = Catalogue(m.question.model)
     # no derivatives are taken in complex parameters, which may or may not be reached
     imaginary = {key for key, p in catalogue.parameters.items() if p.is_complex() and p.requires_grad}
-    left = left_out(m, catalogue, found, {*parameters, *imaginary})
+    left = left_out(m, catalogue, layers, {*parameters, *imaginary})
     real = {name: catalogue.natural[name] for name, keys in left.items() if not imaginary.intersection(keys)}
     failing, undivided = trial(m, real, first)
     failing |= dict.fromkeys(left.keys() - real.keys(), COMPLEX)
     owners: dict[str, list[str]] = {}
     for name, keys in left.items():
         owner = owner_of(keys[0])
-        inside = owner in found or (owner == ROOT and name != ROOT)
+        inside = owner in layers or (owner == ROOT and name != ROOT)
         owners.setdefault(keys[0] if inside else owner, []).append(name)
     reasons = {}
     for owner, names in owners.items():
-        what = described(owner, [key for name in names for key in left[name]], catalogue, found)
-        fit = [owner if name in found else name for name in names if name not in failing]
+        what = described(owner, [key for name in names for key in left[name]], catalogue, layers)
+        fit = [owner if name in layers else name for name in names if name not in failing]
         way = f"name it, layers={fit if len(fit) <= MOST else [f'{owner}*']}"
         way += ", level='layer'" * bool({*fit} & undivided)
         reasons[owner] = f"{what}: {way if fit else failing[names[0]]}"
@@ -161,20 +161,20 @@ def unmeasured(m: Measurement, found: Mapping[str, results.LayerResult]) -> dict
 
 
 def left_out(
-    m: Measurement, catalogue: Catalogue, found: Mapping[str, results.LayerResult], names: Container[str]
+    m: Measurement, catalogue: Catalogue, layers: Mapping[str, results.LayerResult], names: Container[str]
 ) -> dict[str, list[str]]:
     """Parameters among the ``names`` that are in no result, by block; of blocks that are not skipped."""
-    measured = {id(catalogue.parameters[name]) for own in found.values() for name in own.parameters}
+    measured = {id(catalogue.parameters[name]) for layer in layers.values() for name in layer.parameters}
     missing = {key for key, p in catalogue.parameters.items() if key in names and id(p) not in measured}
     every = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
     return {name: keys for name, keys in every.items() if keys and name not in m.skipped}
 
 
-def described(owner: str, keys: Sequence[str], catalogue: Catalogue, found: Container[str]) -> str:
+def described(owner: str, keys: Sequence[str], catalogue: Catalogue, layers: Container[str]) -> str:
     """Description of a module, with the attributes that some parameters of it have, or of a single parameter."""
     if catalogue.module(owner) is None:
         kind = catalogue.kind(place := owner_of(owner))
-        if place in found:
+        if place in layers:
             return f"no part of the weight and bias of layer {place!r}, a {kind}"
         return f"parameter of {kind}, {results.OTHER}"
     inner = (key.removeprefix(f"{owner}." * (owner != ROOT)).split(".") for key in keys)

@@ -101,14 +101,14 @@ class NetworkProbe:
         choice, catalogue = self.choice, Catalogue(self.model)
         if choice.names is None:
             choice = Choice(tuple(catalogue.natural))
-        found = {}
+        parts = {}
         for name, block in choice.blocks(self.model).items():
             with self.measurement.skipping(name, ConfigError):
-                own = self.measurement.moved(name, block)
+                part = self.measurement.moved(name, block)
                 if self.choice.names is None:
-                    own = catalogue.trained(own)
-                found[name] = own if own.order == block.order else replace(own, layer=None)
-        return found
+                    part = catalogue.trained(part)
+                parts[name] = part if part.order == block.order else replace(part, layer=None)
+        return parts
 
     def _operator(self, blocks: Mapping[str, Block]) -> HessianOperator:
         """Hessian in all parameters, or in those of the blocks named."""
@@ -131,10 +131,10 @@ class NetworkProbe:
 
     def _coordinates(self, H: HessianOperator) -> Mapping[str, base.Preconditioner | None]:
         """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
-        found = applied.layer_coordinates(self.method, H)
+        by_layer = applied.layer_coordinates(self.method, H)
         if self.choice.names is not None or isinstance(self.method, ByParameter):
-            return found
-        return {name: applied.of_trained(name, P, eligible_layers(self.model)[name]) for name, P in found.items()}
+            return by_layer
+        return {name: applied.of_trained(name, P, eligible_layers(self.model)[name]) for name, P in by_layer.items()}
 
     def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
         """Layout of blocks one after another."""
@@ -153,11 +153,11 @@ class NetworkProbe:
         if isinstance(H, DifferencedOperator):
             result.check, precision = difference_check(NETWORK, H), str(H.precision)
         elif question.check:
-            result.check, uncertainty, seen = check.check_operator(H)
-            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), check.uncertain(seen)
+            result.check, uncertainty, arithmetic = check.check_operator(H)
+            result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), check.uncertain(arithmetic)
             if (zero := zero_in(H, operator)) is not None:
                 result.rounding = {None: zero}
-            precision = str(seen)
+            precision = str(arithmetic)
             check.refuse_failed(NETWORK, result.check)
         return results.ProbeResult({NETWORK: result}, self.measurement.skipped, precision)
 
@@ -199,8 +199,8 @@ def network_chart(question: Question) -> base.Chart | base.HessianScaling | None
     """Coordinates of all parameters of the network together, if the method is no P of its layers; else None."""
     if isinstance(question.method, ByParameter):
         return None
-    found = [applied.coordinates_at(question.method, name) for name in eligible_layers(question.model)]
-    charts = [own for own in found if isinstance(own, (base.Chart, base.HessianScaling))]
+    systems = [applied.coordinates_at(question.method, name) for name in eligible_layers(question.model)]
+    charts = [system for system in systems if isinstance(system, (base.Chart, base.HessianScaling))]
     if not charts:
         return None
     if question.choice.names is not None:

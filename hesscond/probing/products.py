@@ -52,15 +52,15 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
         blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
     H, block = source.latest, m.blocks[name]
     whole = not units or block.layer is not None
-    own = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
+    names = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
     # else the coordinates are no entries of parameters
-    named = all(isinstance(one, NetworkHessian) and one.operator is made[unit] for unit, one in blocks.items())
+    named = all(isinstance(matrix, NetworkHessian) and matrix.operator is made[unit] for unit, matrix in blocks.items())
     result = LayerResult(
         name,
         question.level,
         units,
         blocks.__getitem__,
-        parameters=[parameter for parameter in H.names if whole or parameter in own],
+        parameters=[parameter for parameter in H.names if whole or parameter in names],
         n_params=next(iter(blocks.values())).order,
         route=f"products, in {chart.name}",
         rtol=question.rtol,
@@ -72,8 +72,8 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
         m.precision = precision if m.precision is None else m.precision
         checks.refuse_failed(name, result.check)
         # the gradient is in a Hessian on a manifold too
-        zero = cache(lambda own: checks.rounding_of(own) if checks.is_flat(own) else None)
-        result.rounding = {unit: known for unit, own in made.items() if (known := zero(own)) is not None}
+        zero = cache(lambda operator: checks.rounding_of(operator) if checks.is_flat(operator) else None)
+        result.rounding = {unit: known for unit, operator in made.items() if (known := zero(operator)) is not None}
     return result
 
 
@@ -102,30 +102,30 @@ def by_products(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerR
 def results_of(m: Measurement, source: BlockSource, work: Mapping[str, ByProducts]) -> dict[str, LayerResult]:
     """Results of blocks of the operator of a source, each compared with the model if the question asks for that."""
     H, check, memory = source.latest, m.question.check, m.question.memory
-    reference, directions = checks.reference_of(H, [own.operator for own in work.values()], keeps_products=True)
+    reference, directions = checks.reference_of(H, [block.operator for block in work.values()], keeps_products=True)
     noise = reference.noise(directions)
     m.precision = reference.precision if m.precision is None and check else m.precision
     zero_tests = reference.zero_tests(directions, noise, H.total_mass)
     matrices = CHANGED if any(m.systems[name] is not None for name in work) else EIGENVALUES
-    parts = {name: (own.operator, own.index()) for name, own in work.items() if own.units}
+    parts = {name: (block.operator, block.index()) for name, block in work.items() if block.units}
     formed = unit_matrices(H, parts, memory - H.held, matrices)
-    spare = memory - H.held - 8 * sum(own.H.numel() for own in formed.values())
-    found = {}
-    for (name, own), direction, errors, zero in zip(work.items(), directions, noise, zero_tests, strict=True):
+    spare = memory - H.held - 8 * sum(hessians.H.numel() for hessians in formed.values())
+    results = {}
+    for (name, block), direction, errors, zero in zip(work.items(), directions, noise, zero_tests, strict=True):
         units, errors = formed.get(name), errors / direction.v.square().mean().sqrt()
-        result = own.result(source, m.systems[name], errors, units, spare)
-        rows = dict(zip(own.units, own.index(), strict=True)) if own.units else {None: None}
+        result = block.result(source, m.systems[name], errors, units, spare)
+        rows = dict(zip(block.units, block.index(), strict=True)) if block.units else {None: None}
         result.rounding = {unit: known for unit, at in rows.items() if (known := zero(at)) is not None}
         with m.skipping(name, CaptureError):
             if check:
-                result.check = reference.verdict(direction, checks.as_block(own.operator), H.total_mass)
+                result.check = reference.verdict(direction, checks.as_block(block.operator), H.total_mass)
                 if units is not None:
                     result.check = replace(result.check, difference=max(result.check.difference, units.difference))
                 checks.refuse_failed(name, result.check)
                 result.uncertainty = max(reference.uncertainty(direction), direction.cancellation_error / H.total_mass)
                 result.uncertain = checks.uncertain(reference.precision)
-            found[name] = result
-    return found
+            results[name] = result
+    return results
 
 
 def apart(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerResult]:
@@ -138,14 +138,14 @@ def apart(m: Measurement, blocks: Mapping[str, Block]) -> dict[str, LayerResult]
     fit = {name: block for name, block in blocks.items() if name not in failing}
     if failing:
         return by_products(m, fit) if fit else {}
-    return {name: own for block in fit for name, own in by_products(m, {block: fit[block]}).items()}
+    return {name: result for block in fit for name, result in by_products(m, {block: fit[block]}).items()}
 
 
 def causes(question: Question, blocks: Mapping[str, Block]) -> dict[str, str]:
     """Reasons why blocks have no second derivatives, by name."""
     parts = {name: [question.model.get_parameter(p) for p in block.parameters] for name, block in blocks.items()}
-    found = reasons(question.model, question.loss_fn, question.batches, parts, question.dtype)
-    return {name: f"no second derivatives: {reason}" for name, reason in found.items()}
+    messages = reasons(question.model, question.loss_fn, question.batches, parts, question.dtype)
+    return {name: f"no second derivatives: {reason}" for name, reason in messages.items()}
 
 
 def units_by_use(
@@ -154,23 +154,23 @@ def units_by_use(
     """Blocks of the layers whose units are not the rows of their weight, and reasons why others have no units."""
     question = m.question
     catalogue = Catalogue(question.model)
-    found: dict[str, Block] = {}
+    parts: dict[str, Block] = {}
     reasons: dict[str, str] = {}
     blocks = {name: m.blocks[name] for name in names if not kinds.is_turned(m.blocks[name].layer)}
     if not blocks:
         return {}, {}
-    parameters = dict.fromkeys(key for own in blocks.values() for key in own.parameters)
+    parameters = dict.fromkeys(key for block in blocks.values() for key in block.parameters)
     try:
         uses = replace(question, data=data).source().operator(parameters=parameters).uses
     except HesscondError:
         return {}, {}
     for name, block in blocks.items():
         try:
-            (own,) = catalogue.by_use(block, uses)
-            found |= {} if own == block else {name: replace(own, layer=None)}
+            (part,) = catalogue.by_use(block, uses)
+            parts |= {} if part == block else {name: replace(part, layer=None)}
         except ConfigError as error:
             reasons[name] = str(error)
-    return found, reasons
+    return parts, reasons
 
 
 def blocks_by_use(
@@ -178,37 +178,37 @@ def blocks_by_use(
 ) -> dict[str, Block]:
     """Blocks by the outputs of their parameters; parameters with other outputs form a block, or are skipped."""
     question = m.question
-    found: dict[str, Block] = {}
+    parts: dict[str, Block] = {}
     taken: set[str] = set()
     # a parameter that belongs to the outputs of a module needs no separate block
     for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
         block = blocks[name]
         if name in question.choice.groups:
-            found[name] = block
+            parts[name] = block
         if name in question.choice.groups or (
             name in catalogue.parameters and not question.named(name) and taken >= set(block.parameters)
         ):
             continue
         try:
-            found[name], *others = catalogue.by_use(block, H.uses)
+            parts[name], *others = catalogue.by_use(block, H.uses)
         except ConfigError as error:
             if question.named(name):
                 raise
             if question.units is not None:
                 m.skipped[name] = str(error)
                 continue
-            found[name], others = block.whole(str(error)), []
-        own = found[name]
-        taken |= {piece.parameter for piece in own.pieces if piece.rows is not None or not own.units}
+            parts[name], others = block.whole(str(error)), []
+        part = parts[name]
+        taken |= {piece.parameter for piece in part.pieces if piece.rows is not None or not part.units}
         for other in others:
             if question.named(name):
                 apart = f"belongs to other outputs than the units of layer {name!r}: name it"
                 m.skipped |= {key: f"parameter {key!r} {apart}, layers=[{key!r}]" for key in other.parameters}
                 continue
-            found[other.name], m.blocks[other.name] = other, other
+            parts[other.name], m.blocks[other.name] = other, other
             m.systems[other.name] = block_coordinates(m.question, other.name, other)
             taken |= set(other.parameters)
-    return {name: found[name] for name in (*blocks, *found) if name in found}
+    return {name: parts[name] for name in (*blocks, *parts) if name in parts}
 
 
 def chosen_units(question: Question, block: Block, live: Block) -> tuple[int, ...]:
@@ -237,15 +237,15 @@ class ByProducts:
     @classmethod
     def of(cls, question: Question, block: Block, H: HessianOperator, catalogue: Catalogue) -> ByProducts:
         """Block of the parameters of an operator."""
-        own = block.name in question.choice.groups
+        is_group = block.name in question.choice.groups
         missing = [name for name in block.parameters if name not in H.reached]
-        if missing and (own or len(missing) == len(block.parameters)):
-            what = f"block {block.name!r}" if own else f"layer {block.name!r}"
+        if missing and (is_group or len(missing) == len(block.parameters)):
+            what = f"block {block.name!r}" if is_group else f"layer {block.name!r}"
             raise CaptureError(f"{what} cannot be probed: the loss does not depend on parameter {missing[0]!r}")
         live = occurring(block, H, catalogue.parameters) if block.table else block
         units: tuple[int, ...] = ()
         divided = block.units or question.units is not None or question.named(block.name)
-        if question.level == "unit" and divided and not own:
+        if question.level == "unit" and divided and not is_group:
             units = chosen_units(question, block, live)
             live = live.at(range(len(live.units)))
             products = len(units) * live.width
@@ -271,7 +271,7 @@ class ByProducts:
     def result(
         self,
         source: BlockSource,
-        own: System,
+        system: System,
         noise: torch.Tensor,
         formed: UnitMatrices | None,
         spare: int,
@@ -281,8 +281,8 @@ class ByProducts:
         ``formed`` are the formed Hessians of the units, if any; ``spare`` bytes are left for computations with them.
         """
         H = self.operator
-        one = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if own is None else CHANGED)
-        threads = max(1, min(threads_for(H.device), len(self.units), spare // one))
+        per_unit = 8 * max(1, self.live.width) ** 2 * (EIGENVALUES if system is None else CHANGED)
+        threads = max(1, min(threads_for(H.device), len(self.units), spare // per_unit))
         rows = dict(zip(self.units, self.index(), strict=True)) if self.units else {}
 
         def rounding(order: int, errors: torch.Tensor) -> float:
@@ -290,9 +290,9 @@ class ByProducts:
             return MARGIN * float(errors.norm()) if order <= FEW else 0.0
 
         def measured(plain: base.BlockHessian, layout: Layout) -> base.BlockHessian:
-            if isinstance(own, ParameterMaps):
-                return plain.in_coordinates(own.of(layout))
-            return plain.in_coordinates(own.at(plain)) if isinstance(own, base.HessianScaling) else plain
+            if isinstance(system, ParameterMaps):
+                return plain.in_coordinates(system.of(layout))
+            return plain.in_coordinates(system.at(plain)) if isinstance(system, base.HessianScaling) else plain
 
         def unit_block(unit: int | None) -> base.BlockHessian:
             if unit is None:
@@ -315,7 +315,7 @@ class ByProducts:
         def together() -> list[condition.ConditionNumber]:
             return side_by_side(lambda unit: block(unit).condition_number(rtol=self.question.rtol), self.units, threads)
 
-        found = LayerResult(
+        result = LayerResult(
             self.block.name,
             "unit" if self.units else "layer",
             self.units,
@@ -332,17 +332,17 @@ class ByProducts:
         )
         if self.question.level == "unit" and self.block.name not in self.question.choice.groups and not self.units:
             reason = re.split(r"; |: use level", self.block.undivided)[0]
-            found.remark = reason and f"{reason}: measured as a whole"
-        return found
+            result.remark = reason and f"{reason}: measured as a whole"
+        return result
 
     def _places(self) -> torch.Tensor:
         """Indices of the entries of ``live`` in the vectors of the whole block."""
-        found, start = [], 0
+        indices, start = [], 0
         for piece, kept in zip(self.block.pieces, self.live.pieces, strict=True):
             index = kept.index()
-            found.append(start + (torch.arange(kept.size, device="cpu") if index is None else index))
+            indices.append(start + (torch.arange(kept.size, device="cpu") if index is None else index))
             start += piece.size
-        return torch.cat(found)
+        return torch.cat(indices)
 
 
 def occurring(block: Block, H: HessianOperator, tensors: Mapping[str, nn.Parameter]) -> Block:
@@ -369,16 +369,16 @@ TOLERANCE = 1e-6
 
 def by_differences(m: Measurement) -> dict[str, LayerResult]:
     """Results of the blocks that have no second derivatives."""
-    found: dict[str, LayerResult] = {}
+    results: dict[str, LayerResult] = {}
     while m.differenced:
         name, why = m.differenced.popitem()
         try:
-            found |= {own.name: own for own in differenced_results(m, name, m.blocks[name])}
+            results |= {result.name: result for result in differenced_results(m, name, m.blocks[name])}
         except HesscondError as error:
             m.skipped[name] = f"{why}; by differences of its gradient: {error}"
             if m.question.named(name):
                 raise CaptureError(f"layer {name!r} cannot be probed: {m.skipped[name]}") from None
-    return found
+    return results
 
 
 def differenced_results(m: Measurement, name: str, block: Block) -> list[LayerResult]:
@@ -388,13 +388,13 @@ def differenced_results(m: Measurement, name: str, block: Block) -> list[LayerRe
     if block.layer is not None:
         return [layer_result(m, name, block.layer, H)]
     chosen = blocks_by_use(m, {name: block}, H, catalogue) if question.level == "unit" else {name: block}
-    found = []
-    for one, part in chosen.items():
-        own = ByProducts.of(question, part, H, catalogue)
-        refuse_many(len(own.units) * own.live.width or own.operator.order)
-        noise = torch.zeros(own.operator.order, dtype=torch.float64, device=H.device)
-        found.append(checked(m, own.result(source, m.systems[one], noise, None, source.memory)))
-    return found
+    results = []
+    for key, part in chosen.items():
+        hessian = ByProducts.of(question, part, H, catalogue)
+        refuse_many(len(hessian.units) * hessian.live.width or hessian.operator.order)
+        noise = torch.zeros(hessian.operator.order, dtype=torch.float64, device=H.device)
+        results.append(checked(m, hessian.result(source, m.systems[key], noise, None, source.memory)))
+    return results
 
 
 def layer_result(m: Measurement, name: str, layer: kinds.Layer, H: HessianOperator) -> LayerResult:
@@ -405,7 +405,7 @@ def layer_result(m: Measurement, name: str, layer: kinds.Layer, H: HessianOperat
     units = checked_units(name, layer, question.units) if question.level == "unit" else ()
     chosen: list[int | None] = [*units] or [None]
     made = {unit: H.restricted(UnitLayout(question.model, {name: layer}, unit)) for unit in chosen}
-    refuse_many(sum(own.order for own in made.values()))
+    refuse_many(sum(operator.order for operator in made.values()))
     source = question.source(lambda _, unit: source.products(made[unit]), DifferencedOperator)
     source.latest = H
     result = LayerResult(
@@ -444,16 +444,16 @@ def difference_check(name: str, H: DifferencedOperator) -> checks.Check:
         H.point
     )
     built = float(v @ (H @ v))
-    own, error = H.curvature(v)
+    form, error = H.curvature(v)
     whole = float((H.to_dense() * v * v[:, None]).norm()) or 1.0
     bound = max(TOLERANCE, (error + H.error * float(v @ v)) / whole)
-    if not abs(built - own) <= bound * whole:
+    if not abs(built - form) <= bound * whole:
         raise CaptureError(
-            f"vᵀHv is {built:.6g} by them and {own:.6g} by differences of the loss, so that the gradient in layer "
+            f"vᵀHv is {built:.6g} by them and {form:.6g} by differences of the loss, so that the gradient in layer "
             f"{name!r} is not that of the loss: let the backward of each autograd.Function be the derivative of its "
             "forward"
         )
-    return checks.Check(abs(built - own) / whole, bound, built, own, reference="differences of the loss")
+    return checks.Check(abs(built - form) / whole, bound, built, form, reference="differences of the loss")
 
 
 def refuse_many(columns: int) -> None:

@@ -30,22 +30,22 @@ def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Ba
     """Method at work on a copy of a model, as a study builds it, and the data, read if a method reads them all."""
     model, data = question.model, question.data
     try:
-        own = deepcopy(model)
+        copy = deepcopy(model)
     except Exception as error:
         raise ConfigError(
             f"{spec.text} is applied to a copy of the model, which cannot be copied ({error}): apply it to the model "
             f"itself and give it, {BY_HAND.format(spec.text)}"
         ) from None
-    if (shared := shared_function(own, model)) is not None:
+    if (shared := shared_function(copy, model)) is not None:
         raise ConfigError(
             f"{spec.text} is applied to a copy of the model, in which the function {shared} would still use the "
             f"parameters of the model itself: apply it to that and give it, {BY_HAND.format(spec.text)}"
         )
-    there = set(own.modules())
+    there = set(copy.modules())
     # a method may draw its first parameters
-    with untouched_randomness(accelerators_of(own.parameters())):
-        method = spec.create(own)
-    added = [m for m in own.modules() if m not in there and getattr(m, "running_mean", None) is not None]
+    with untouched_randomness(accelerators_of(copy.parameters())):
+        method = spec.create(copy)
+    added = [m for m in copy.modules() if m not in there and getattr(m, "running_mean", None) is not None]
     if not all(module.training for module in added):
         raise ConfigError(
             f"{spec.text} normalizes by running statistics in eval mode, and those of a network just built are of no "
@@ -97,17 +97,17 @@ def take_first_step(question: Question, text: str) -> None:
 
 def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
     """First arguments of the model, concatenated over all batches."""
-    found = []
+    arguments = []
     for batch in batches:
         inputs = batch[0] if isinstance(batch, (tuple, list)) and batch else None
         first = inputs[0] if isinstance(inputs, tuple) and inputs else inputs
         if not isinstance(first, torch.Tensor):
             raise ConfigError(f"{method} needs inputs that are tensors, or tuples that begin with one")
-        found.append(first)
-    if not found:
+        arguments.append(first)
+    if not arguments:
         raise ConfigError("the data are an empty stream: they need at least one batch")
     try:
-        return torch.cat(found)
+        return torch.cat(arguments)
     except RuntimeError as error:
         raise ConfigError(
             f"{method} needs the inputs of all batches as one tensor, and they do not fit: {error}"
@@ -116,12 +116,12 @@ def first_arguments(method: str, batches: Iterable[Batch]) -> torch.Tensor:
 
 def shared_function(copied: nn.Module, model: nn.Module) -> str | None:
     """Function in a copy of a model that uses modules or parameters of the model itself: copies share functions."""
-    own = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
+    ids = {id(item) for item in (*model.modules(), *model.parameters(), *model.buffers())}
     seen: set[int] = set()
     waiting: list[tuple[Any, str | None]] = [(copied, None)]
     while waiting:
         value, function = waiting.pop()
-        if id(value) in own:
+        if id(value) in ids:
             return function
         if id(value) in seen:
             continue

@@ -144,10 +144,10 @@ class LayerResult(Shown):
         """κ of every Hessian, in the order of ``units``; a single one at level ``"layer"``."""
         with self.watch(f"κ of {self.name}"):
             if self._conditions is not None:
-                found = [self._widened(*pair) for pair in zip(self.blocks, self._conditions(), strict=True)]
+                kappas = [self._widened(*pair) for pair in zip(self.blocks, self._conditions(), strict=True)]
             else:
-                found = [self._condition(unit) for unit in self.blocks]
-        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(self.blocks, found, strict=True))
+                kappas = [self._condition(unit) for unit in self.blocks]
+        return tuple(self._confirmed(unit, kappa) for unit, kappa in zip(self.blocks, kappas, strict=True))
 
     def _condition(self, unit: int | None) -> ConditionNumber:
         """κ of one block, or its bounds from few products, with the uncertainty of H."""
@@ -178,8 +178,8 @@ class LayerResult(Shown):
 
     def _vanishing(self, unit: int | None) -> causes.Cause:
         """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
-        found: causes.Cause = getattr(self.block(unit).plain, "vanishing", causes.NOTHING)
-        return found
+        cause: causes.Cause = getattr(self.block(unit).plain, "vanishing", causes.NOTHING)
+        return cause
 
     def error(self, unit: int | None = None) -> float:
         """Bound ε ‖DP‖² of the error of a Hessian, in the 2-norm, that follows from `uncertainty`."""
@@ -248,12 +248,12 @@ class LayerResult(Shown):
             No such unit; a chart, whose coordinates are no entries of parameters; a pickled result.
         """
         unit = self._checked(unit)
-        found = None if self._entries is None else self._entries(unit)
-        if found is None or len(found) != self.block(unit).order:
+        entries = None if self._entries is None else self._entries(unit)
+        if entries is None or len(entries) != self.block(unit).order:
             raise ConfigError(
                 f"the entries of {self.name!r} have no names: it was measured in a chart, or saved without the model"
             )
-        return found
+        return entries
 
     def trace(self, unit: int | None = None, *, probes: int | None = None, seed: int = 0) -> Estimate[float]:
         """Trace of a Hessian, without forming it.
@@ -288,9 +288,9 @@ class LayerResult(Shown):
         """Frobenius norm ‖H‖_F of a Hessian; arguments and errors as of `trace`."""
         return self._estimate(self.block(self._checked(unit)).frobenius_norm(probes, seed), unit)
 
-    def _estimate(self, found: Estimate[Any], unit: int | None) -> Estimate[Any]:
+    def _estimate(self, estimate: Estimate[Any], unit: int | None) -> Estimate[Any]:
         # entry (i, j) is off by at most ε d_i d_j, so that all three are by no more than ε Σ d_i²
-        return replace(found, error=found.error + self.error(unit))
+        return replace(estimate, error=estimate.error + self.error(unit))
 
     def condition(self, unit: int | None = None, *, damping: float = 0.0) -> ConditionNumber:
         """κ(H + λI) of a Hessian; with a damping λ = 0 that of the nonzero eigenvalues of H, as in `kappa`.
@@ -313,14 +313,14 @@ class LayerResult(Shown):
             No such unit; a damping that is negative or not finite; a result from a given number of products.
         """
         unit = self._checked(unit)
-        own = self.conditions[self.blocks.index(unit)]
+        undamped = self.conditions[self.blocks.index(unit)]
         if isinstance(damping, bool) or not isinstance(damping, Real) or not 0 <= damping < math.inf:
             raise ConfigError(f"damping must be a number from 0 on, not {damping!r}")
         if damping == 0:
-            return own
+            return undamped
         kappa = self.block(unit).damped_condition(float(damping), rtol=self._rtol)
         error = self.error(unit)
-        if own.is_zero or unit in self.rounding or self._coarse:
+        if undamped.is_zero or unit in self.rounding or self._coarse:
             # round-off may be any matrix of its size
             error += self.frobenius_norm(unit).value
         return kappa.widened(error, self.uncertain) if error else kappa
@@ -395,8 +395,8 @@ class NetworkResult(LayerResult):
         if self.bounded is not None:
             return self.bounded.top
         which = "top" if self.operator.psd else "magnitude"
-        found = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
-        return replace(found, lower=found.lower - self.uncertainty, upper=found.upper + self.uncertainty)
+        eigenvalue = lanczos(self.operator, 1, which, tol=self._rtol**0.5, memory=self._block.limits.memory)
+        return replace(eigenvalue, lower=eigenvalue.lower - self.uncertainty, upper=eigenvalue.upper + self.uncertainty)
 
     def seconds(self) -> float | None:
         """Estimated seconds for κ if the matrix is formed; None: κ is found by an iteration of unknown length."""
@@ -504,12 +504,12 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         frame = self.to_frame() if frame is None else frame
         above = [f"{self.coordinates} · forward pass in {self.precision}"] if self.precision else []
         above += self._checks()
-        by_unit = any(own.level == "unit" for own in self.values())
+        by_unit = any(layer.level == "unit" for layer in self.values())
         draw = network_table if "share_top" in frame else unit_table if by_unit else layer_table
-        table = draw(frame, {name: own.kind for name, own in self.items()} if kinds is None else kinds)
+        table = draw(frame, {name: layer.kind for name, layer in self.items()} if kinds is None else kinds)
         below = [self.scope] if self.scope else []
-        below += [line for own in self.values() for line in own.remarks()]
-        below += notes(frame, {name: own.route for name, own in self.items()})
+        below += [line for layer in self.values() for line in layer.remarks()]
+        below += notes(frame, {name: layer.route for name, layer in self.items()})
         reasons = {name: reason for name, reason in self.skipped.items() if f"{OTHER}: name it" not in reason}
         if others := [name for name in self.skipped if name not in reasons]:
             below.append(f"not measured, as no dense or convolutional layers: {listed(others)}; layers='*' takes all")
@@ -521,14 +521,14 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
 
     def _checks(self) -> list[str]:
         """Lines with the largest differences from the model's own derivatives; the table says which H are zero."""
-        curved = {name: own for name, own in self.items() if not all(kappa.is_zero for kappa in own.conditions)}
-        checks = {name: own.check for name, own in curved.items() if own.check is not None}
+        curved = {name: layer for name, layer in self.items() if not all(kappa.is_zero for kappa in layer.conditions)}
+        checks = {name: layer.check for name, layer in curved.items() if layer.check is not None}
         if not checks:
             return []
         name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
-        own, *_ = str(least).split("; ")
-        lines = [f"checked: {own}" + (f", largest at {name}" if len(checks) > 1 else "")]
-        made = {one.central: one.against for one in checks.values() if one.central is not None}
+        text, *_ = str(least).split("; ")
+        lines = [f"checked: {text}" + (f", largest at {name}" if len(checks) > 1 else "")]
+        made = {check.central: check.against for check in checks.values() if check.central is not None}
         return lines if (largest := worst(made)) is None else [*lines, f"         {made[largest]}"]
 
     def to_frame(self) -> pd.DataFrame:

@@ -231,6 +231,6 @@ def notes(frame: pd.DataFrame, routes: Mapping[str, str]) -> list[str]:
     zero = is_zero(frame)
     for (reason, advice, none), blocks in frame[~frame["resolved"]].groupby(["reason", "advice", zero], sort=False):
         what = "zero" if none else "unresolved"
-        said = f"{reason}; {advice}" if advice else reason
-        lines.append(f"{what}, {len(blocks)} of {len(frame)} κ ({listed(list(blocks['layer'].unique()))}): {said}")
+        text = f"{reason}; {advice}" if advice else reason
+        lines.append(f"{what}, {len(blocks)} of {len(frame)} κ ({listed(list(blocks['layer'].unique()))}): {text}")
     return lines

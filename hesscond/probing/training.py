@@ -154,10 +154,10 @@ class TrainedLayers:
                 checks = self.compared(self._captures([captured])[0], batch)
         systems: dict[str, Any] = {}
         for place in self.units:
-            systems[place] = own = self.method.snapshot(place) or self.systems(place)
-            if waits and isinstance(own, Systems):
+            systems[place] = state = self.method.snapshot(place) or self.systems(place)
+            if waits and isinstance(state, Systems):
                 try:
-                    systems[place] = Systems(*copied([*own], KEPT))
+                    systems[place] = Systems(*copied([*state], KEPT))
                 except TypeError:
                     waits = False
         data = self._kept if waits else ProbeData("batch", batch, self.maker(batch), checks, again)
@@ -173,21 +173,21 @@ class TrainedLayers:
         # how several threads share a sum depends on what is summed up with it
         with one_thread() if all(is_small(probe.captured) for probe in probes) else nullcontext():
             captures = self._captures([probe.captured for probe in probes])
-            inputs = [captured.inputs for own in captures for captured in own.values()]
+            inputs = [captured.inputs for layers in captures for captured in layers.values()]
             statistics = iter(channel_statistics_of_each(inputs))
-        found: list[list[Unit]] = []
-        for probe, own, systems in zip(probes, captures, self._systems_at(probes), strict=True):
+        by_probe: list[list[Unit]] = []
+        for probe, layers, systems in zip(probes, captures, self._systems_at(probes), strict=True):
             units = []
-            for place, captured in own.items():
+            for place, captured in layers.items():
                 own_statistics = next(statistics)
                 centred = partial(centred_rows, captured.h) if self.keeps_inputs else unread
                 layer_inputs = Inputs(own_statistics, partial(centred, own_statistics))
                 for unit in captured.units:
                     hessian = unit_hessian(captured, unit, MEMORY)
                     units.append(Unit(probe.data, place, unit, probe.samples, hessian, layer_inputs, systems[place]))
-            found.append(units)
-        conditions = iter(self.conditions([unit for units in found for unit in units]))
-        return [[*islice(conditions, len(units))] for units in found]
+            by_probe.append(units)
+        conditions = iter(self.conditions([unit for units in by_probe for unit in units]))
+        return [[*islice(conditions, len(units))] for units in by_probe]
 
     def streamed(
         self, chunks: Callable[[], Iterator[tuple[dict[str, LayerCapture], float]]], data: ProbeData, samples: int
@@ -203,8 +203,8 @@ class TrainedLayers:
                     stacked = np.vstack([factors[place], rows]) if place in factors else rows
                     factors[place] = np.asarray(np.linalg.qr(stacked, mode="r"))
         layer_inputs = {
-            place: Inputs(own, partial(factors.__getitem__, place) if place in factors else partial(unread, own))
-            for place, own in statistics.items()
+            place: Inputs(totals, partial(factors.__getitem__, place) if place in factors else partial(unread, totals))
+            for place, totals in statistics.items()
         }
         systems = {place: self.systems(place) for place in self.units}
         return self.conditions(
@@ -218,33 +218,33 @@ class TrainedLayers:
     def conditions(self, units: Sequence[Unit]) -> list[UnitConditions]:
         """κ of units in all their coordinates; factors of one shape are decomposed together."""
         rtol = self.rtol
-        raws = [self._raw(one) for one in units]
-        known = [self._by_charts(one) for one in units]
-        linear = [self._linear(one, raw, own) for one, raw, own in zip(units, raws, known, strict=True)]
+        raws = [self._raw(unit) for unit in units]
+        known = [self._by_charts(unit) for unit in units]
+        linear = [self._linear(unit, raw, by_chart) for unit, raw, by_chart in zip(units, raws, known, strict=True)]
         # several names may mean one P
-        distinct = [list({id(P): P for P in own.values()}.values()) for own in linear]
-        hessians = {k: one.hessian for k, one in enumerate(units) if isinstance(one.hessian, factored.FactoredHessian)}
+        distinct = [list({id(P): P for P in preconditioners.values()}.values()) for preconditioners in linear]
+        hessians = {k: u.hessian for k, u in enumerate(units) if isinstance(u.hessian, factored.FactoredHessian)}
         traces = dict(zip(hessians, factored.traces_of([*hessians.values()]), strict=True))
-        changed = [own.in_coordinates(P) for k, own in hessians.items() for P in distinct[k]]
+        changed = [hessian.in_coordinates(P) for k, hessian in hessians.items() for P in distinct[k]]
         together = iter(factored.conditions_of(changed, rtol=rtol))
-        found = []
-        for k, one in enumerate(units):
+        conditions = []
+        for k, unit in enumerate(units):
             if k in hessians:
                 kappas, trace = [next(together) for _ in distinct[k]], traces[k]
             else:
-                kappas = [one.hessian.in_coordinates(P).condition_number(rtol=rtol) for P in distinct[k]]
-                trace = float(one.hessian.diagonal().sum())
+                kappas = [unit.hessian.in_coordinates(P).condition_number(rtol=rtol) for P in distinct[k]]
+                trace = float(unit.hessian.diagonal().sum())
             numbers = {id(P): kappa for P, kappa in zip(distinct[k], kappas, strict=True)}
             kappa = known[k] | {name: numbers[id(P)] for name, P in linear[k].items()}
-            found.append(UnitConditions(one, kappa, trace, raws[k]))
-        return found
+            conditions.append(UnitConditions(unit, kappa, trace, raws[k]))
+        return conditions
 
     def compared(self, captures: Mapping[str, LayerCapture], batch: evaluation.Batch) -> dict[str, CheckDirection]:
         """Compare each layer's most curved unit with the model; return the directions of the comparison."""
-        found = {}
-        for place, own in captures.items():
-            layer, unit = self.layers[place], most_curved(own)
-            block = unit_hessian(own, unit, MEMORY)
+        directions = {}
+        for place, captured in captures.items():
+            layer, unit = self.layers[place], most_curved(captured)
+            block = unit_hessian(captured, unit, MEMORY)
             with weight_as_parameter(self.model, place, layer) as named:
                 layout, whole = (parameters.UnitLayout(self.model, {place: layer}, of, named) for of in (unit, None))
                 direction = CheckDirection.of(block, layout, whole, unit, dtype=self.dtype)
@@ -255,73 +255,73 @@ class TrainedLayers:
                 reference.add(batch, [direction])
                 verdict = reference.verdict(direction, block)
             refuse_failed(self.names[place], verdict, "the capture does not hold for this layer")
-            found[place] = direction
-        return found
+            directions[place] = direction
+        return directions
 
     def _captures(
         self, captured: Sequence[recorder.Recorded | Mapping[str, LayerCapture]]
     ) -> list[Mapping[str, LayerCapture]]:
         """Captures of several probes; those of training passes of one form are made together."""
-        found = [{} if isinstance(own, recorder.Recorded) else own for own in captured]
-        passes = {k: own for k, own in enumerate(captured) if isinstance(own, recorder.Recorded)}
+        by_probe = [{} if isinstance(data, recorder.Recorded) else data for data in captured]
+        passes = {k: run for k, run in enumerate(captured) if isinstance(run, recorder.Recorded)}
         at = list(passes)
-        for members in by_shape([own.output for own in passes.values()], [own.form for own in passes.values()]):
+        for members in by_shape([run.output for run in passes.values()], [run.form for run in passes.values()]):
             made = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
             assert made is not None
             for k, captures in zip(members, made, strict=True):
-                found[at[k]] = captures
-        return found
+                by_probe[at[k]] = captures
+        return by_probe
 
     def _systems_at(self, probes: Sequence[TakenProbe]) -> list[dict[str, Systems]]:
         """Systems of each layer at each probe."""
-        found: list[dict[str, Any]] = [dict(probe.systems) for probe in probes]
+        by_probe: list[dict[str, Any]] = [dict(probe.systems) for probe in probes]
         for place in self.units:
-            taken = [own for own in found if not isinstance(own[place], Systems)]
+            taken = [systems for systems in by_probe if not isinstance(systems[place], Systems)]
             if taken:
-                made = self.method.from_snapshots(place, [own[place] for own in taken])
-                for own, (system, diagnostics) in zip(taken, made, strict=True):
-                    own[place] = Systems(system, {}, diagnostics)
-        return found
+                made = self.method.from_snapshots(place, [systems[place] for systems in taken])
+                for systems, (system, diagnostics) in zip(taken, made, strict=True):
+                    systems[place] = Systems(system, {}, diagnostics)
+        return by_probe
 
     def systems(self, place: str) -> Systems:
         """Coordinates of the method for a layer at this step."""
         return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
 
-    def _raw(self, one: Unit) -> CentringScaling:
+    def _raw(self, unit: Unit) -> CentringScaling:
         """P of the raw statistics of the inputs that a unit sees."""
-        geometry = kinds.Geometry.of(self.layers[one.place])
-        return from_statistics(of_group(one.inputs.statistics, geometry, one.unit), bias=geometry.bias)
+        geometry = kinds.Geometry.of(self.layers[unit.place])
+        return from_statistics(of_group(unit.inputs.statistics, geometry, unit.unit), bias=geometry.bias)
 
-    def _by_charts(self, one: Unit) -> dict[str, ConditionNumber]:
+    def _by_charts(self, unit: Unit) -> dict[str, ConditionNumber]:
         """κ in the method's coordinates that are not given by a matrix P, by name."""
-        found: dict[str, ConditionNumber] = {}
+        kappas: dict[str, ConditionNumber] = {}
         charts: dict[int, ConditionNumber] = {}
-        for name, system in one.systems.by_name.items():
+        for name, system in unit.systems.by_name.items():
             if isinstance(system, base.Chart):
                 if id(system) not in charts:
-                    with one.data.again():
-                        block = BlockSource(one.data.hessian, MEMORY).block(system, one.place, one.unit)
+                    with unit.data.again():
+                        block = BlockSource(unit.data.hessian, MEMORY).block(system, unit.place, unit.unit)
                         charts[id(system)] = block.condition_number(rtol=self.rtol)
-                found[name] = charts[id(system)]
-        return found
+                kappas[name] = charts[id(system)]
+        return kappas
 
     def _linear(
-        self, one: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
+        self, unit: Unit, raw: CentringScaling, known: Mapping[str, ConditionNumber]
     ) -> dict[str, base.Preconditioner | None]:
         """P of a unit in all coordinates that are not ``known``, checked if the unit has a direction of comparison."""
-        direction = one.data.checks.get(one.place)
-        source = BlockSource(one.data.hessian, MEMORY, lambda *_: one.hessian)
-        systems: dict[str, base.Coordinates | None] = {"plain": None, "raw": raw, **one.systems.by_name}
-        found = {}
+        direction = unit.data.checks.get(unit.place)
+        source = BlockSource(unit.data.hessian, MEMORY, lambda *_: unit.hessian)
+        systems: dict[str, base.Coordinates | None] = {"plain": None, "raw": raw, **unit.systems.by_name}
+        preconditioners = {}
         for name, system in systems.items():
             if name in known:
                 continue
-            block = source.block(system, one.place, one.unit)
-            if direction is not None and direction.unit == one.unit and not agrees(block, direction):
-                place = self.names[one.place]
+            block = source.block(system, unit.place, unit.unit)
+            if direction is not None and direction.unit == unit.unit and not agrees(block, direction):
+                place = self.names[unit.place]
                 raise CaptureError(f"layer {place!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
-            found[name] = block.P
-        return found
+            preconditioners[name] = block.P
+        return preconditioners
 
 
 def is_small(captured: recorder.Recorded | Mapping[str, LayerCapture] | None) -> bool:
@@ -358,9 +358,9 @@ def of_group(statistics: FeatureStatistics, geometry: kinds.Geometry, unit: int)
     """Statistics of the inputs that a unit sees: those of its group."""
     if geometry.groups == 1:
         return statistics
-    own = slice(geometry.group(unit) * geometry.fan_in, (geometry.group(unit) + 1) * geometry.fan_in)
+    features = slice(geometry.group(unit) * geometry.fan_in, (geometry.group(unit) + 1) * geometry.fan_in)
     parts = (statistics.mu, statistics.sum_squares, statistics.low, statistics.high)
-    return FeatureStatistics(statistics.count, *(part[own] for part in parts))
+    return FeatureStatistics(statistics.count, *(part[features] for part in parts))
 
 
 def centred_rows(h: torch.Tensor, statistics: FeatureStatistics) -> np.ndarray:

@@ -429,7 +429,7 @@ class LayerStatement(Statement):
     inputs: ClassVar[bool] = True
 
     @abstractmethod
-    def observe(self, seen: Observation) -> Sequence[Outcome]:
+    def observe(self, layer: Observation) -> Sequence[Outcome]:
         """Check all claims on an observed layer."""
 
 

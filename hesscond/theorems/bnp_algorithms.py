@@ -71,13 +71,13 @@ class BNPProposition5(base.LayerStatement):
             return [SMALL] * 2
         return [self.mean_ratio(rng, drawn, n, N) for drawn in (law, with_outliers)]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The inputs of a layer, whose law is not known."""
-        n, N = len(seen.sigma), seen.samples
+        n, N = len(layer.sigma), layer.samples
         unknown = base.not_applicable("the law of a layer's inputs is not known")
         if min(n, N) <= BOUND**2:
             return [unknown, SMALL]
-        ratio = self.ratio(seen.normalized, n, N)
+        ratio = self.ratio(layer.normalized, n, N)
         return [unknown, base.decided(ratio * (1 - ROUND_OFF), ratio * (1 + ROUND_OFF), BOUND)]
 
     def ratio(self, G_hat: np.ndarray, n: int, N: int) -> float:

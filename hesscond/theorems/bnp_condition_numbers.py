@@ -38,13 +38,13 @@ class VanDerSluis(base.LayerStatement):
         A = matrices.random_matrix(rng, matrices.random_size(rng), matrices.random_size(rng))
         return [self.side(A), self.side(A.T)]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The centred inputs of a layer, samples × features; their columns are what BNP equilibrates."""
-        if len(seen.centred) < seen.samples:
+        if len(layer.centred) < layer.samples:
             rows = base.not_applicable("a triangular factor of the inputs has other rows")
         else:
-            rows = self.side(seen.centred)
-        return [rows, self.side(seen.centred.T)]
+            rows = self.side(layer.centred)
+        return [rows, self.side(layer.centred.T)]
 
     def side(self, A: np.ndarray) -> base.Outcome:
         """The claim for the rows of A."""
@@ -138,8 +138,8 @@ class BNPTheorem4(base.LayerStatement):
         H = random_inputs(rng)
         return self.check(extended(H), centred(H), normalized(H), H.mean(0))
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        return self.check(seen.plain, seen.centred, seen.normalized, seen.mu)
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
+        return self.check(layer.plain, layer.centred, layer.normalized, layer.mu)
 
     def check(
         self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray
@@ -201,8 +201,8 @@ class PRECTheorem4(base.LayerStatement):
         before = extended(H)
         return centring(matrices.kappa(before), matrices.kappa(centred(H)), before.shape[1])
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        return centring(matrices.kappa(seen.plain), matrices.kappa(seen.centred), seen.plain.shape[1])
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
+        return centring(matrices.kappa(layer.plain), matrices.kappa(layer.centred), layer.plain.shape[1])
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Three samples of three features; κ⁺² is that of the Gram matrix of the rows."""
@@ -303,8 +303,8 @@ class BNPPropertyA(base.LayerStatement):
         scaled = normalized(with_property_a(rng))
         return [optimal_scaling(scaled, matrices.kappa(scaled))]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        return [optimal_scaling(seen.normalized, matrices.kappa(seen.normalized))]
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
+        return [optimal_scaling(layer.normalized, matrices.kappa(layer.normalized))]
 
 
 def with_property_a(rng: np.random.Generator) -> np.ndarray:
@@ -397,9 +397,9 @@ class BNPProposition11(base.LayerStatement):
     by_unit = True
     inputs = False
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """One unit, on a mini-batch, where its S is known sample by sample."""
-        block = seen.hessian
+        block = layer.hessian
         if not isinstance(block, FactoredHessian) or block.root is None:
             return [base.not_applicable("S is not kept apart from Ĥ")] * 2
         if block.sign is not None:
@@ -408,7 +408,7 @@ class BNPProposition11(base.LayerStatement):
         active = root > 0
         if not active.any():
             return [base.not_applicable("the unit is dead: S = 0")] * 2
-        outcome = self.bounded(seen.kappa, H[active], root[active])
+        outcome = self.bounded(layer.kappa, H[active], root[active])
         return [outcome if active.all() else base.not_applicable("S is singular"), outcome]
 
     def bounded(self, kappa: ConditionNumber, H: np.ndarray, root: np.ndarray) -> base.Outcome:
@@ -495,14 +495,14 @@ class BNPGain(base.LayerStatement):
         """κ(D)²/40 over the gain, from bounds of its root."""
         return base.decided(kappa_D**2 / root[1] ** 2, kappa_D**2 / root[0] ** 2, ABOUT)
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
-        """The gain of one unit; its curvature is not among what is seen."""
-        nothing = base.not_applicable("S is not among what is seen of a layer")
-        if not (seen.kappa.resolved and seen.kappa_preconditioned.resolved):
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
+        """The gain of one unit; its curvature S is not observed."""
+        nothing = base.not_applicable("S of a layer is not observed")
+        if not (layer.kappa.resolved and layer.kappa_preconditioned.resolved):
             return [nothing, nothing, base.UNRESOLVED]
-        before, after = seen.kappa, seen.kappa_preconditioned
+        before, after = layer.kappa, layer.kappa_preconditioned
         root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
-        return [nothing, nothing, self.about(root, seen.kappa_D)]
+        return [nothing, nothing, self.about(root, layer.kappa_D)]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""

@@ -67,10 +67,10 @@ class BNPProposition2(base.LayerStatement):
         "logistic": lambda y: y * (1 - y),
     }
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network; of the signs it is not known why."""
         others = len(self.claims) - 1
-        return [same_unit(seen), *[base.not_applicable("what follows the unit is not looked at")] * others]
+        return [same_unit(layer), *[base.not_applicable("what follows the unit is not looked at")] * others]
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         network, layer, unit = drawn_unit(rng)
@@ -208,9 +208,9 @@ class BNPProposition9(base.LayerStatement):
     by_unit = True
     inputs = False
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """ĤᵀSĤ as the probe has it, against double backward through the network."""
-        return [same_unit(seen), base.not_applicable("the diagonal of S is not kept apart")]
+        return [same_unit(layer), base.not_applicable("the diagonal of S is not kept apart")]
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         layer = networks.random_convolution(rng)

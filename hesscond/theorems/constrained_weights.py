@@ -254,14 +254,14 @@ class IgnoredMean(base.LayerStatement):
         x = random_matrix(rng, random_size(rng), n) + 10.0 ** rng.uniform(-1, 1) * rng.standard_normal(n)
         return [self.check(self.centre(random_matrix(rng, random_size(rng, 20), n)), x)]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The weights of a layer, and the mean of its inputs for x."""
-        W = seen.weight
-        assert seen.means is not None
+        W = layer.weight
+        assert layer.means is not None
         if (np.abs(W.sum(1)) > CENTRED * np.abs(W).sum(1)).any():
             return [base.not_applicable("1ᵀw ≠ 0: the layer is not constrained")]
         # what training has rounded is no part of the claim
-        return [self.check(self.centre(W), seen.means[None])]
+        return [self.check(self.centre(W), layer.means[None])]
 
     def check(self, W: np.ndarray, x: np.ndarray) -> base.Outcome:
         """The claim for units W (m, n) and inputs x (N, n)."""

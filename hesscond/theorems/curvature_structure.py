@@ -109,19 +109,19 @@ class SoftmaxRowBlocks(base.LayerStatement):
         outcome = base.equal(np.stack([blocks[i, i] for i in range(C)]), expected.numpy())
         return [outcome, *self.check(blocks, networks.ROUND_OFF)]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """All blocks of the layer's Hessian, by products."""
-        network = seen.network
+        network = layer.network
         assert network is not None
         if network.weight is None:
             return [base.not_applicable("the layer's weight is computed from other parameters")] * len(self.claims)
         H = network.reweighted(network.weight)
-        if weight_conditioning.sees_common_change(H, seen.weight.shape):
-            reason = "no softmax of the layer's outputs: a change of all rows alike is seen"
+        if weight_conditioning.sees_common_change(H, layer.weight.shape):
+            reason = "no softmax of the layer's outputs: the loss sees a common change of all rows"
             return [base.not_applicable(reason)] * len(self.claims)
-        if (undecided := weight_conditioning.too_large(H, seen.samples)) is not None:
+        if (undecided := weight_conditioning.too_large(H, layer.samples)) is not None:
             return [undecided] * len(self.claims)
-        C, n = seen.weight.shape
+        C, n = layer.weight.shape
         rows = np.arange(C * n).reshape(C, n)
         if H.order > C * n:
             rows = np.hstack([rows, C * n + np.arange(C)[:, None]])

@@ -120,9 +120,9 @@ class WeightConditioningTheorem1(base.LayerStatement):
         n = matrices.random_size(rng, BOTH)
         return [*outcomes, self.compare("both", matrices.random_matrix(rng, n, n))]
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs, against its best scalings."""
-        W = seen.weight.T
+        W = layer.weight.T
         outcomes, (rows, columns, both) = [], (self.compare(side, W) for side in EQUILIBRATED)
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
             nothing = base.not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
@@ -181,9 +181,9 @@ class WeightConditioningProposition1(base.LayerStatement):
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
         return self.check(matrices.random_matrix(rng, matrices.random_size(rng), matrices.random_size(rng)))
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs."""
-        return self.check(seen.weight.T)
+        return self.check(layer.weight.T)
 
     def check(self, W: np.ndarray) -> Sequence[base.Outcome]:
         """The outcomes of all claims for W."""
@@ -428,16 +428,16 @@ class WeightConditioningTheorem2(base.LayerStatement):
             return base.Outcome("unresolved", reason="the rank of a Hessian is unresolved")
         return base.Outcome("holds" if kappa.nullity >= rows else "violated", rows / max(kappa.nullity, 0.5))
 
-    def observe(self, seen: base.Observation) -> Sequence[base.Outcome]:
+    def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """Check the claims on the Hessian of one layer, with its trained weight W alone equilibrated."""
-        network = seen.network
+        network = layer.network
         assert network is not None
         if network.weight is None:
             reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
             return [base.not_applicable(reason)] * len(self.claims)
         nothing = base.not_applicable("no critical point is known here")
         before = network.reweighted(network.weight)
-        if (undecided := singular(seen, before)) is not None:
+        if (undecided := singular(layer, before)) is not None:
             return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
         plain = observed_kappa(before)
         rows, both = (

@@ -95,7 +95,7 @@ KINDS: dict[type[nn.Module], LayerKind] = {}
 
 def class_of(module: nn.Module) -> type[nn.Module] | None:
     """Nearest class of a module that has a kind; None: the module is no layer."""
-    return next((own for own in type(module).__mro__ if own in KINDS), None)
+    return next((ancestor for ancestor in type(module).__mro__ if ancestor in KINDS), None)
 
 
 def is_layer(module: nn.Module | None) -> TypeGuard[Layer]:
@@ -105,18 +105,18 @@ def is_layer(module: nn.Module | None) -> TypeGuard[Layer]:
 
 def is_turned(module: nn.Module | None) -> TypeGuard[Layer]:
     """Whether a module is a layer whose units are not the rows of its weight, as in a transposed convolution."""
-    own = None if module is None else class_of(module)
-    return own is not None and not KINDS[own].rows_are_units
+    layer_class = None if module is None else class_of(module)
+    return layer_class is not None and not KINDS[layer_class].rows_are_units
 
 
 def kind_of(layer: Layer) -> LayerKind:
     """Kind of a layer."""
-    own = class_of(layer)
-    assert own is not None
-    return KINDS[own]
+    layer_class = class_of(layer)
+    assert layer_class is not None
+    return KINDS[layer_class]
 
 
 def has_bias(layer: Layer) -> bool:
     """Whether the layer has a bias, without reading it: computing a parametrization may change its buffers."""
-    own = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
-    return own or parametrize.is_parametrized(layer, "bias")
+    stored = layer._parameters.get("bias") is not None or vars(layer).get("bias") is not None
+    return stored or parametrize.is_parametrized(layer, "bias")
