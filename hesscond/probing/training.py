@@ -74,7 +74,7 @@ class Unit(NamedTuple):
 
     data: ProbeData
     place: str
-    unit: int
+    number: int
     samples: int
     hessian: base.BlockHessian
     inputs: Inputs
@@ -290,7 +290,7 @@ class TrainedLayers:
     def _raw(self, unit: Unit) -> CentringScaling:
         """P of the raw statistics of the inputs that a unit sees."""
         geometry = kinds.Geometry.of(self.layers[unit.place])
-        return from_statistics(of_group(unit.inputs.statistics, geometry, unit.unit), bias=geometry.bias)
+        return from_statistics(of_group(unit.inputs.statistics, geometry, unit.number), bias=geometry.bias)
 
     def _by_charts(self, unit: Unit) -> dict[str, ConditionNumber]:
         """κ in the method's coordinates that are not given by a matrix P, by name."""
@@ -300,7 +300,7 @@ class TrainedLayers:
             if isinstance(system, base.Chart):
                 if id(system) not in charts:
                     with unit.data.again():
-                        block = BlockSource(unit.data.hessian, MEMORY).block(system, unit.place, unit.unit)
+                        block = BlockSource(unit.data.hessian, MEMORY).block(system, unit.place, unit.number)
                         charts[id(system)] = block.condition_number(rtol=self.rtol)
                 kappas[name] = charts[id(system)]
         return kappas
@@ -316,8 +316,8 @@ class TrainedLayers:
         for name, system in systems.items():
             if name in known:
                 continue
-            block = source.block(system, unit.place, unit.unit)
-            if direction is not None and direction.unit == unit.unit and not agrees(block, direction):
+            block = source.block(system, unit.place, unit.number)
+            if direction is not None and direction.unit == unit.number and not agrees(block, direction):
                 place = self.names[unit.place]
                 raise CaptureError(f"layer {place!r}: the Hessian in the coordinates {name!r} is not PᵀHP")
             preconditioners[name] = block.P

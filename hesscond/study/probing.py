@@ -299,7 +299,7 @@ class Prober:
         """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
         unit, kappas = measured.unit, measured.kappa
         system, inputs, hessian = unit.systems.own, unit.inputs, unit.hessian
-        at = {"data": unit.data.name, "layer": self.names[unit.place], "unit": unit.unit}
+        at = {"data": unit.data.name, "layer": self.names[unit.place], "unit": unit.number}
         row = at | {
             "samples": unit.samples,
             "n_params": hessian.order,
@@ -312,7 +312,7 @@ class Prober:
             for name in unit.systems.readings
         ]
         checked = []
-        first = unit.unit == self.layers.units[unit.place][0]
+        first = unit.number == self.layers.units[unit.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
             observation = Observation(
                 inputs.centred(),
@@ -322,7 +322,7 @@ class Prober:
                 kappas["plain"],
                 kappas["raw"],
                 inputs.statistics.mu.cpu().numpy(),
-                unit.unit,
+                unit.number,
                 hessian,
                 LayerNetwork(self.model, self.loss_fn, unit.data.pairs, unit.place, self._dtype),
             )
