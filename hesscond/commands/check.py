@@ -67,42 +67,42 @@ def check(
         raise ConfigError('say what is expected: --expect "kappa_preconditioned < kappa / 10", for example')
     options.choice("--unresolved", unresolved, POLICIES)
     expectations = [Expectation.of(text) for text in expect]
-    found = decisions(expectations, options.collect(runs))
+    decided = decisions(expectations, options.collect(runs))
     if as_json:
-        typer.echo(json.dumps([as_dict(one, unresolved) for one in found], indent=1))
+        typer.echo(json.dumps([as_dict(decision, unresolved) for decision in decided], indent=1))
     else:
-        show(found)
-    refuse(found, unresolved, github=github, quiet=as_json)
+        show(decided)
+    refuse(decided, unresolved, github=github, quiet=as_json)
 
 
 def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresolved: str) -> None:
     """Check expectations, show the decisions and refuse, as ``hesscond study`` does at its end."""
-    found = decisions(expectations, runs)
-    show(found)
-    refuse(found, unresolved, github=None, quiet=False)
+    decided = decisions(expectations, runs)
+    show(decided)
+    refuse(decided, unresolved, github=None, quiet=False)
 
 
-def passes(one: Decision, unresolved: str) -> bool:
+def passes(decision: Decision, unresolved: str) -> bool:
     """Whether a decision counts as passed."""
-    return one.status == "met" or (one.status == "unresolved" and unresolved == "pass")
+    return decision.status == "met" or (decision.status == "unresolved" and unresolved == "pass")
 
 
-def refuse(found: Sequence[Decision], unresolved: str, *, github: bool | None, quiet: bool) -> None:
+def refuse(decided: Sequence[Decision], unresolved: str, *, github: bool | None, quiet: bool) -> None:
     """Annotate and leave with exit code 1 if something is not met."""
-    refused = [one for one in found if not passes(one, unresolved)]
+    refused = [decision for decision in decided if not passes(decision, unresolved)]
     if os.environ.get("GITHUB_ACTIONS") == "true" if github is None else github:
-        annotate(found, refused, sys.stderr if quiet else sys.stdout)
+        annotate(decided, refused, sys.stderr if quiet else sys.stdout)
     if refused:
         raise typer.Exit(printing.UNMET)
 
 
-def annotate(found: Sequence[Decision], refused: Sequence[Decision], stream: IO[str]) -> None:
+def annotate(decided: Sequence[Decision], refused: Sequence[Decision], stream: IO[str]) -> None:
     """Write a line for each decision not met, which GitHub shows: an error if it is refused, else a warning."""
-    for one in found:
-        if one.status != "met":
-            command = "error" if one in refused else "warning"
-            title = f"{one.status}: {one.expectation} ({one.runs})"
-            stream.write(f"::{command} title={escaped_property(title)}::{escaped(one.reason)}\n")
+    for decision in decided:
+        if decision.status != "met":
+            command = "error" if decision in refused else "warning"
+            title = f"{decision.status}: {decision.expectation} ({decision.runs})"
+            stream.write(f"::{command} title={escaped_property(title)}::{escaped(decision.reason)}\n")
 
 
 def escaped(text: str) -> str:
@@ -115,16 +115,16 @@ def escaped_property(text: str) -> str:
     return escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def show(found: Sequence[Decision]) -> None:
+def show(decided: Sequence[Decision]) -> None:
     """Print each decision with what was found below it, and how many there are."""
-    for one in found:
-        said = f": {one.expectation} ({one.runs})\n  {one.reason}"
-        printing.stdout.print(Text.assemble((one.status, STYLES[one.status]), said), soft_wrap=True)
-    counts = {status: sum(one.status == status for one in found) for status in STYLES}
+    for decision in decided:
+        text = f": {decision.expectation} ({decision.runs})\n  {decision.reason}"
+        printing.stdout.print(Text.assemble((decision.status, STYLES[decision.status]), text), soft_wrap=True)
+    counts = {status: sum(decision.status == status for decision in decided) for status in STYLES}
     printing.stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
 
 
-def as_dict(one: Decision, unresolved: str) -> dict[str, Any]:
+def as_dict(decision: Decision, unresolved: str) -> dict[str, Any]:
     """JSON object of a decision; an end of an interval that is not known is null."""
-    values = {name: [end if math.isfinite(end) else None for end in ends] for name, ends in one.values.items()}
-    return asdict(one) | {"ok": passes(one, unresolved), "values": values}
+    values = {name: [end if math.isfinite(end) else None for end in ends] for name, ends in decision.values.items()}
+    return asdict(decision) | {"ok": passes(decision, unresolved), "values": values}

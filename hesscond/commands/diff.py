@@ -78,14 +78,14 @@ def compare_two(
         return last_probe(Path(name), runs) if Path(name).is_dir() else (saved(Path(name)), "")
 
     runs = None if model is not None else [Path(name) for name in (a, b) if Path(name).is_dir()]
-    (one, about_a), (other, about_b) = frame_of(a), frame_of(b)
-    found = differences.diff(one, other)
-    write(found.to_frame())
+    (frame, about_a), (other, about_b) = frame_of(a), frame_of(b)
+    comparison = differences.diff(frame, other)
+    write(comparison.to_frame())
     if not (as_json or as_csv):
         for letter, name, about in (("A", a, about_a), ("B", b, about_b)):
             printing.stdout.print(f"{letter}: {name}{about}", soft_wrap=True)
         printing.stdout.print()
-        printing.print_table(found.sheet().table)
+        printing.print_table(comparison.sheet().table)
 
 
 def load_weights(target: targets.Target, path: Path) -> None:
@@ -148,10 +148,10 @@ def last_probe(folder: Path, runs: list[Path] | None) -> tuple[pd.DataFrame, str
     if rows.empty:
         raise ConfigError(f"{folder} has no probe of the {'training set' if data == 'train' else 'mini-batch'}")
     last = rows[rows["iteration"] == rows["iteration"].max()].drop_duplicates(["layer", "unit"], keep="last")
-    own = {in_coordinates(name, "own"): name for name in differences.COMPARED}
+    plain = {in_coordinates(name, "own"): name for name in differences.COMPARED}
     if last["kappa_own"].notna().any():
-        kept = [name for name in own if name in last]
-        last = last.drop(columns=[own[name] for name in kept]).rename(columns={name: own[name] for name in kept})
+        kept = [name for name in plain if name in last]
+        last = last.drop(columns=[plain[name] for name in kept]).rename(columns={name: plain[name] for name in kept})
     what = "training set" if data == "train" else "mini-batch"
     where = "" if runs is None else f", iteration {last['iteration'].iloc[0]}, {what}, own coordinates"
     return last.astype({"layer": str}), where

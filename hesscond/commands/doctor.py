@@ -73,18 +73,18 @@ def devices() -> Check:
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     products = [(A.to(f"cuda:{number}") @ A.to(f"cuda:{number}")).cpu() for number in range(len(names))]
     error = max(float((product - A @ A).abs().max() / (A @ A).abs().max()) for product in products)
-    found = f"{', '.join(names)}: error {error:.0e} in float64"
-    return Check("ok", found) if error < 1e-13 else Check("failed", found, "run with --device cpu")
+    message = f"{', '.join(names)}: error {error:.0e} in float64"
+    return Check("ok", message) if error < 1e-13 else Check("failed", message, "run with --device cpu")
 
 
 def known_condition_number() -> Check:
     """Check κ of F = H diag(2^-i…), H a Hadamard matrix, whose entries and singular values are exact."""
-    found = condition_number(factor=hadamard(8) * 2.0 ** -np.rint(np.linspace(0, 48, 8)))
-    error = abs(found.value / TRUTH - 1)
-    if found.resolved and found.rank == 8 and found.lower <= TRUTH <= found.upper and error <= TOLERANCE:
+    kappa = condition_number(factor=hadamard(8) * 2.0 ** -np.rint(np.linspace(0, 48, 8)))
+    error = abs(kappa.value / TRUTH - 1)
+    if kappa.resolved and kappa.rank == 8 and kappa.lower <= TRUTH <= kappa.upper and error <= TOLERANCE:
         return Check("ok", f"{TRUTH:.0e} found, relative error {error:.0e}")
     return Check(
-        "failed", f"κ = {TRUTH:.3g} came out as {found}", "install torch, numpy and scipy again, and report it"
+        "failed", f"κ = {TRUTH:.3g} came out as {kappa}", "install torch, numpy and scipy again, and report it"
     )
 
 

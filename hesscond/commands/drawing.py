@@ -73,8 +73,8 @@ def sized(page: pages.Page, font_size: float | None, size: str | None) -> pages.
             raise ConfigError(f"--font-size takes points from 1 to 100, not {font_size:g}")
         page = replace(page, template=pages.resized(page.template, font_size), fixed_sizes=True)
     if size is not None:
-        found = re.fullmatch(r"(\d+\.?\d*)(?:x(\d+\.?\d*))?", size, re.ASCII)
-        inches = [float(part) for part in found.groups() if part] if found else []
+        match = re.fullmatch(r"(\d+\.?\d*)(?:x(\d+\.?\d*))?", size, re.ASCII)
+        inches = [float(part) for part in match.groups() if part] if match else []
         if not inches or not all(1 <= length <= 100 for length in inches):
             raise ConfigError(f"--size takes inches from 1 to 100, a width or width and height as 5x3, not {size!r}")
         page = replace(page, width=inches[0], height=inches[1] if len(inches) > 1 else None)
@@ -89,8 +89,8 @@ def drawn_rate(names: list[str], page: pages.Page) -> Any:
     if others or Path(id).is_dir():
         raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
     with printing.sign_of_life(id) as say:
-        found = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
-    return margins.rate_figure(found, id, page=page)
+        trials = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+    return margins.rate_figure(trials, id, page=page)
 
 
 def table(
@@ -119,12 +119,12 @@ def table(
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
     """Options that were given; a ConfigError for one that this figure or table does not have."""
-    found = {name: value for name, value in given.items() if value is not None}
-    for name in found:
+    asked = {name: value for name, value in given.items() if value is not None}
+    for name in asked:
         if name not in known:
             reason = ": it shows all that were probed" if known and name in registry.UNIT else ""
             raise ConfigError(f"{what} has no --{name}{reason}")
-    return found
+    return asked
 
 
 def report(

@@ -94,7 +94,7 @@ def names_of(texts: Sequence[str] | None) -> list[str] | None:
 
 def integers(option: str, text: str, least: int = 0) -> list[int]:
     """Integers from ``60,6`` and ranges of them: ``0:5`` (without 5) and ``5-9``."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(-?\d{1,20})\s*(?:([:-])\s*(\d{1,20})\s*)?", part, re.ASCII)
         if match is None:
@@ -105,8 +105,8 @@ def integers(option: str, text: str, least: int = 0) -> list[int]:
             raise ConfigError(f"{option} must be from {least} to {LARGEST}, got {first}")
         if not first <= last < first + MANY:
             raise ConfigError(f"{option} {part.strip()} is a range of no number, or of more than {MANY:,}")
-        found += range(first, last + 1)
-    return found
+        numbers += range(first, last + 1)
+    return numbers
 
 
 def parse_rates(option: str, text: str, words: tuple[str, ...]) -> list[float] | str:

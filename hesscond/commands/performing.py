@@ -29,7 +29,7 @@ class Terminated(KeyboardInterrupt):
     """Interrupt by SIGTERM."""
 
 
-def told_by(say: printing.Say, folders: Sequence[Path], total: int) -> Callable[[sweeps.Outcome], None]:
+def announced_by(say: printing.Say, folders: Sequence[Path], total: int) -> Callable[[sweeps.Outcome], None]:
     """Callback for `hesscond.study.sweep.sweep` with a line for each of the runs that ends, ``total`` with others."""
     left = {folder.name: folder for folder in folders}
 
@@ -52,8 +52,8 @@ def shown_by(say: printing.Say, name: str) -> Callable[[Progress], None]:
     def show(progress: Progress) -> None:
         row = progress.row or {}
         kappa = math.nan if row.get("kappa_own") is None else row["kappa_own"]
-        own = number(kappa, ".0e") if row.get("resolved_own", True) else "unresolved"
-        text = f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f} κ own {own}"
+        kappa_text = number(kappa, ".0e") if row.get("resolved_own", True) else "unresolved"
+        text = f"{name} {progress.iteration}/{progress.iterations} loss {progress.loss:.3f} κ own {kappa_text}"
         say(text, progress.iteration / progress.iterations)
 
     return show
@@ -93,7 +93,7 @@ class Place:
         devices = [resolve_device(part) for part in names]
         if names == ["auto"] and devices[0].type == "cuda":
             devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-        if len({one.type for one in devices}) > 1:
+        if len({processor.type for processor in devices}) > 1:
             raise ConfigError(f"--device {device}: either the CPU or GPUs, their last digits differ")
         return cls(jobs or (len(devices) if devices[0].type == "cuda" else cores()), tuple(devices))
 
@@ -137,15 +137,15 @@ def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:
 def data_of(plans: Sequence[RunPlan], data_dir: Path | None) -> dict[sweeps.DataKey, Dataset]:
     """The data sets of many runs, each loaded once."""
     wanted = {sweeps.data_key(plan): plan.study.data for plan in plans}
-    return {key: loaded(one, data_dir) for key, one in wanted.items()}
+    return {key: loaded(config, data_dir) for key, config in wanted.items()}
 
 
 def tell_default_rates(plans: Sequence[RunPlan]) -> None:
     """Name the methods that train at their default learning rate, because the study has none for them."""
     for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
         if plan.study.known_rate(plan.label or method, size) is None:
-            said = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
-            printing.stderr.print(f"{said}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
+            reason = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
+            printing.stderr.print(f"{reason}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
 
 
 def perform(
@@ -171,7 +171,7 @@ def perform(
                 printing.sign_of_life(label) as say,
             ):
                 data.clear()
-                ended = told_by(say, [plan.folder for plan in left], len(plans))
+                ended = announced_by(say, [plan.folder for plan in left], len(plans))
                 outcomes |= sweeps.sweep(left, place.workers(len(left), folder), ended, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
             printing.stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)

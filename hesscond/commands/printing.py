@@ -104,8 +104,8 @@ def citations(source: str) -> tuple[tuple[str, Paper], ...]:
     known = {words: paper for paper in papers() for words in paper.cited}
     # the longest first: the name of one paper may be part of that of another
     names = "|".join(re.escape(words) for words in sorted(known, key=len, reverse=True))
-    found = dict.fromkeys(re.findall(rf"\b(?:{names})(?!\w)", source))
-    return tuple((words, known[words]) for words in found)
+    mentions = dict.fromkeys(re.findall(rf"\b(?:{names})(?!\w)", source))
+    return tuple((words, known[words]) for words in mentions)
 
 
 def print_source(source: str) -> None:
@@ -159,9 +159,9 @@ def indentation(line: str) -> int:
 def as_options(sentence: str) -> str:
     """Sentence with the options of the command in place of the arguments in Python."""
 
-    def option(found: re.Match[str]) -> str:
-        names = ",".join(re.findall("'([^']*)'", found[2])) or found[2].replace("None", "as-is")
-        return f"--{found[1]} {shlex.quote(names) if names else ''}".rstrip()
+    def option(match: re.Match[str]) -> str:
+        names = ",".join(re.findall("'([^']*)'", match[2])) or match[2].replace("None", "as-is")
+        return f"--{match[1]} {shlex.quote(names) if names else ''}".rstrip()
 
     return OPTION.sub(option, sentence)
 

@@ -117,13 +117,13 @@ def probe(
             "data that several processes have"
         )
     with targets.of_user(target, show_traceback) as say:
-        found = targets.load_target(target, seed=seed).to(place)
+        loaded = targets.load_target(target, seed=seed).to(place)
         watched = Watched(say)
         with watched.interrupts():
-            result, frame = run_probe(found, asked, target, watched)
+            result, frame = run_probe(loaded, asked, target, watched)
     write(frame)
     if not (as_json or as_csv):
-        print_summary(result, frame, asked, found, target)
+        print_summary(result, frame, asked, loaded, target)
     if figure is not None:
         from hesscond.report.probed import probe_figure
 

@@ -49,29 +49,29 @@ def replicate(
         return
     if name is None:
         raise ConfigError("name a figure or table (hesscond replicate --list)")
-    found = replication.replication(name, scale)
-    probing = None if found.cost.probe else 0
+    paper = replication.replication(name, scale)
+    probing = None if paper.cost.probe else 0
     overrides = Overrides(iterations, epochs, None, None, probing)
-    small = found.panels[0].study.scale == "small"
-    where = out or Path("runs") / (found.name.replace("/", "-") + ("-small" if small else ""))
+    small = paper.panels[0].study.scale == "small"
+    where = out or Path("runs") / (paper.name.replace("/", "-") + ("-small" if small else ""))
     place = performing.Place.of(jobs, device, threads)
-    plans = replication.plan_replication(found, seeds, where, place.devices[0], overrides)
+    plans = replication.plan_replication(paper, seeds, where, place.devices[0], overrides)
     data = performing.data_of(plans, data_dir)
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
     outcomes = performing.perform(plans, prepared, data, place, own_threads, again)
-    show(found, plans, where)
+    show(paper, plans, where)
     performing.complain_of(outcomes)
 
 
-def show(found: replication.Replication, plans: list[RunPlan], where: Path) -> None:
+def show(paper: replication.Replication, plans: list[RunPlan], where: Path) -> None:
     """Print the table of paper and result, and write it and the figure next to the runs."""
     runs: dict[str, list[store.StoredRun]] = defaultdict(list)
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():
             runs[plan.study.panel].append(store.open_run(plan.folder))
-    table, written, drawn = write_replication(found, runs, where)
+    table, written, drawn = write_replication(paper, runs, where)
     printing.print_table(table)
     printing.stdout.print(f"runs:   {where}", soft_wrap=True)
     printing.stdout.print(f"table:  {written}.md (and .csv)", soft_wrap=True)

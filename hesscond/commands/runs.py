@@ -36,7 +36,7 @@ def runs(
     rows, damages = [], []
     for place in store.run_folders(folder):
         try:
-            rows.append(standing(store.open_run(place)))
+            rows.append(row_of(store.open_run(place)))
         except RunError as error:
             damages.append(str(error))
     if rows or not damages:
@@ -51,7 +51,7 @@ def runs(
         raise typer.Exit(printing.BAD_USE)
 
 
-def standing(run: store.StoredRun) -> dict[str, Any]:
+def row_of(run: store.StoredRun) -> dict[str, Any]:
     """JSON object of a run: numbers as numbers, None where there is none."""
     loss, seconds = run.last_loss, run.seconds
     return {

@@ -115,9 +115,9 @@ def times(
 
     It is measured at the lowest rate: it takes as long as at any other, and the weights move least.
     """
-    by_name, found = {plan.folder.name: plan for plan in plans}, []
+    by_name, costs = {plan.folder.name: plan for plan in plans}, []
     for _, group in frame.groupby(["method", "batch_size", *config.axes], sort=False, dropna=False):
         plan = by_name[group.sort_values("learning_rate")["run"].iloc[0]]
         with torch_threads(config.threads):
-            found.append(relative_cost(plan, data[data_key(plan)].to(plan.device)))
-    return found
+            costs.append(relative_cost(plan, data[data_key(plan)].to(plan.device)))
+    return costs

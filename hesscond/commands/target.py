@@ -145,8 +145,8 @@ def importable(folder: Path) -> Iterator[None]:
 def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
     """Function called ``name`` of a module, which can be called without arguments."""
     if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
-        raise ConfigError(f"{path} has no function {name!r}{suggestion(name, own)}")
+        names = [n for n, v in vars(module).items() if isinstance(v, FunctionType) and v.__module__ == module.__name__]
+        raise ConfigError(f"{path} has no function {name!r}{suggestion(name, names)}")
     function = getattr(module, name)
     if not callable(function) or isinstance(function, nn.Module):
         raise ConfigError(f"{name!r} in {path} is not a function but {described(function)}")

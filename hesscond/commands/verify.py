@@ -69,11 +69,11 @@ def run_all(chosen: list[base.Statement], trials: int | None, seed: int) -> list
     """Verify statements one after another, with a sign of life."""
     with printing.sign_of_life("starting") as say:
 
-        def run(number: int, one: base.Statement) -> base.Verdict:
-            label, total = f"{one.id} ({number} of {len(chosen)})", trials or one.trials
-            return base.verify(one, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
+        def run(number: int, statement: base.Statement) -> base.Verdict:
+            label, total = f"{statement.id} ({number} of {len(chosen)})", trials or statement.trials
+            return base.verify(statement, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
 
-        return [run(number, one) for number, one in enumerate(chosen, 1)]
+        return [run(number, statement) for number, statement in enumerate(chosen, 1)]
 
 
 def list_statements(
@@ -92,31 +92,31 @@ def list_statements(
         show(chosen[0])
         return
     rows = []
-    for one in chosen:
-        rows.append({"id": one.id, "known": expectation(one), "title": one.title})
-        rows += [{"id": alias, "known": "", "title": f"another name of {one.id}"} for alias in one.aliases]
+    for statement in chosen:
+        rows.append({"id": statement.id, "known": expectation(statement), "title": statement.title})
+        rows += [{"id": alias, "known": "", "title": f"another name of {statement.id}"} for alias in statement.aliases]
     printing.listing(rows, as_json=False)
 
 
-def show(one: base.Statement) -> None:
+def show(statement: base.Statement) -> None:
     """Print all about a statement."""
-    printing.stdout.print(Text(f"{one.id}: {one.title}", style="bold"), soft_wrap=True)
-    printing.print_source(one.source)
-    for alias, part in one.aliases.items():
+    printing.stdout.print(Text(f"{statement.id}: {statement.title}", style="bold"), soft_wrap=True)
+    printing.print_source(statement.source)
+    for alias, part in statement.aliases.items():
         printing.print_prose(f"{alias}, {part}", "also:    ", " " * 9)
     printing.stdout.print()
-    printing.print_prose(one.text)
-    if one.hypotheses:
-        printing.print_prose(f"If {'; '.join(one.hypotheses)}.")
+    printing.print_prose(statement.text)
+    if statement.hypotheses:
+        printing.print_prose(f"If {'; '.join(statement.hypotheses)}.")
     printing.stdout.print()
-    for claim in one.claims:
+    for claim in statement.claims:
         printing.print_prose(f"{claim.name}: {claim.text}", f"{known(claim)}:  ", "  ")
     printing.stdout.print()
 
 
-def expectation(one: base.Statement) -> str:
+def expectation(statement: base.Statement) -> str:
     """Whether the published claims of a statement are known to be true: all, in part, or none."""
-    true = [claim.true for claim in one.claims if claim.published]
+    true = [claim.true for claim in statement.claims if claim.published]
     return "true" if all(true) else "in part" if any(true) else "false"
 
 
@@ -125,24 +125,24 @@ def known(claim: base.Claim) -> str:
     return f"{'true' if claim.true else 'false'}{'' if claim.published else ', not claimed'}"
 
 
-def described(one: base.Statement) -> dict[str, Any]:
+def described(statement: base.Statement) -> dict[str, Any]:
     """JSON object of a statement."""
-    found = {name: getattr(one, name) for name in ("id", "title", "source", "text")}
-    found |= {"aliases": dict(one.aliases), "hypotheses": list(one.hypotheses)}
-    return found | {"claims": [claim_dict(claim) for claim in one.claims]}
+    record = {name: getattr(statement, name) for name in ("id", "title", "source", "text")}
+    record |= {"aliases": dict(statement.aliases), "hypotheses": list(statement.hypotheses)}
+    return record | {"claims": [claim_dict(claim) for claim in statement.claims]}
 
 
 def as_dict(verdict: base.Verdict) -> dict[str, Any]:
     """JSON object of a verdict; JSON has no NaN and no infinity."""
     names = ("id", "aliases", "status", "expected", "ok", "trials", "seed", "violations", "seconds")
-    found = {name: getattr(verdict, name) for name in names} | {"worst": finite(verdict.worst)}
+    record = {name: getattr(verdict, name) for name in names} | {"worst": finite(verdict.worst)}
     counts = ("holds", "violated", "not_applicable", "unresolved", "first_violation", "reasons")
     claims = [
         {**claim_dict(tally.claim), "status": verdict.status_of(tally), "worst": finite(tally.worst)}
         | {name: getattr(tally, name) for name in counts}
         for tally in verdict.tallies
     ]
-    return found | {"claims": claims, "counterexamples": [asdict(one) for one in verdict.counterexamples]}
+    return record | {"claims": claims, "counterexamples": [asdict(example) for example in verdict.counterexamples]}
 
 
 def claim_dict(claim: base.Claim) -> dict[str, Any]:

@@ -135,18 +135,18 @@ def keys(rows: pd.DataFrame, names: list[str]) -> pd.Index:
     return pd.MultiIndex.from_frame(rows[names].astype("string").fillna(""))
 
 
-def at_end(found: RowValues, which: str) -> RowValues:
+def at_end(column: RowValues, which: str) -> RowValues:
     """Values of the last (or first) iteration, separately for each layer, unit and kind of data."""
-    if found.rows is None or "iteration" not in found.rows:
-        return found
-    ordered = found.rows.sort_values("iteration", kind="stable")
-    series = [name for name in found.rows if name != "iteration"]
+    if column.rows is None or "iteration" not in column.rows:
+        return column
+    ordered = column.rows.sort_values("iteration", kind="stable")
+    series = [name for name in column.rows if name != "iteration"]
     if not series:
         where = ordered.index[-1 if which == "last" else 0]
-        return RowValues(found.values.take(where), None, found.unmatched)
+        return RowValues(column.values.take(where), None, column.unmatched)
     ends = ordered.drop_duplicates(series, keep="last" if which == "last" else "first").index.sort_values()
-    rows = found.rows.loc[ends, series].reset_index(drop=True)
-    return RowValues(found.values.take(ends.to_numpy()), rows, found.unmatched)
+    rows = column.rows.loc[ends, series].reset_index(drop=True)
+    return RowValues(column.values.take(ends.to_numpy()), rows, column.unmatched)
 
 
 def reduced(node: parser.Node, inner: RowValues) -> RowValues:
@@ -180,24 +180,24 @@ class Evaluation:
             return self._remember(node, self.logs[node.method].column(node.name, self._conditions))
         if node.kind in parser.AGGREGATES:
             return self._remember(node, reduced(node, replace(self, named={}).value(node.parts[0])))
-        found, *others = map(self.value, node.parts)
+        value, *others = map(self.value, node.parts)
         if not others:
-            return replace(found, values=~found.values if node.kind == "not" else -found.values)
+            return replace(value, values=~value.values if node.kind == "not" else -value.values)
         if node.kind == "/" and not parser.columns_of(node.parts[1]) and float(others[0].values.lower) == 0:
             raise ConfigError(f"{self._source(node)!r} divides by zero")
         for other in others:
-            x, y = matched(found, other, node.kind)
-            found = replace(x, values=OPERATIONS[node.kind](x.values, y.values))
-        return found
+            x, y = matched(value, other, node.kind)
+            value = replace(x, values=OPERATIONS[node.kind](x.values, y.values))
+        return value
 
     def _source(self, node: parser.Node) -> str:
         return " ".join(self.text[node.start : node.end].split())
 
-    def _remember(self, node: parser.Node, found: RowValues) -> RowValues:
+    def _remember(self, node: parser.Node, term: RowValues) -> RowValues:
         text = self._source(node)
         where = ", ".join(map(str, self._conditions))
-        self.named[f"{text}[{where}]" if where else text] = found
-        return found
+        self.named[f"{text}[{where}]" if where else text] = term
+        return term
 
 
 Status = Literal["met", "failed", "unresolved"]
@@ -294,11 +294,11 @@ def decisions(expectations: Sequence[Expectation], runs: Sequence[store.StoredRu
         A log is damaged.
     """
     logs = [Log(run) for run in runs]
-    found = []
+    decided = []
     for expectation in expectations:
         expectation.check_methods([run.method for run in runs])
-        found += [decision(expectation, label, group) for label, group in groups(expectation, logs)]
-    return found
+        decided += [decision(expectation, label, group) for label, group in groups(expectation, logs)]
+    return decided
 
 
 def groups(expectation: Expectation, logs: Sequence[Log]) -> Iterator[tuple[str, dict[str | None, Log]]]:
@@ -361,22 +361,22 @@ def of_part(text: str, node: parser.Node, label: str, group: dict[str | None, Lo
     # false before open before true, and where the margin is least among these
     worst = np.lexsort((np.atleast_1d(truth.values.margin), certain.astype(int) + possible))[0]
     place = {} if truth.rows is None else {name: plain(truth.rows[name].iloc[worst]) for name in truth.rows}
-    values = {name: value for name, one in evaluation.named.items() if (value := at_place(one, place)) is not None}
-    unmatched = max([truth.unmatched, *(one.unmatched for one in evaluation.named.values())])
+    values = {name: value for name, term in evaluation.named.items() if (value := at_place(term, place)) is not None}
+    unmatched = max([truth.unmatched, *(term.unmatched for term in evaluation.named.values())])
     counts = (rows, met, failed, rows - met - failed, unmatched)
     return Decision(text, label, status, sentence(status, counts, place, values), *counts, place, values)
 
 
-def at_place(found: RowValues, place: dict[str, Any]) -> tuple[float, float] | None:
+def at_place(term: RowValues, place: dict[str, Any]) -> tuple[float, float] | None:
     """A value in a row, as an interval: true is 1, false 0."""
     where = 0
-    if found.rows is not None:
-        names = [name for name in found.rows if name in place]
+    if term.rows is not None:
+        names = [name for name in term.rows if name in place]
         row = {name: [place[name]] for name in names}
-        where = int(keys(found.rows, names).get_indexer_for(keys(type(found.rows)(row), names))[0])
+        where = int(keys(term.rows, names).get_indexer_for(keys(type(term.rows)(row), names))[0])
         if where < 0:
             return None
-    values = found.values
+    values = term.values
     low, high = (
         (values.lower, values.upper) if isinstance(values, intervals.Interval) else (values.certain, values.possible)
     )

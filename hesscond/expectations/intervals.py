@@ -69,9 +69,9 @@ class Interval:
         return corners(operator.mul, self, other)
 
     def __truediv__(self, other: Interval) -> Interval:
-        found = corners(operator.truediv, self, other)
+        quotient = corners(operator.truediv, self, other)
         # a divisor that may be zero
-        return found.where(~((other.lower <= 0) & (other.upper >= 0)))
+        return quotient.where(~((other.lower <= 0) & (other.upper >= 0)))
 
     def where(self, defined: np.ndarray) -> Interval:
         """The same intervals, NaN where ``defined`` is false."""
@@ -174,8 +174,8 @@ def slack(a: Interval, b: Interval) -> np.ndarray:
     """Distance by which b certainly lies above a, relative to the larger; −inf where nothing is known."""
     with np.errstate(all="ignore"):
         size = np.maximum(np.abs(a.upper), np.abs(b.lower))
-        found = np.where(size == 0, 0.0, b.lower / size - a.upper / size)
-    return np.where(np.isnan(found), -np.inf, found)
+        distance = np.where(size == 0, 0.0, b.lower / size - a.upper / size)
+    return np.where(np.isnan(distance), -np.inf, distance)
 
 
 def directed(value: Any, error: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +191,7 @@ def rounded(operation: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) 
     """The result of +, * or / rounded down and up: one number where it is exact; 0 times an unbounded end is 0."""
     with np.errstate(all="ignore"):
         value = operation(a, b)
-    several = (one.ravel().tolist() for one in np.broadcast_arrays(value, a, b))
+    several = (array.ravel().tolist() for array in np.broadcast_arrays(value, a, b))
     error = np.reshape([sign_of_error(operation, *numbers) for numbers in zip(*several, strict=True)], value.shape)
     if operation is not operator.add:
         zero = (a == 0) | ((b == 0) if operation is operator.mul else np.isinf(b))
@@ -221,8 +221,8 @@ def mean_of(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def corners(operation: Callable[[Any, Any], Any], a: Interval, b: Interval) -> Interval:
     """Result of an operation that is monotone in each argument, from its values at the ends."""
-    found = [rounded(operation, x, y) for x in a.ends for y in b.ends]
-    low, high = np.min([one[0] for one in found], axis=0), np.max([one[1] for one in found], axis=0)
+    bounds = [rounded(operation, x, y) for x in a.ends for y in b.ends]
+    low, high = np.min([pair[0] for pair in bounds], axis=0), np.max([pair[1] for pair in bounds], axis=0)
     return Interval(low, high).where(~(a.missing | b.missing))
 
 

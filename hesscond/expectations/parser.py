@@ -146,12 +146,12 @@ def walk(node: Node) -> Iterator[Node]:
 
 def columns_of(node: Node) -> list[Node]:
     """The columns in an expression."""
-    return [one for one in walk(node) if one.kind == "column"]
+    return [part for part in walk(node) if part.kind == "column"]
 
 
 def methods_of(node: Node) -> tuple[str, ...]:
     """The methods that an expectation names, each once, in their order."""
-    return tuple(dict.fromkeys(one.method for one in columns_of(node) if one.method is not None))
+    return tuple(dict.fromkeys(column.method for column in columns_of(node) if column.method is not None))
 
 
 def parse_expectation(text: str) -> Node:
@@ -217,7 +217,7 @@ class Reader:
         columns = columns_of(node)
         if not columns:
             self.refuse(node, "it names no column: what it says holds or fails whatever the run")
-        bare = [one for one in columns if one.method is None]
+        bare = [column for column in columns if column.method is None]
         if bare and len(bare) < len(columns):
             other = methods_of(node)[0]
             self.refuse(bare[0], f"say of which method {bare[0].name} is, as another column is {other}'s")
@@ -247,25 +247,25 @@ class Reader:
         self.depth += 1
         if self.depth > DEEPEST:
             self.too_deep(start)
-        found = self.node(node, start, end)
+        subtree = self.node(node, start, end)
         self.depth -= 1
-        return found
+        return subtree
 
     def node(self, node: ast.expr, start: int, end: int) -> Node:
         """Node of the characters from start to end."""
         match node:
             case ast.BoolOp(op=op, values=values):
                 word = SIGNS[type(op)]
-                return Node(word, start, end, tuple(self.wanted(self.read(one), True, word) for one in values))
+                return Node(word, start, end, tuple(self.wanted(self.read(part), True, word) for part in values))
             case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in SIGNS for op in ops):
                 signs = [SIGNS[type(op)] for op in ops]
                 parts = [
-                    self.wanted(self.read(one), False, sign)
-                    for one, sign in zip((left, *others), (signs[0], *signs), strict=True)
+                    self.wanted(self.read(part), False, sign)
+                    for part, sign in zip((left, *others), (signs[0], *signs), strict=True)
                 ]
                 pairs = zip(signs, parts, parts[1:], strict=False)
-                found = tuple(Node(sign, a.start, b.end, (a, b)) for sign, a, b in pairs)
-                return found[0] if len(found) == 1 else Node("and", start, end, found)
+                comparisons = tuple(Node(sign, a.start, b.end, (a, b)) for sign, a, b in pairs)
+                return comparisons[0] if len(comparisons) == 1 else Node("and", start, end, comparisons)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNS:
                 sign = SIGNS[type(op)]
                 a, b = self.wanted(self.read(left), False, sign), self.wanted(self.read(right), False, sign)

@@ -176,7 +176,7 @@ def conditioning_figure(
         axes = plotting.panels(figure, 1 + len(shown), 2 if page.wide else 1)
         draw_training(axes[0], groups, window, panel)
         pairs = zip(axes[1:], shown, strict=True)
-        drawn = [draw_quantities(ax, chosen, groups, window, own, panel) for ax, own in pairs]
+        drawn = [draw_quantities(ax, chosen, groups, window, quantities, panel) for ax, quantities in pairs]
         axes[1].set_ylabel(CURVES["kappa"].label if apart else "condition number")
         if apart:
             axes[2].set_ylabel(CURVES["kappa_preconditioned"].label)
@@ -220,7 +220,7 @@ def draw_training(ax: Axes, groups: Sequence[selection.Group], window: int, page
     handles = [Line2D([], [], color=color, lw=2.4, label=label) for label, color in colors.items()]
     losses = {group.label: list(map(series.loss_of, group.runs)) for group in groups}
     curves = losses.items()
-    drawn = [plotting.draw_curve(ax, own, LOSS, colors[label], window, f"{label}-loss") for label, own in curves]
+    drawn = [plotting.draw_curve(ax, lines, LOSS, colors[label], window, f"{label}-loss") for label, lines in curves]
     if any(drawn):
         plotting.fit_logarithmic(ax)
         handles.append(LOSS.handle())
@@ -347,9 +347,9 @@ def draw_columns(
     window: int,
 ) -> None:
     """Draw columns of the probe table for each group of runs."""
-    for label, own in probes.items():
+    for label, frames in probes.items():
         for column, look in shown.items():
-            curves = [known_values(probe, column) for probe in own]
+            curves = [known_values(probe, column) for probe in frames]
             plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
 
 

@@ -53,13 +53,13 @@ def equal_loss_figure(
         plotting.logarithmic(left)
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
         probes = {group.label: verdict.Probes.of(chosen, members) for group, members in groups}
-        losses = np.concatenate([one.loss[one.loss > 0] for one in probes.values()] or [np.zeros(0)])
+        losses = np.concatenate([probe_set.loss[probe_set.loss > 0] for probe_set in probes.values()] or [np.zeros(0)])
         width = 1 / verdict.intervals_per_decade(losses.min(), losses.max()) if len(losses) else 1.0
         drawn = [
             quantity
-            for label, own in probes.items()
+            for label, probe_set in probes.items()
             for quantity in shown
-            if draw_against_loss(right, own, quantity, looks[label], label, width)
+            if draw_against_loss(right, probe_set, quantity, looks[label], label, width)
         ]
         right.set(xlabel="training loss (falls to the right)", ylabel="condition number")
         finish(right, bool(drawn))
@@ -72,12 +72,12 @@ def equal_loss_figure(
             styles = ((OWN, "-"), (PLAIN, ":"))
             handles += [Line2D([], [], color=plotting.NEUTRAL, lw=1.1, ls=ls, label=label) for label, ls in styles]
         plotting.add_heading(figure, page, chosen.title, handles)
-        said = (
+        sentences = (
             verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
             if len(groups) <= TOGETHER
             else ()
         )
-        plotting.label_figure(figure, page, None, " ".join([*said, *plotting.out_of_view([left, right])]))
+        plotting.label_figure(figure, page, None, " ".join([*sentences, *plotting.out_of_view([left, right])]))
     return figure
 
 
@@ -94,12 +94,12 @@ def draw_against_loss(
         return False
     inside = [mask & (bins == place) for place in places]
     ends = [
-        [series.quantile(probes.lower[quantity][own], probes.upper[quantity][own], q) for q in verdict.QUARTILES]
-        for own in inside
+        [series.quantile(probes.lower[quantity][rows], probes.upper[quantity][rows], q) for q in verdict.QUARTILES]
+        for rows in inside
     ]
     loss = 10 ** ((places + 0.5) * width)
-    low, median, high = np.array([[end[0] for end in one] for one in ends]).T
-    known = np.array([one[1][0] == one[1][1] for one in ends])
+    low, median, high = np.array([[end[0] for end in quartiles] for quartiles in ends]).T
+    known = np.array([quartiles[1][0] == quartiles[1][1] for quartiles in ends])
     plain = quantity == "kappa"
     label = f"{name}-{quantity}"
     ax.plot(loss, np.where(known, median, np.nan), color=look.color, lw=1.1, ls=":" if plain else "-", gid=label)

@@ -105,7 +105,7 @@ def render_report(
 
 def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Name, summary, data URL and size in CSS pixels of every figure that can be drawn from these runs."""
-    found = []
+    images = []
     load_installed(registry.GROUP)
     # the figure that the verdict is about comes first
     for kind in sorted(registry.FIGURES.values(), key=lambda kind: kind.name != "equal-loss"):
@@ -118,17 +118,17 @@ def pictures(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[st
             figure.savefig(pixels, format="png", dpi=DOTS_PER_INCH)
             source = f"data:image/png;base64,{base64.b64encode(pixels.getvalue()).decode('ascii')}"
             width, height = (round(96 * inches) for inches in figure.get_size_inches())
-            found.append({"kind": kind, "source": source, "width": width, "height": height})
-    return found
+            images.append({"kind": kind, "source": source, "width": width, "height": height})
+    return images
 
 
 def tables(runs: Sequence[StoredRun], options: dict[str, Any]) -> list[dict[str, Any]]:
     """Columns, rows of cells and caption of every table that these runs have something for."""
-    found = []
+    entries = []
     for kind in registry.TABLES.values():
         with suppress(ConfigError):
             frame = kind.frame(runs, **{name: options[name] for name in kind.options if name in options})
             columns = kind.columns(frame)
             rows = [shown_cells(row, columns) for row in frame.to_dict("records")]
-            found.append({"kind": kind, "columns": columns, "rows": rows, "caption": kind.explained(frame)})
-    return found
+            entries.append({"kind": kind, "columns": columns, "rows": rows, "caption": kind.explained(frame)})
+    return entries

@@ -133,8 +133,8 @@ def block_probes(
     """The probe rows of each group of runs by its label, and the rows of a figure that show them."""
     import pandas as pd
 
-    found = rows_of_groups(runs, quantity_of(quantity))
-    everything = pd.concat([rows[["layer", "unit", "lower"]] for rows in found.values()], ignore_index=True)
+    probes = rows_of_groups(runs, quantity_of(quantity))
+    everything = pd.concat([rows[["layer", "unit", "lower"]] for rows in probes.values()], ignore_index=True)
     if everything["lower"].isna().all():
         raise ConfigError(f"the logs of the runs have no {quantity_of(quantity).title} of any block")
     layers = list(everything["layer"].unique())
@@ -146,19 +146,19 @@ def block_probes(
         raise ConfigError(f"only one {noun} was probed: blocks are compared where the study's [probe] names several")
     # a row for each of many units would be too thin to be seen
     by = "layer" if by == "unit" and len(blocks) > LABELLED else by
-    named = {label: [row_of(*one, by) for one in zip(r["layer"], r["unit"], strict=True)] for label, r in found.items()}
+    named = {label: [row_of(*at, by) for at in zip(r["layer"], r["unit"], strict=True)] for label, r in probes.items()}
     order = in_order(chain.from_iterable(named.values()), roles.KINDS if by == "kind" else ())
-    for label, rows in found.items():
+    for label, rows in probes.items():
         rows = rows.assign(row=list(map(order.index, named[label])))
-        found[label] = rows if layer is None else rows[rows["layer"] == layer]
-    return found, order
+        probes[label] = rows if layer is None else rows[rows["layer"] == layer]
+    return probes, order
 
 
 def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, pd.DataFrame]:
     """Probe rows of each group of runs by its label, with the bounds of a quantity."""
     import pandas as pd
 
-    found = {}
+    probes = {}
     for group in selection.probed_groups(runs):
         rows = pd.concat(
             [selection.of_units(run.table("probe")).assign(seed=run.seed) for run in group.runs], ignore_index=True
@@ -168,12 +168,12 @@ def rows_of_groups(runs: Sequence[StoredRun], quantity: Quantity) -> dict[str, p
         rows = (batches if len(batches) else rows).drop_duplicates(distinct, keep="last", ignore_index=True)
         if len(rows):
             lower, upper = quantity.ends(rows)
-            found[group.label] = rows.assign(lower=lower, upper=upper)
-    if not found:
+            probes[group.label] = rows.assign(lower=lower, upper=upper)
+    if not probes:
         raise ConfigError("none of the runs was probed: train with --probe-every 1 or more")
-    if len(found) > PANELS:
-        raise ConfigError(f"{len(found)} methods are too many for one figure of blocks: give runs of at most {PANELS}")
-    return found
+    if len(probes) > PANELS:
+        raise ConfigError(f"{len(probes)} methods are too many for one figure of blocks: give runs of at most {PANELS}")
+    return probes
 
 
 @cache
@@ -207,10 +207,10 @@ def stretch_of(probe: pd.DataFrame, starts: np.ndarray) -> np.ndarray:
 def quartiles(rows: pd.DataFrame) -> dict[str, float]:
     """Bounds of median and quartiles of rows with ``lower`` and ``upper``."""
     lower, upper = rows["lower"].to_numpy(dtype=float), rows["upper"].to_numpy(dtype=float)
-    found = {}
+    bounds = {}
     for name, q in (("median", 0.5), ("q25", 0.25), ("q75", 0.75)):
-        found[f"{name}_lower"], found[f"{name}_upper"] = series.quantile(lower, upper, q)
-    return found
+        bounds[f"{name}_lower"], bounds[f"{name}_upper"] = series.quantile(lower, upper, q)
+    return bounds
 
 
 # --- heat map ---------------------------------------------------------------------------------------------------------
@@ -220,14 +220,14 @@ def heat_cells(runs: Sequence[StoredRun], *, by: By, quantity: str) -> tuple[dic
     """Bounds (rows, columns) of the medians of each method, the rows, and the first iteration of each column."""
     probes, rows = block_probes(runs, by, quantity)
     starts, _ = stretches_of(probes, CELLS)
-    found = {}
+    cells = {}
     for label, probe in probes.items():
         lower, upper = np.full((2, len(rows), len(starts)), np.nan)
         for place, cell in probe.groupby([probe["row"].to_numpy(), stretch_of(probe, starts)]):
             ends = cell["lower"].to_numpy(dtype=float), cell["upper"].to_numpy(dtype=float)
             lower[place], upper[place] = series.quantile(*ends, 0.5)
-        found[label] = lower, upper
-    return found, rows, starts
+        cells[label] = lower, upper
+    return cells, rows, starts
 
 
 def heatmap_figure(
@@ -260,7 +260,7 @@ def heatmap_figure(
     is_open = {label: lower < upper for label, (lower, upper) in cells.items()}
     colors = medians
     if chosen.logarithmic:
-        colors = {label: np.log10(np.where(one != 0, np.abs(one), np.nan)) for label, one in medians.items()}
+        colors = {label: np.log10(np.where(median != 0, np.abs(median), np.nan)) for label, median in medians.items()}
     shown = np.concatenate([values[~np.isnan(values)] for values in colors.values()])
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
     scale = Normalize(low, max(high, low + (0.1 if chosen.logarithmic else 1e-3)))
@@ -279,7 +279,7 @@ def heatmap_figure(
                     ax.axhline(place - 0.5, color="white", lw=1.0)
             ax.set_yticks(*row_labels(rows))
             step = max(1, -(-len(starts) // 5))
-            ax.set_xticks(np.arange(0, len(starts), step), [str(int(one)) for one in starts[::step]])
+            ax.set_xticks(np.arange(0, len(starts), step), [str(int(start)) for start in starts[::step]])
             ax.set_title(textwrap.fill(label, letters), loc="left", pad=2.0)
         bar = figure.colorbar(ScalarMappable(scale, plotting.COLORS), ax=axes, location="right", aspect=30, pad=0.02)
         bar.set_label(rf"median $\log_{{10}}$ {chosen.label}" if chosen.logarithmic else f"median {chosen.label}")
@@ -350,19 +350,19 @@ def bands_of(runs: Sequence[StoredRun], *, by: By, quantity: str, layer: str | N
     import pandas as pd
 
     probes, rows = block_probes(runs, by, quantity, layer)
-    (starts, width), found = stretches_of(probes, POINTS), {}
+    (starts, width), bands = stretches_of(probes, POINTS), {}
     for label, probe in probes.items():
         names = probe["row"].map([name for name, _ in rows].__getitem__)
         lines = [
             {"name": name, "iteration": starts[stretch]} | quartiles(cell)
             for (name, stretch), cell in probe.groupby([names, stretch_of(probe, starts)], sort=False)
         ]
-        found[label] = pd.DataFrame(lines).sort_values("iteration", kind="stable", ignore_index=True)
-        found[label].attrs["width"] = width
-    names = names_in(found)
+        bands[label] = pd.DataFrame(lines).sort_values("iteration", kind="stable", ignore_index=True)
+        bands[label].attrs["width"] = width
+    names = names_in(bands)
     if by == "layer" and len(names) > PANELS:
         raise ConfigError(f"{len(names)} layers are too many for one figure: choose one, or draw a heatmap")
-    return found
+    return bands
 
 
 def names_in(bands: Mapping[str, pd.DataFrame], by: By = "layer") -> list[str]:

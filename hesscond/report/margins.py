@@ -149,7 +149,7 @@ def rate_trials(
     return pd.DataFrame(rows)
 
 
-def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figure:
+def rate_figure(trials: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figure:
     """The decay −ln(rate) of gradient descent near a minimum, measured on its steps, against the predicted one.
 
     On the diagonal the rate is (κ − 1)/(κ + 1). Claims that are known to be false are crosses. Points above it converge
@@ -158,29 +158,29 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
 
     Parameters
     ----------
-    found
+    trials
         Result of `rate_trials`.
     title
         Title above the figure.
     page
         Page that the figure is drawn for.
     """
-    claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(found["claim"], found["true"], strict=True)))
+    claims: Sequence[tuple[str, bool]] = list(dict.fromkeys(zip(trials["claim"], trials["true"], strict=True)))
     with page.styled():
         figure = page.figure(2.9)
         ax = figure.add_subplot()
         ax.set_xscale("log")
         ax.set_yscale("log", nonpositive="mask")
-        smallest = min(found["predicted"].min(), found.loc[found["measured"] > 0, "measured"].min())
+        smallest = min(trials["predicted"].min(), trials.loc[trials["measured"] > 0, "measured"].min())
         handles = []
         for (claim, true), color, marker in zip(claims, COLORS, MARKERS, strict=False):
-            rows = found[found["claim"] == claim]
+            rows = trials[trials["claim"] == claim]
             style: dict[str, Any] = {"ls": "none", "marker": marker, "color": color, "ms": 3.6, "alpha": 0.85}
             style |= {"mfc": "none", "mew": 0.8}
             ax.plot(rows["predicted"], rows["measured"].clip(lower=smallest / 3), gid=claim, **style)
             label = claim if true else f"{claim} (not true)"
             handles.append(Line2D([], [], label=label, **style))
-        ends = np.array([smallest / 3, 2 * max(found["predicted"].max(), found["measured"].max())])
+        ends = np.array([smallest / 3, 2 * max(trials["predicted"].max(), trials["measured"].max())])
         ax.set_xlim(*ends)
         ax.set_ylim(*ends)
         ax.plot(ends, ends, color="0.3", lw=0.8, zorder=0)
@@ -195,6 +195,6 @@ def rate_figure(found: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Figu
         ax.grid(color="0.93", lw=0.4)
         plotting.add_heading(figure, page, title, handles)
         plotting.label_figure(
-            figure, page, None, f"{found['trial'].nunique()} random minima with the best constant step size"
+            figure, page, None, f"{trials['trial'].nunique()} random minima with the best constant step size"
         )
     return figure

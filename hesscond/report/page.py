@@ -87,9 +87,9 @@ class Page:
         """Parameters while the figure is made: those of the user that are not matplotlib's defaults come first."""
         import matplotlib
 
-        own, default = matplotlib.rcParams, matplotlib.rcParamsDefault
+        current, default = matplotlib.rcParams, matplotlib.rcParamsDefault
         names = [name for name in self.template if not (self.fixed_sizes and name in SIZES)]
-        given = {name: own[name] for name in names if own[name] != default[name]}
+        given = {name: current[name] for name in names if current[name] != default[name]}
         style = self.template
         if isinstance(size := given.get("font.size"), float):
             style = resized(style, size)
@@ -147,8 +147,8 @@ def venues() -> dict[str, Any]:
     """Functions of tueplots that make the style of a venue, by the name of the venue."""
     from tueplots import bundles
 
-    found = inspect.getmembers(bundles, inspect.isfunction)
-    return {name: make for name, make in found if not name.startswith(("_", *NO_VENUES))}
+    functions = inspect.getmembers(bundles, inspect.isfunction)
+    return {name: make for name, make in functions if not name.startswith(("_", *NO_VENUES))}
 
 
 def venue_page(venue: str, width: Width = "column") -> Page:

@@ -124,7 +124,7 @@ def method_looks(methods: Iterable[str]) -> dict[str, MethodLook]:
         look, taken = method_look(method), {other.color for other in chosen.values()}
         free = [look, *(MethodLook(color, look.marker, look.dash) for color in OTHER_COLORS)]
         free += [varied(look, number) for number in range(len(SHADES))]
-        chosen[method] = next((one for one in free if one.color not in taken), look)
+        chosen[method] = next((candidate for candidate in free if candidate.color not in taken), look)
     return chosen
 
 

@@ -123,17 +123,17 @@ def keep_in_view(ax: Axes, values: np.ndarray) -> None:
 
 def out_of_view(axes: Iterable[Axes]) -> list[str]:
     """Sentences about values beyond the limits of logarithmic y axes, one for each side that hides some."""
-    found, several = [], list(axes)
+    remarks, several = [], list(axes)
     for ax in several:
         values = drawn_values(ax)
         values = values[np.isfinite(values) & (values > 0)]
         low, high = ax.get_ylim()
         name = f"{ax.get_ylabel() or ax.get_title('left')}: " if len(several) > 1 else ""
         if len(values) and values.max() > high:
-            found.append(rf"{name}values up to $10^{{{int(np.ceil(np.log10(values.max())))}}}$ beyond the axis")
+            remarks.append(rf"{name}values up to $10^{{{int(np.ceil(np.log10(values.max())))}}}$ beyond the axis")
         if len(values) and values.min() < low:
-            found.append(rf"{name}values down to $10^{{{int(np.floor(np.log10(values.min())))}}}$ beyond the axis")
-    return found
+            remarks.append(rf"{name}values down to $10^{{{int(np.floor(np.log10(values.min())))}}}$ beyond the axis")
+    return remarks
 
 
 def logarithmic(ax: Axes) -> None:
@@ -178,15 +178,15 @@ def shortened(names: Sequence[str], longest: int = 20) -> list[str]:
     """Names of layers that fit: long ones without the parts that all begin with, then with first letters, then cut."""
     levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
     shared = len(list(takewhile(lambda level: len(set(level)) == 1, levels))) if len(set(names)) > 1 else 0
-    found = []
+    labels = []
     for name in names:
         parts = name.split(".")[0 if max(map(len, names)) <= longest else shared :]
         for place, part in enumerate(parts[:-1]):
             if len(".".join(parts)) > longest and not part.isdigit():
                 parts[place] = part[0]
         short, head = ".".join(parts), longest // 3
-        found.append(short if len(short) <= longest else f"{short[:head]}…{short[head + 1 - longest :]}")
-    return found
+        labels.append(short if len(short) <= longest else f"{short[:head]}…{short[head + 1 - longest :]}")
+    return labels
 
 
 def add_legend(ax: Axes, handles: Sequence[Any], page: Page) -> None:
@@ -236,7 +236,7 @@ def column_count(labels: Sequence[str], page: Page) -> int:
 
 def plain_length(label: str) -> int:
     """Number of visible characters of a label, which may contain formulas."""
-    return len(re.sub(r"\\[A-Za-z]+|[${}^_]", lambda found: "x" if len(found[0]) > 1 else "", label))
+    return len(re.sub(r"\\[A-Za-z]+|[${}^_]", lambda match: "x" if len(match[0]) > 1 else "", label))
 
 
 def heading_height(labels: Sequence[str], page: Page) -> float:

@@ -29,7 +29,7 @@ MANY_DOTS = 3000
 GOLDEN = (5**0.5 - 1) / 2
 
 
-def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Page = COLUMN) -> Figure:
+def probe_figure(result: ProbeResult | pd.DataFrame, title: str = "", *, page: Page = COLUMN) -> Figure:
     """κ of every layer on a logarithmic axis, layers from the top in network order.
 
     At level ``"unit"`` a layer's row holds a dot for every output unit, spread over the height of the row, and a
@@ -39,7 +39,7 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
 
     Parameters
     ----------
-    found
+    result
         A `ProbeResult`, or its ``to_frame()``.
     title
         Title above the figure.
@@ -48,7 +48,7 @@ def probe_figure(found: ProbeResult | pd.DataFrame, title: str = "", *, page: Pa
     """
     import pandas as pd
 
-    frame: pd.DataFrame = found if isinstance(found, pd.DataFrame) else found.to_frame()
+    frame: pd.DataFrame = result if isinstance(result, pd.DataFrame) else result.to_frame()
     layers = tables.layer_frame(frame)
     whole = bool(frame["unit"].isna().all())
     count = len(layers)

@@ -99,9 +99,9 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
         self._kind = kind
         self._registered: Registry[Kind] = Registry(kind.__name__, GROUP, self._checked)
 
-    def _checked(self, name: str, found: Any) -> Kind:
-        if isinstance(found, self._kind):
-            return found
+    def _checked(self, name: str, kind: Any) -> Kind:
+        if isinstance(kind, self._kind):
+            return kind
         raise ConfigError(f"{name} is no hesscond.report.{self._kind.__name__}")
 
     def register(self, kind: Kind) -> None:
@@ -114,18 +114,18 @@ class Kinds(Mapping[str, Kind], Generic[Kind]):
     def _places(self) -> dict[str, tuple[str, str]]:
         """Module and attribute by name, read from the text of the modules: importing them takes matplotlib along."""
         definition = re.compile(rf'^(\w+) = (?:\w+\.)?{self._kind.__name__}\(\s*"([\w-]+)",\s*(\d+),', re.MULTILINE)
-        found = [
+        entries = [
             (int(order), name, path.stem, attribute)
             for path in Path(__file__).parent.glob("*.py")
             for attribute, name, order in definition.findall(path.read_text(encoding="utf-8"))
         ]
-        return {name: (module, attribute) for _, name, module, attribute in sorted(found)}
+        return {name: (module, attribute) for _, name, module, attribute in sorted(entries)}
 
     def __getitem__(self, name: str) -> Kind:
         if name in self._places:
             module, attribute = self._places[name]
-            found: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
-            return found
+            kind: Kind = getattr(import_module(f"hesscond.report.{module}"), attribute)
+            return kind
         return self._registered[name]
 
     def __iter__(self) -> Iterator[str]:

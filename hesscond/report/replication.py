@@ -48,8 +48,8 @@ def evaluated(column: str, factor: float = 1.0, offset: float = 0.0) -> Callable
 
     def values(run: StoredRun) -> pd.Series:
         table = run.table("evaluation")
-        found: pd.Series = offset + factor * table.set_index("epoch")[column].dropna().astype(float)
-        return found
+        curve: pd.Series = offset + factor * table.set_index("epoch")[column].dropna().astype(float)
+        return curve
 
     return values
 
@@ -58,9 +58,9 @@ def training_loss(run: StoredRun) -> pd.Series:
     """The training loss of each epoch, the mean over its last tenth, by the number of epochs then done."""
     table = run.table("training")
     parts = table.groupby("epoch")["loss"]
-    found: pd.Series = parts.apply(lambda loss: float(loss.tail(max(1, len(loss) // 10)).mean()))
-    found.index = found.index + 1
-    return found
+    losses: pd.Series = parts.apply(lambda loss: float(loss.tail(max(1, len(loss) // 10)).mean()))
+    losses.index = losses.index + 1
+    return losses
 
 
 def seconds_per_epoch(run: StoredRun) -> pd.Series:
@@ -77,8 +77,8 @@ def seconds(run: StoredRun) -> pd.Series:
 
     worked, each = run.worked, iterations_per_epoch(run)
     epochs = np.arange(int(run.iterations / each) + 1)
-    found = np.interp(epochs * each, list(worked), list(worked.values())) if worked else np.full(len(epochs), np.nan)
-    return pd.Series(found, index=epochs)
+    times = np.interp(epochs * each, list(worked), list(worked.values())) if worked else np.full(len(epochs), np.nan)
+    return pd.Series(times, index=epochs)
 
 
 def probed(name: str) -> Callable[[StoredRun], pd.Series]:
@@ -89,10 +89,10 @@ def probed(name: str) -> Callable[[StoredRun], pd.Series]:
 
         probe = run.table("probe")
         layer, unit = selection.first_place(run, probe)
-        found = series.values_of(
+        column = series.values_of(
             probe[(probe["data"] == "batch") & selection.at_place(probe, layer, unit)], name
         ).dropna()
-        return pd.Series({int(probe["epoch"].max()): float(found.median())}) if len(found) else pd.Series(dtype=float)
+        return pd.Series({int(probe["epoch"].max()): float(column.median())}) if len(column) else pd.Series(dtype=float)
 
     return values
 
@@ -242,16 +242,16 @@ def seeds_of(runs: Sequence[StoredRun], name: str, of: str, at: str) -> Seeds:
 AT = {"end": "", "best": ", best epoch", "first": " after the first epoch", "mean": ", mean over epochs"}
 
 
-def replication_frame(found: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
+def replication_frame(paper: Replication, runs: Mapping[str, Sequence[StoredRun]]) -> pd.DataFrame:
     """Published numbers and claims of a paper, a row each: panel, what (the quantity), paper, here, seeds, verdict."""
     import pandas as pd
 
     rows = []
-    for panel in found.panels:
-        own = runs.get(panel.name, ())
+    for panel in paper.panels:
+        panel_runs = runs.get(panel.name, ())
         for published in panel.published:
-            rows += [number_row(panel, published, name, own) for name in published.values]
-        rows += [claim_row(panel, claim, own) for claim in found.claims if panel.name in claim.of_panels]
+            rows += [number_row(panel, published, name, panel_runs) for name in published.values]
+        rows += [claim_row(panel, claim, panel_runs) for claim in paper.claims if panel.name in claim.of_panels]
     return pd.DataFrame(rows, columns=["panel", "what", "paper", "here", "seeds", "verdict"])
 
 
@@ -280,7 +280,7 @@ def claim_row(panel: Panel, claim: files.Claim, runs: Sequence[StoredRun]) -> di
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: seeds_of(runs, name, claim.of, claim.at) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
-    fewest = min(len(one.values) for one in seeds.values())
+    fewest = min(len(results.values) for results in seeds.values())
     return {
         "panel": panel.title,
         "what": quantity(claim.of).words + AT[claim.at],
@@ -297,45 +297,45 @@ def replication_columns(frame: pd.DataFrame) -> list[tables.Column]:
     return [tables.words(title, title) for title in (*titles, "what", "paper", "here", "verdict")]
 
 
-def caption(found: Replication, frame: pd.DataFrame) -> str:
+def caption(paper: Replication, frame: pd.DataFrame) -> str:
     """Caption: what the table shows, and how the verdicts were found."""
-    small = found.panels[0].study.scale == "small"
+    small = paper.panels[0].study.scale == "small"
     scale = " at the study's small size, which the paper does not have" if small else ""
     seeds = int(frame["seeds"].max()) if len(frame) else 0
     return (
-        f"{found.source}; here: mean ± standard deviation of {seeds} seed{'s' if seeds != 1 else ''}{scale}; verdicts: "
+        f"{paper.source}; here: mean ± standard deviation of {seeds} seed{'s' if seeds != 1 else ''}{scale}; verdicts: "
         f"95 % intervals of the mean (paired by seed for comparisons, Student's t), one seed alone by its value"
     )
 
 
 def write_replication(
-    found: Replication, runs: Mapping[str, Sequence[StoredRun]], folder: Path
+    paper: Replication, runs: Mapping[str, Sequence[StoredRun]], folder: Path
 ) -> tuple[tables.TextTable, Path, list[Path]]:
     """The table for the terminal, and the paths without endings of the table and the figures written to a folder."""
-    frame = replication_frame(found, runs)
-    columns, said = replication_columns(frame), caption(found, frame)
-    stem = folder / found.name.replace("/", "-")
-    stem.with_name(f"{stem.name}.md").write_text(tables.write_table(frame, columns, said, "md"), encoding="utf-8")
+    frame = replication_frame(paper, runs)
+    columns, text = replication_columns(frame), caption(paper, frame)
+    stem = folder / paper.name.replace("/", "-")
+    stem.with_name(f"{stem.name}.md").write_text(tables.write_table(frame, columns, text, "md"), encoding="utf-8")
     frame.to_csv(stem.with_name(f"{stem.name}.csv"), index=False, lineterminator="\n")
-    drawn = {stem: replication_figure(found, runs, page=Page(WIDTH))}
-    if found.cost.figure == "conditioning":
-        for panel, own in runs.items():
+    drawn = {stem: replication_figure(paper, runs, page=Page(WIDTH))}
+    if paper.cost.figure == "conditioning":
+        for panel, panel_runs in runs.items():
             name = "-".join(filter(None, (stem.name, panel, "conditioning")))
-            drawn[folder / name] = curves.conditioning_figure(own, page=Page(WIDTH))
+            drawn[folder / name] = curves.conditioning_figure(panel_runs, page=Page(WIDTH))
     for path, figure in drawn.items():
         save_both(figure, path)
-    return tables.text_table(frame, columns, said), stem, list(drawn)
+    return tables.text_table(frame, columns, text), stem, list(drawn)
 
 
-def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
+def replication_figure(paper: Replication, runs: Mapping[str, Sequence[StoredRun]], *, page: Page = COLUMN) -> Figure:
     """Training loss (dashed) and test accuracy (solid) of every panel by epoch, mean and range over the seeds."""
-    drawn = [(panel, selection.groups_of(own)) for panel in found.panels if (own := runs.get(panel.name))]
+    drawn = [(panel, selection.groups_of(panel_runs)) for panel in paper.panels if (panel_runs := runs.get(panel.name))]
     if not drawn:
-        raise ConfigError(f"no run of {found.name} has trained yet")
+        raise ConfigError(f"no run of {paper.name} has trained yet")
     every = [group for _, groups in drawn for group in groups]
     looks = selection.looks_of(every)
     names = dict.fromkeys(group.method for group in every)
-    timing = found.cost.figure == "timing"
+    timing = paper.cost.figure == "timing"
     kinds = {"training loss": DASHED, "training time" if timing else "test": "-"}
     columns = min(COLUMNS if page.wide else 2, len(drawn))
     bands = -(-len(drawn) // columns)
@@ -350,7 +350,7 @@ def replication_figure(found: Replication, runs: Mapping[str, Sequence[StoredRun
         for ax in chain.from_iterable(pairs[len(drawn) :]):
             ax.set_visible(False)
         handles = [plotting.method_handle(name, looks[name]) for name in names if name in looks]
-        plotting.add_heading(figure, page, found.name, [*handles, *plotting.dash_handles(kinds)])
+        plotting.add_heading(figure, page, paper.name, [*handles, *plotting.dash_handles(kinds)])
         most = max(len(group.runs) for group in every)
         remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
         plotting.label_figure(figure, page, None, remark)

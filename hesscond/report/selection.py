@@ -70,11 +70,11 @@ def check_one_study(runs: Sequence[StoredRun]) -> None:
         # a method that the study names may have a network of its own
         versions = "label" in first.config["run"] and "label" in run.config["run"]
         for key in ("name", "panel", "data", *(() if versions else ("model",))):
-            one, other = first.config.get(key), run.config.get(key)
-            if (one or "") != (other or ""):
+            value, other = first.config.get(key), run.config.get(key)
+            if (value or "") != (other or ""):
                 raise ConfigError(
                     f"{first.folder} and {run.folder} come from different studies "
-                    f"({key} is {one!r} and {other!r}): give runs of one study"
+                    f"({key} is {value!r} and {other!r}): give runs of one study"
                 )
 
 
@@ -101,12 +101,12 @@ def select(runs: Sequence[StoredRun], layer: str | None = None, unit: int | None
 
 def first_place(run: StoredRun, probe: pd.DataFrame, layer: str | None = None) -> tuple[str, int | None]:
     """Layer and unit that are shown where none were named; the unit is None for the whole block."""
-    own = run.config["probe"]
-    layer = own["layers"][0] if layer is None else layer
-    if "unit" not in own.get("levels", ["unit"]):
+    settings = run.config["probe"]
+    layer = settings["layers"][0] if layer is None else layer
+    if "unit" not in settings.get("levels", ["unit"]):
         return layer, None
-    if own["units"] != "all":
-        return layer, own["units"][0]
+    if settings["units"] != "all":
+        return layer, settings["units"][0]
     # for tokens, one that occurs
     there = probe.loc[probe["layer"] == layer, "unit"].dropna()
     return layer, int(there.iloc[0]) if len(there) else 0
@@ -154,13 +154,13 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     """The runs of one study in groups: methods in the order in which they were started, vanilla first if at once."""
     check_one_study(runs)
     runs = without_unprobed_twins(runs)
-    found: dict[tuple[str, float, int], list[StoredRun]] = {}
+    by_setting: dict[tuple[str, float, int], list[StoredRun]] = {}
     for run in in_order(runs):
-        found.setdefault(setting_of(run), []).append(run)
-    result, places = [], {name: place for place, (name, _, _) in enumerate(found)}
-    for method, rate, size in sorted(found, key=lambda key: (places[key[0]], key)):
-        members = found[method, rate, size]
-        same = [key for key in found if key[0] == method]
+        by_setting.setdefault(setting_of(run), []).append(run)
+    result, places = [], {name: place for place, (name, _, _) in enumerate(by_setting)}
+    for method, rate, size in sorted(by_setting, key=lambda key: (places[key[0]], key)):
+        members = by_setting[method, rate, size]
+        same = [key for key in by_setting if key[0] == method]
         label = method
         label += f" · lr {rate:g}" if len({key[1] for key in same}) > 1 else ""
         label += f" · batch {size}" if len({key[2] for key in same}) > 1 else ""

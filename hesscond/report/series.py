@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hesscond.runs import StoredRun
 
 #: Column that says whether a κ is resolved.
-RESOLVED = {in_coordinates("kappa", own): in_coordinates("resolved", own) for own in ("", *COORDINATES)}
+RESOLVED = {in_coordinates("kappa", suffix): in_coordinates("resolved", suffix) for suffix in ("", *COORDINATES)}
 #: Column with the rank of the matrix: at rank 0, as for a unit that is never active, there is no κ.
-RANK = {in_coordinates("kappa", own): in_coordinates("rank", own) for own in ("", *COORDINATES)}
+RANK = {in_coordinates("kappa", suffix): in_coordinates("rank", suffix) for suffix in ("", *COORDINATES)}
 #: Symbol of κ in the plain coordinates, in those of P from the raw statistics, and in the method's own.
 SHOWN = dict(zip(RESOLVED, ("κ(H)", "κ(PᵀHP)", "κ own"), strict=True))
 
@@ -110,8 +110,8 @@ def over_seeds(middle: Literal["median", "mean"], curves: Sequence[pd.Series]) -
 
     table = pd.concat(curves, axis=1).sort_index()
     table = table.dropna() if middle == "mean" else table
-    found = {middle: getattr(table, middle)(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
-    return pd.DataFrame(found).dropna(how="all")
+    columns = {middle: getattr(table, middle)(axis=1), "low": table.min(axis=1), "high": table.max(axis=1)}
+    return pd.DataFrame(columns).dropna(how="all")
 
 
 def thinned_band(band: pd.DataFrame) -> pd.DataFrame:

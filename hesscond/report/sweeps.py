@@ -80,11 +80,11 @@ def best_frame(frame: pd.DataFrame, cells: pd.DataFrame, settings: Sequence[str]
         for name in QUANTITIES:
             values = chosen[name].dropna()
             row |= {name: values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
-        own = cells[cells["run"].isin(chosen["run"])]
+        probes = cells[cells["run"].isin(chosen["run"])]
         for level in levels:
-            row |= {f"{level}_{name}": value for name, value in of_level(own[own["level"] == level]).items()}
+            row |= {f"{level}_{name}": value for name, value in of_level(probes[probes["level"] == level]).items()}
         for kind in OPTIMA:
-            bounds = own[[f"share_{kind}_lower", f"share_{kind}_upper"]].dropna().to_numpy(dtype=float)
+            bounds = probes[[f"share_{kind}_lower", f"share_{kind}_upper"]].dropna().to_numpy(dtype=float)
             row |= series.located(f"share_{kind}", series.quantile(bounds[:, 0], bounds[:, 1], 0.5))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -92,14 +92,14 @@ def best_frame(frame: pd.DataFrame, cells: pd.DataFrame, settings: Sequence[str]
 
 def of_level(cells: pd.DataFrame) -> dict[str, float]:
     """The columns of `best_frame` about the κ of one level."""
-    found: dict[str, float] = {"cells": 0, "resolved": 0}
+    columns: dict[str, float] = {"cells": 0, "resolved": 0}
     for name in ("kappa", "kappa_own"):
         lower, upper = series.intervals(cells, name)
-        found |= series.located(name, series.quantile(lower, upper, 0.5))
-        found["cells"] += int((~np.isnan(lower)).sum())
-        found["resolved"] += int(np.isfinite(upper).sum())
+        columns |= series.located(name, series.quantile(lower, upper, 0.5))
+        columns["cells"] += int((~np.isnan(lower)).sum())
+        columns["resolved"] += int(np.isfinite(upper).sum())
     sharpness = cells["sharpness"].dropna()
-    return found | {"sharpness": float(sharpness.median()) if len(sharpness) else math.nan}
+    return columns | {"sharpness": float(sharpness.median()) if len(sharpness) else math.nan}
 
 
 def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> tables.TextTable:
@@ -172,7 +172,7 @@ def cells_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 #: The columns of `cells_frame`.
 CELLS = [
     *("run", "method", "learning_rate", "seed", "iteration", "data", "level", "layer", "unit", "n_params"),
-    *(in_coordinates(name, own) for own in ("", "own") for name in (*ends("kappa"), "resolved", "rank")),
+    *(in_coordinates(name, suffix) for suffix in ("", "own") for name in (*ends("kappa"), "resolved", "rank")),
     *("lambda_max", "lambda_max_own", "lr", "sharpness"),
     *(f"share_{kind}_{end}" for kind in OPTIMA for end in ("lower", "upper")),
     *("coordinates", "solver"),
@@ -190,5 +190,5 @@ def possible(row: Mapping[str, Any], kind: str) -> tuple[float, float]:
     most, least = (math.log(row["kappa"]) - math.log(end) for end in ends)
     if not most > 0:
         return math.nan, math.nan
-    one, other = gained / most, gained / least if least > 0 else math.copysign(math.inf, gained)
-    return min(one, other), max(one, other)
+    share, other = gained / most, gained / least if least > 0 else math.copysign(math.inf, gained)
+    return min(share, other), max(share, other)

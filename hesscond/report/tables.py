@@ -89,7 +89,7 @@ def shown_cells(row: Mapping[str, Any], columns: Sequence[Column]) -> list[str]:
 
 def in_powers(text: str) -> str:
     """Text with powers of ten in place of exponents."""
-    return re.sub(r"(?<=\d)e([+-]\d+)", lambda found: f"×10{str(int(found[1])).translate(SUPERSCRIPTS)}", text)
+    return re.sub(r"(?<=\d)e([+-]\d+)", lambda match: f"×10{str(int(match[1])).translate(SUPERSCRIPTS)}", text)
 
 
 def markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str) -> str:

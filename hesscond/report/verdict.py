@@ -47,8 +47,8 @@ class Probes:
                 continue
             losses.append(smooth.reindex(probe.index, method="nearest").to_numpy())
             for quantity, parts in ends.items():
-                for part, found in zip(parts, series.intervals(probe, quantity), strict=True):
-                    part.append(found)
+                for part, bounds in zip(parts, series.intervals(probe, quantity), strict=True):
+                    part.append(bounds)
         joined = [{q: np.concatenate(parts[side] or [np.zeros(0)]) for q, parts in ends.items()} for side in (0, 1)]
         return cls(np.concatenate(losses or [np.zeros(0)]), *joined)
 
@@ -69,32 +69,32 @@ def intervals_per_decade(low: float, high: float) -> float:
 
 def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> dict[str, Any]:
     """Ratio κ of ``base`` over κ of ``other`` at equal training loss: of all pairs of probes in intervals of it."""
-    found: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
-    found |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
-    every = [one.loss[one.measured(quantity)] for one in (base, other)]
+    comparison: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
+    comparison |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
+    every = [probes.loss[probes.measured(quantity)] for probes in (base, other)]
     if not all(map(len, every)):
-        return found
+        return comparison
     low, high = max(loss.min() for loss in every), min(loss.max() for loss in every)
-    there = [one.measured(quantity, low, high) for one in (base, other)]
-    bins = [one.bins(intervals_per_decade(low, high)) for one in (base, other)]
-    shared = np.intersect1d(*(own[mask] for own, mask in zip(bins, there, strict=True)))
+    there = [probes.measured(quantity, low, high) for probes in (base, other)]
+    bins = [probes.bins(intervals_per_decade(low, high)) for probes in (base, other)]
+    shared = np.intersect1d(*(indices[mask] for indices, mask in zip(bins, there, strict=True)))
     if not len(shared):
-        return found
-    found |= {"loss_low": float(low), "loss_high": float(high)}
-    for prefix, one, mask in (("base_", base, there[0]), ("", other, there[1])):
-        found |= {
+        return comparison
+    comparison |= {"loss_low": float(low), "loss_high": float(high)}
+    for prefix, probes, mask in (("base_", base, there[0]), ("", other, there[1])):
+        comparison |= {
             f"{prefix}probes": int(mask.sum()),
-            f"{prefix}unresolved": int(np.isinf(one.upper[quantity][mask]).sum()),
+            f"{prefix}unresolved": int(np.isinf(probes.upper[quantity][mask]).sum()),
         }
     ends: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for place in shared:
-        inside = [mask & (own == place) for own, mask in zip(bins, there, strict=True)]
+        inside = [mask & (indices == place) for indices, mask in zip(bins, there, strict=True)]
         for side, one_end, other_end in ((0, base.lower, other.upper), (1, base.upper, other.lower)):
             over, under = spread_out(one_end[quantity][inside[0]]), spread_out(other_end[quantity][inside[1]])
             ends[side].append(spread_out(np.subtract.outer(np.log(over), np.log(under)).ravel()))
     lower, upper = (np.exp(np.concatenate(side)) for side in ends)
     names = (SPREAD[0], "ratio", SPREAD[1])
-    return found | {name: series.quantile(lower, upper, q) for name, q in zip(names, QUARTILES, strict=True)}
+    return comparison | {name: series.quantile(lower, upper, q) for name, q in zip(names, QUARTILES, strict=True)}
 
 
 def spread_out(values: np.ndarray) -> np.ndarray:
@@ -163,10 +163,10 @@ def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     for group, members in groups:
         probes = Probes.of(chosen, members)
         row: dict[str, Any] = {"method": group.label, "baseline": groups[0][0].label}
-        found = at_equal_loss(probes if base is None else base, probes)
-        for name, ends in [(name, found.pop(name)) for name in ("ratio", *SPREAD)]:
-            found |= series.located(name, ends if base is not None else (math.nan, math.nan))
-        row |= found
+        comparison = at_equal_loss(probes if base is None else base, probes)
+        for name, ends in [(name, comparison.pop(name)) for name in ("ratio", *SPREAD)]:
+            comparison |= series.located(name, ends if base is not None else (math.nan, math.nan))
+        row |= comparison
         for name, quantity in (("own", "kappa_own"), ("P", "kappa_preconditioned")):
             names = (f"gain_{name}_q25", f"gain_{name}", f"gain_{name}_q75")
             row |= dict(zip(names, at_same_weights(probes, quantity), strict=True))
@@ -201,18 +201,18 @@ def verdict_sentences(
 def sentences_of(frame: pd.DataFrame) -> tuple[str, ...]:
     """`verdict_sentences` of a frame."""
     rows = frame.to_dict("records")
-    found = [equal_loss_sentence(row) for row in rows[1:]]
+    sentences = [equal_loss_sentence(row) for row in rows[1:]]
     gains = [gain_clause(row, "own", f"{row['method']}'s own coordinates make κ(H)") for row in rows]
     if any(row["method"].startswith("bnp") for row in rows):
         gains += [gain_clause(row, "P", "BNP's P makes it") for row in rows[:1]]
     if any(gains):
-        found.append(f"At the same weights, {'; '.join(filter(None, gains))}.")
+        sentences.append(f"At the same weights, {'; '.join(filter(None, gains))}.")
     if len(rows) > 1:
-        found.append(
+        sentences.append(
             "Theorems compare the same weights; training meets the κ of its own path, which changes with the loss: "
             "medians over whole runs do not compare methods."
         )
-    return (*found, *frame.attrs["left_out"])
+    return (*sentences, *frame.attrs["left_out"])
 
 
 def equal_loss_sentence(row: Mapping[str, Any]) -> str:
@@ -227,26 +227,26 @@ def equal_loss_sentence(row: Mapping[str, Any]) -> str:
     where = f"At equal training loss ({row['loss_low']:.2g} to {row['loss_high']:.2g})"
     ends = {name: (row[f"{name}_lower"], row[f"{name}_upper"]) for name in ("ratio", *SPREAD)}
     (low, high), (first, _), (_, last) = ends["ratio"], ends["ratio_q25"], ends["ratio_q75"]
-    said = f"κ in {method}'s own coordinates"
+    subject = f"κ in {method}'s own coordinates"
     spread = f"({quartiles(first, last)}; {counted})"
     if low < 1 < high:
         return f"{where}, too many κ are unresolved to compare {method} with {baseline} ({counted})."
     if first > 0.99 and last < 1.01:
-        return f"{where}, {said} equals {baseline}'s to 1 % ({counted})."
+        return f"{where}, {subject} equals {baseline}'s to 1 % ({counted})."
     if first > 1 or last < 1:
         bound = "" if low == high else "at least "
-        return f"{where}, {said} is {bound}{factor(low if first > 1 else high)} than {baseline}'s {spread}."
-    return f"{where}, {said} is not clearly different from {baseline}'s {spread}."
+        return f"{where}, {subject} is {bound}{factor(low if first > 1 else high)} than {baseline}'s {spread}."
+    return f"{where}, {subject} is not clearly different from {baseline}'s {spread}."
 
 
-def gain_clause(row: Mapping[str, Any], name: str, said: str) -> str:
+def gain_clause(row: Mapping[str, Any], name: str, start: str) -> str:
     """Clause on the change of κ(H) by coordinates in a method's run; empty if unknown, or if they are plain."""
     gain, first, last = row[f"gain_{name}"], row[f"gain_{name}_q25"], row[f"gain_{name}_q75"]
     if math.isnan(gain) or (first, last) == (1.0, 1.0):
         return ""
     if first > 0.99 and last < 1.01:
-        return f"{said} less than 1 % different in {row['method']}'s run"
-    return f"{said} {factor(gain)} in {row['method']}'s run ({quartiles(first, last)})"
+        return f"{start} less than 1 % different in {row['method']}'s run"
+    return f"{start} {factor(gain)} in {row['method']}'s run ({quartiles(first, last)})"
 
 
 def factor(ratio: float) -> str:
