@@ -139,9 +139,9 @@ def module_in(file: Path) -> ModuleType:
 class Registry(dict[str, Piece], Generic[Piece]):
     """Pieces of one kind by name: registered, of installed packages, and ``FILE.py:NAME``, checked by ``made``."""
 
-    def __init__(self, kind: str, group: str, made: Callable[[str, Any], Piece]) -> None:
+    def __init__(self, kind: str, group: str, factory: Callable[[str, Any], Piece]) -> None:
         super().__init__()
-        self.kind, self.group, self._made = kind, group, made
+        self.kind, self.group, self._made = kind, group, factory
         self._from_files: dict[str, Piece] = {}
 
     def __missing__(self, name: str) -> Piece:
@@ -155,8 +155,8 @@ class Registry(dict[str, Piece], Generic[Piece]):
             module = module_in(Path(match[1]).expanduser().resolve())
             if not hasattr(module, match[2]):
                 module_name = module.__name__
-                there = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
-                raise ConfigError(f"{match[1]} has no {match[2]!r}: {did_you_mean(match[2], there)}")
+                names = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+                raise ConfigError(f"{match[1]} has no {match[2]!r}: {did_you_mean(match[2], names)}")
             self._from_files[name] = self._made(name, getattr(module, match[2]))
         return self._from_files[name]
 

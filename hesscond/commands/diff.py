@@ -52,7 +52,7 @@ def compare_two(
 
     Example: hesscond diff runs/fc-digits-1/vanilla-seed0 runs/fc-digits-1/bnp-seed0
     """
-    asked = {
+    arguments = {
         "layers": options.names_of(layers),
         "level": options.choice("--level", level, probing.LEVELS),
         "method": None if method is None else parse(method).text,
@@ -68,7 +68,7 @@ def compare_two(
             target = targets.load_target(spec, seed=seed)
             if weights is not None:
                 load_weights(target, weights)
-            return probing.run_probe(target.to(place), asked, spec, probing.Watched(say))[1]
+            return probing.run_probe(target.to(place), arguments, spec, probing.Watched(say))[1]
 
     def frame_of(name: str) -> tuple[pd.DataFrame, str]:
         if model is not None:

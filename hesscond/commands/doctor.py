@@ -54,15 +54,15 @@ def result(check: Callable[[], Check]) -> Check:
 
 def packages() -> Check:
     """Versions of hesscond and of what it computes with; ``pip check`` finds what is missing."""
-    there = versions(hesscond, torch, np, scipy)
-    return Check("ok", ", ".join(f"{name} {version}" for name, version in there.items()))
+    version_numbers = versions(hesscond, torch, np, scipy)
+    return Check("ok", ", ".join(f"{name} {version}" for name, version in version_numbers.items()))
 
 
 def threads() -> Check:
     """Check the number of torch's threads against that of the cores that this process may use."""
-    there, used = int(cpu_count()), torch.get_num_threads()
-    advice = f"set OMP_NUM_THREADS={there}: more threads than cores slow each other down" if used > there else ""
-    return Check("warning" if advice else "ok", f"torch takes {used} of {there} cores", advice)
+    cores, used = int(cpu_count()), torch.get_num_threads()
+    advice = f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down" if used > cores else ""
+    return Check("warning" if advice else "ok", f"torch takes {used} of {cores} cores", advice)
 
 
 def devices() -> Check:

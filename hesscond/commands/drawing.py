@@ -55,13 +55,13 @@ def figure(
     options.check_file("--output", output, pages.METADATA)
     names = runs or []
     known = () if kind == RATE else registry.FIGURES[kind].options
-    asked = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
+    arguments = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
     if kind == RATE:
         drawn = drawn_rate(names, page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
-        drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **asked)
+        drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **arguments)
     pages.save_figure(drawn, output)
     printing.stdout.print(str(output), soft_wrap=True)
 
@@ -109,22 +109,22 @@ def table(
     if format not in FORMATS:
         raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
     chosen = registry.TABLES[kind]
-    asked = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
+    arguments = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)
     if format == "text":
-        printing.print_table(chosen.print(stored, **asked))
+        printing.print_table(chosen.print(stored, **arguments))
     else:
-        sys.stdout.write(chosen.write(stored, format, **asked))  # type: ignore[arg-type]
+        sys.stdout.write(chosen.write(stored, format, **arguments))  # type: ignore[arg-type]
 
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:
     """Options that were given; a ConfigError for one that this figure or table does not have."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    for name in asked:
+    arguments = {name: value for name, value in given.items() if value is not None}
+    for name in arguments:
         if name not in known:
             reason = ": it shows all that were probed" if known and name in registry.UNIT else ""
             raise ConfigError(f"{what} has no --{name}{reason}")
-    return asked
+    return arguments
 
 
 def report(

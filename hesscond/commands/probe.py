@@ -96,7 +96,7 @@ def probe(
 
     Example: hesscond probe mymodel.py:make --layers fc1,fc2 --figure kappa.pdf
     """
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "layers": options.names_of(layers),
         "level": options.choice("--level", level, LEVELS),
         "units": units if units in (None, "all") else tuple(dict.fromkeys(options.integers("--units", str(units)))),
@@ -106,7 +106,7 @@ def probe(
         "products": products,
     }
     if memory is not None:
-        asked["memory"] = bytes_of(memory)
+        arguments["memory"] = bytes_of(memory)
     options.check_seed(seed)
     write = writer(as_json, as_csv, output)
     options.check_file("--figure", figure, page.METADATA)
@@ -120,10 +120,10 @@ def probe(
         loaded = targets.load_target(target, seed=seed).to(place)
         watched = Watched(say)
         with watched.interrupts():
-            result, frame = run_probe(loaded, asked, target, watched)
+            result, frame = run_probe(loaded, arguments, target, watched)
     write(frame)
     if not (as_json or as_csv):
-        print_summary(result, frame, asked, loaded, target)
+        print_summary(result, frame, arguments, loaded, target)
     if figure is not None:
         from hesscond.report.probed import probe_figure
 
@@ -191,9 +191,9 @@ class Watched:
         """Return a function that shows how many products with the Hessian were made."""
         count = 0
 
-        def counted(more: int) -> None:
+        def counted(products: int) -> None:
             nonlocal count
-            count += more
+            count += products
             self.say(f"{label}: {count:,} products with the Hessian", share)
 
         return counted
@@ -219,31 +219,31 @@ class Watched:
 
 
 def run_probe(
-    target: targets.Target, asked: dict[str, Any], spec: str, watched: Watched
+    target: targets.Target, arguments: dict[str, Any], spec: str, watched: Watched
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
-    """Probe, ``asked`` being arguments of `hesscond.probe`, and turn what the user's code raises into one sentence."""
+    """Probe, ``arguments`` being those of `hesscond.probe`, and turn what the user's code raises into one sentence."""
     with targets.one_sentence(spec):
         watched.say(f"probing {spec}")
-        result = watched.kappas(probed(target, asked, watched))
+        result = watched.kappas(probed(target, arguments, watched))
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
         frame = result.to_frame()
-        if asked.get("products") is not None:
+        if arguments.get("products") is not None:
             # signed, as κ's λ_max is not
             whole = result[NETWORK]
             assert isinstance(whole, NetworkResult)
             top = whole.top
             frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
-        elif asked["level"] == NETWORK:
-            frame = with_layers(result, frame, target, asked, watched)
+        elif arguments["level"] == NETWORK:
+            frame = with_layers(result, frame, target, arguments, watched)
     return result, frame
 
 
-def probed(target: targets.Target, asked: dict[str, Any], watched: Watched) -> hesscond.ProbeResult:
+def probed(target: targets.Target, arguments: dict[str, Any], watched: Watched) -> hesscond.ProbeResult:
     """Probe of a target, with its progress watched."""
     return hesscond.probe(
-        target.model, target.loss_fn, target.data, **asked, weight=target.weight, progress=watched.tell
+        target.model, target.loss_fn, target.data, **arguments, weight=target.weight, progress=watched.tell
     )
 
 
@@ -251,7 +251,7 @@ def with_layers(
     result: hesscond.ProbeResult,
     network: pd.DataFrame,
     target: targets.Target,
-    asked: dict[str, Any],
+    arguments: dict[str, Any],
     watched: Watched,
 ) -> pd.DataFrame:
     """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors."""
@@ -262,7 +262,7 @@ def with_layers(
     shares = whole.by_layer()
     frame = network
     try:
-        layers = probed(target, asked | {"level": "layer"}, watched)
+        layers = probed(target, arguments | {"level": "layer"}, watched)
     except CaptureError as error:
         result.skipped["the layers by themselves"] = str(error)
     else:
@@ -273,10 +273,10 @@ def with_layers(
 
 
 def print_summary(
-    result: hesscond.ProbeResult, frame: pd.DataFrame, asked: dict[str, Any], target: targets.Target, spec: str
+    result: hesscond.ProbeResult, frame: pd.DataFrame, arguments: dict[str, Any], target: targets.Target, spec: str
 ) -> None:
     """Print what was probed, the table, and the notes below it."""
-    few, level = asked["products"], asked["level"]
+    few, level = arguments["products"], arguments["level"]
     what = LEVELS[level] if few is None else f"all parameters together, {few} products"
     printing.stdout.print(f"{spec} · {target.samples} · level {level}: {what}", soft_wrap=True)
     catalogue = Catalogue(measurable(target.model))

@@ -160,10 +160,10 @@ def named(module: ModuleType, name: str, path: Path) -> Callable[[], Any]:
     return function
 
 
-def suggestion(name: str, there: list[str]) -> str:
+def suggestion(name: str, names: list[str]) -> str:
     """Suggestion of a similar name, or else a list of the existing names."""
-    listed = f"there is {', '.join(there[:8])}{', …' if len(there) > 8 else ''}"
-    return f": {did_you_mean(name, there, otherwise=listed)}" if there else ""
+    listed = f"there is {', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+    return f": {did_you_mean(name, names, otherwise=listed)}" if names else ""
 
 
 def as_target(returned: Any, spec: str) -> Target:

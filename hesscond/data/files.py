@@ -51,10 +51,10 @@ def fingerprint(header: str, folder: Path, files: Iterable[str]) -> str:
     checksum = hashlib.sha256(f"{header}\n".encode())
     for name in files:
         try:
-            there = os.stat(folder / name)
+            status = os.stat(folder / name)
         except OSError as error:
             raise DataNotFoundError(f"{folder / name} cannot be read: {error.strerror}.") from None
-        checksum.update(f"{name}\0{there.st_size}\0{there.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        checksum.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return checksum.hexdigest()
 
 

@@ -99,8 +99,8 @@ def load(
     """
     source = _source(name)
     if data_dir is not None and source.on_disk and not Path(data_dir).expanduser().is_dir():
-        there = Path(data_dir).expanduser().exists()
-        wrong = "is a file: give" if there else "does not exist: make it, or give"
+        exists = Path(data_dir).expanduser().exists()
+        wrong = "is a file: give" if exists else "does not exist: make it, or give"
         raise DataNotFoundError(f"the data directory {data_dir} {wrong} the folder that holds {name}.")
     sizes = train_samples, test_samples
     data = source.load(source.checked(given), _directories(source, data_dir), download=download, samples=sizes)

@@ -103,9 +103,9 @@ def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     The zeros are in units of the network's input: of standardized images they are the mean.
     """
     samples, channels, height, width = images.shape
-    moved = torch.randint(2 * PADDING + 1, (2, samples), generator=generator, device="cpu").to(images.device)
-    rows = moved[0, :, None] + torch.arange(height, device=images.device)
-    columns = moved[1, :, None] + torch.arange(width, device=images.device)
+    shifts = torch.randint(2 * PADDING + 1, (2, samples), generator=generator, device="cpu").to(images.device)
+    rows = shifts[0, :, None] + torch.arange(height, device=images.device)
+    columns = shifts[1, :, None] + torch.arange(width, device=images.device)
     padded = functional.pad(images, (PADDING,) * 4)
     sample = torch.arange(samples, device=images.device)[:, None, None, None]
     channel = torch.arange(channels, device=images.device)[:, None, None]

@@ -57,13 +57,13 @@ class Log:
         if table.empty:
             raise ConfigError(f"{self.run.folder} has no rows in the table {parser.COLUMNS[name]}, where {name} is")
         for number, condition in enumerate(conditions):
-            there = table
+            candidates = table
             table = table[fulfilled(table, condition)]
             if table.empty:
                 before = ", ".join(map(str, conditions[:number]))
                 raise ConfigError(
                     f"no row of the table {parser.COLUMNS[name]} of {self.run.folder} fulfils {condition}"
-                    f"{f' where {before}' if before else ''}: {available(there, condition)}"
+                    f"{f' where {before}' if before else ''}: {available(candidates, condition)}"
                 )
         rows = table[[k for k in KEYS if k in table]].reset_index(drop=True)
         return RowValues(bounded(table, name), rows)
@@ -395,23 +395,23 @@ def sentence(
 ) -> str:
     """Sentence on what was found, and in which row."""
     rows, met, failed, unresolved, unmatched = counts
-    there = ", ".join(f"{name} = {intervals.shown(*value)}" for name, value in values.items())
+    equations = ", ".join(f"{name} = {intervals.shown(*value)}" for name, value in values.items())
     if rows == 1:
         counted = {"met": "holds", "failed": "does not hold", "unresolved": "the bounds do not decide"}[status]
     else:
-        more = f" ({unresolved} more are undecided)" if unresolved else ""
+        remark = f" ({unresolved} more are undecided)" if unresolved else ""
         counted = {
             "met": f"holds in all {rows} rows, most narrowly",
-            "failed": f"fails in {failed} of {rows} rows{more}, worst",
+            "failed": f"fails in {failed} of {rows} rows{remark}, worst",
             "unresolved": f"undecided in {unresolved} of {rows} rows (holds in {met}), as",
         }[status]
     notes = f"; {unmatched} of the rows without a partner left out" if unmatched else ""
     at = f" at {described(place)}" if place else ""
-    return f"{counted}{at}: {there}{notes}"
+    return f"{counted}{at}: {equations}{notes}"
 
 
 def described(place: dict[str, Any]) -> str:
     """Words for a row."""
     # a whole block has no unit
-    there = {name: cell for name, cell in place.items() if name != "unit" or isinstance(cell, Integral)}
-    return ", ".join(f"{cell}" if name == "data" else f"{name} {cell}" for name, cell in there.items())
+    cells = {name: cell for name, cell in place.items() if name != "unit" or isinstance(cell, Integral)}
+    return ", ".join(f"{cell}" if name == "data" else f"{name} {cell}" for name, cell in cells.items())

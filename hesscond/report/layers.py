@@ -460,8 +460,8 @@ def draw_bands(
 ) -> None:
     """Draw medians (``LABEL-NAME-median``), bands (``-band``) and triangles (``-unresolved``) within the limits."""
     bottom, top = ax.get_ylim()
-    for label, every in bands.items():
-        table = every[every["name"] == name]
+    for label, frame in bands.items():
+        table = frame[frame["name"] == name]
         look, at, gid = looks[label], table["iteration"], f"{label}-{name}"
         # beyond the axis, where nothing says how far
         low = table["q25_lower"].where(table["q25_lower"] > 0, bottom) if chosen.logarithmic else table["q25_lower"]

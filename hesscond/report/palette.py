@@ -121,10 +121,10 @@ def method_looks(methods: Iterable[str]) -> dict[str, MethodLook]:
     """The look of each method; only if two of one call share a colour does the later in the alphabet get another."""
     chosen: dict[str, MethodLook] = {}
     for method in sorted(set(methods), key=lambda name: (name not in METHOD_LOOKS, name)):
-        look, taken = method_look(method), {other.color for other in chosen.values()}
+        look, colors = method_look(method), {other.color for other in chosen.values()}
         free = [look, *(MethodLook(color, look.marker, look.dash) for color in OTHER_COLORS)]
         free += [varied(look, number) for number in range(len(SHADES))]
-        chosen[method] = next((candidate for candidate in free if candidate.color not in taken), look)
+        chosen[method] = next((candidate for candidate in free if candidate.color not in colors), look)
     return chosen
 
 

@@ -329,8 +329,8 @@ def draw_seeds(
     ax: Axes, group: selection.Group, curves: Sequence[pd.Series], look: MethodLook, dash: Any, name: str
 ) -> None:
     """Draw mean and band of runs that did not diverge (``NAME-mean``, ``NAME-band``), and each diverged one."""
-    there = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
-    whole, broken = ([c for c, diverged in there if diverged == bad and c.notna().any()] for bad in (False, True))
+    pairs = [(curve, run.status == "diverged") for curve, run in zip(curves, group.runs, strict=True)]
+    whole, broken = ([c for c, diverged in pairs if diverged == bad and c.notna().any()] for bad in (False, True))
     if whole:
         together = series.over_seeds("mean", whole)
         if len(whole) > 1:

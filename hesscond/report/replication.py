@@ -332,9 +332,9 @@ def replication_figure(paper: Replication, runs: Mapping[str, Sequence[StoredRun
     drawn = [(panel, selection.groups_of(panel_runs)) for panel in paper.panels if (panel_runs := runs.get(panel.name))]
     if not drawn:
         raise ConfigError(f"no run of {paper.name} has trained yet")
-    every = [group for _, groups in drawn for group in groups]
-    looks = selection.looks_of(every)
-    names = dict.fromkeys(group.method for group in every)
+    all_groups = [group for _, groups in drawn for group in groups]
+    looks = selection.looks_of(all_groups)
+    names = dict.fromkeys(group.method for group in all_groups)
     timing = paper.cost.figure == "timing"
     kinds = {"training loss": DASHED, "training time" if timing else "test": "-"}
     columns = min(COLUMNS if page.wide else 2, len(drawn))
@@ -351,7 +351,7 @@ def replication_figure(paper: Replication, runs: Mapping[str, Sequence[StoredRun
             ax.set_visible(False)
         handles = [plotting.method_handle(name, looks[name]) for name in names if name in looks]
         plotting.add_heading(figure, page, paper.name, [*handles, *plotting.dash_handles(kinds)])
-        most = max(len(group.runs) for group in every)
+        most = max(len(group.runs) for group in all_groups)
         remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
         plotting.label_figure(figure, page, None, remark)
     return figure

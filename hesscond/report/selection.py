@@ -108,8 +108,8 @@ def first_place(run: StoredRun, probe: pd.DataFrame, layer: str | None = None) -
     if settings["units"] != "all":
         return layer, settings["units"][0]
     # for tokens, one that occurs
-    there = probe.loc[probe["layer"] == layer, "unit"].dropna()
-    return layer, int(there.iloc[0]) if len(there) else 0
+    units = probe.loc[probe["layer"] == layer, "unit"].dropna()
+    return layer, int(units.iloc[0]) if len(units) else 0
 
 
 def at_place(probe: pd.DataFrame, layer: str, unit: int | None) -> pd.Series:

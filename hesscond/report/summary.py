@@ -146,9 +146,9 @@ def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
 
 def median(values: pd.Series) -> float:
     """Median of the values that are not NaN; NaN if there are none."""
-    there = values.dropna()
+    numbers = values.dropna()
     # bounds of κ reach the largest numbers, whose sum overflows
-    return 2 * float((there / 2).median()) if len(there) else math.nan
+    return 2 * float((numbers / 2).median()) if len(numbers) else math.nan
 
 
 def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> tables.TextTable:

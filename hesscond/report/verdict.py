@@ -71,24 +71,24 @@ def at_equal_loss(base: Probes, other: Probes, quantity: str = "kappa_own") -> d
     """Ratio κ of ``base`` over κ of ``other`` at equal training loss: of all pairs of probes in intervals of it."""
     comparison: dict[str, Any] = {"loss_low": math.nan, "loss_high": math.nan, "probes": 0, "base_probes": 0}
     comparison |= {"unresolved": 0, "base_unresolved": 0, **dict.fromkeys(("ratio", *SPREAD), (math.nan, math.nan))}
-    every = [probes.loss[probes.measured(quantity)] for probes in (base, other)]
-    if not all(map(len, every)):
+    losses = [probes.loss[probes.measured(quantity)] for probes in (base, other)]
+    if not all(map(len, losses)):
         return comparison
-    low, high = max(loss.min() for loss in every), min(loss.max() for loss in every)
-    there = [probes.measured(quantity, low, high) for probes in (base, other)]
+    low, high = max(loss.min() for loss in losses), min(loss.max() for loss in losses)
+    masks = [probes.measured(quantity, low, high) for probes in (base, other)]
     bins = [probes.bins(intervals_per_decade(low, high)) for probes in (base, other)]
-    shared = np.intersect1d(*(indices[mask] for indices, mask in zip(bins, there, strict=True)))
+    shared = np.intersect1d(*(indices[mask] for indices, mask in zip(bins, masks, strict=True)))
     if not len(shared):
         return comparison
     comparison |= {"loss_low": float(low), "loss_high": float(high)}
-    for prefix, probes, mask in (("base_", base, there[0]), ("", other, there[1])):
+    for prefix, probes, mask in (("base_", base, masks[0]), ("", other, masks[1])):
         comparison |= {
             f"{prefix}probes": int(mask.sum()),
             f"{prefix}unresolved": int(np.isinf(probes.upper[quantity][mask]).sum()),
         }
     ends: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for place in shared:
-        inside = [mask & (indices == place) for indices, mask in zip(bins, there, strict=True)]
+        inside = [mask & (indices == place) for indices, mask in zip(bins, masks, strict=True)]
         for side, one_end, other_end in ((0, base.lower, other.upper), (1, base.upper, other.lower)):
             over, under = spread_out(one_end[quantity][inside[0]]), spread_out(other_end[quantity][inside[1]])
             ends[side].append(spread_out(np.subtract.outer(np.log(over), np.log(under)).ravel()))

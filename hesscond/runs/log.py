@@ -225,35 +225,35 @@ def can_be_resumed(folder: Path, config: Mapping[str, Any]) -> Literal["no", "sa
     """Whether the folder holds a run of this configuration ("same"), one to make "longer", or "no" run."""
     if not os.path.lexists(folder / store.LOG):
         return "no"
-    there, wanted = store.open_run(folder).config, {**config}
+    stored_config, wanted = store.open_run(folder).config, {**config}
     # other versions go on too: they are not part of what is run
-    for content in (there, wanted):
+    for content in (stored_config, wanted):
         content["run"] = {key: value for key, value in content["run"].items() if key not in ("versions", "data_source")}
-    if there == wanted:
+    if stored_config == wanted:
         return "same"
-    if others := differences(there, wanted, but=LENGTH):
+    if others := differences(stored_config, wanted, but=LENGTH):
         raise ConfigError(f"{folder} holds a run of another configuration ({others}): give another --out")
-    length = differences(there, wanted)
+    length = differences(stored_config, wanted)
     if wanted.get("schedule", {}).get("kind") in UNTIL_THE_END:
         raise ConfigError(
             f"{folder} holds a run of another length ({length}), whose learning rates depend on it: give another --out"
         )
-    stored, asked = ({key: content["training"].get(key) for key in LENGTH} for content in (there, wanted))
-    if not any(stored[key] and asked[key] and asked[key] > stored[key] for key in LENGTH):
+    stored, goal = ({key: content["training"].get(key) for key in LENGTH} for content in (stored_config, wanted))
+    if not any(stored[key] and goal[key] and goal[key] > stored[key] for key in LENGTH):
         raise ConfigError(f"{folder} holds a run of another length ({length}), and can only be made longer")
     return "longer"
 
 
-def differences(there: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Sequence[str] = ()) -> str:
+def differences(stored_config: Mapping[str, Any], wanted: Mapping[str, Any], *, but: Sequence[str] = ()) -> str:
     """Keys in which two configurations differ, a few with both values; ``but``: keys of [training] to leave out."""
     entries = []
-    for table in sorted({*there, *wanted}):
-        stored, asked = there.get(table), wanted.get(table)
-        if isinstance(stored, dict) and isinstance(asked, dict):
-            for key in sorted({*stored, *asked}):
-                if stored.get(key) != asked.get(key) and not (table == "training" and key in but):
-                    entries.append(f"{table}.{key}: {stored.get(key)!r} there, {asked.get(key)!r} here")
-        elif stored != asked:
+    for table in sorted({*stored_config, *wanted}):
+        stored, settings = stored_config.get(table), wanted.get(table)
+        if isinstance(stored, dict) and isinstance(settings, dict):
+            for key in sorted({*stored, *settings}):
+                if stored.get(key) != settings.get(key) and not (table == "training" and key in but):
+                    entries.append(f"{table}.{key}: {stored.get(key)!r} there, {settings.get(key)!r} here")
+        elif stored != settings:
             entries.append(table)
     return listed(entries)
 

@@ -112,9 +112,9 @@ def check_schema(connection: sqlite3.Connection) -> None:
             "run's config.toml names, or run the study again"
         )
     # no view, which may compute without end
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     for table in TABLES | BESIDE:
-        if table not in there:
+        if table not in tables:
             raise RunError(f"it has no table {table}")
 
 
@@ -298,10 +298,10 @@ def open_run(folder: Path | str) -> StoredRun:
     """
     folder = Path(folder)
     try:
-        there = all(os.path.lexists(folder / name) for name in (LOG, "config.toml"))
+        is_run = all(os.path.lexists(folder / name) for name in (LOG, "config.toml"))
     except ValueError:  # a null character
-        there = False
-    if not there:
+        is_run = False
+    if not is_run:
         raise RunError(f"{folder} is not a run folder: it has not both {LOG} and config.toml")
     config = read_config(folder / "config.toml")
     with reading(folder) as connection:

@@ -55,11 +55,11 @@ def load_data(
 def check_data(config: DataConfig, data: dataset.Dataset) -> None:
     """Refuse data that are not what `load_data` makes of the study."""
     if (data.name, data.preparation) != (config.name, config.preparation):
-        there, wanted = (
+        content, wanted = (
             f"{name} ({', '.join(how) or 'as it is'})"
             for name, how in ((data.name, data.preparation), (config.name, config.preparation))
         )
-        raise ConfigError(f"the study is on {wanted}, but the data are {there}: load them with load_data(study.data)")
+        raise ConfigError(f"the study is on {wanted}, but the data are {content}: load them with load_data(study.data)")
 
 
 class Augmentation:

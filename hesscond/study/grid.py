@@ -276,10 +276,10 @@ def check_same_sweep(config: SweepConfig, folder: Path) -> None:
         if any(not path.name.startswith(".") for path in inside):
             raise ConfigError(f"{folder} is not empty and holds no sweep: give another --out")
         return
-    there = read_sweep(folder)
-    differing = [name for name in ("study", "threads") if getattr(there, name) != getattr(config, name)]
+    stored_config = read_sweep(folder)
+    differing = [name for name in ("study", "threads") if getattr(stored_config, name) != getattr(config, name)]
     device = torch.device("cpu")
-    left_out = {p.folder.name for p in plan_sweep(there, folder, device)} - {
+    left_out = {p.folder.name for p in plan_sweep(stored_config, folder, device)} - {
         p.folder.name for p in plan_sweep(config, folder, device)
     }
     if left_out:

@@ -35,8 +35,8 @@ def of_classes(right: torch.Tensor, targets: torch.Tensor, classes: int) -> dict
     right, targets = right.cpu(), targets.cpu()
     first, five = right.sum(0).tolist()
     numbers = torch.bincount(targets, minlength=classes)
-    there = numbers > 0
-    by_class = torch.bincount(targets[right[:, 0]], minlength=classes)[there] / numbers[there].double()
+    mask = numbers > 0
+    by_class = torch.bincount(targets[right[:, 0]], minlength=classes)[mask] / numbers[mask].double()
     return dict.fromkeys(METRICS) | {
         "test_accuracy": first / len(targets),
         "test_top5": five / len(targets) if classes >= TOP_CLASSES else None,

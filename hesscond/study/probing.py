@@ -132,12 +132,12 @@ class Prober:
     ) -> Probe:
         """Probe, for `rows`, of the mini-batch whose training pass gave ``output`` while the recorder was armed."""
         pair = inputs, targets
-        taken = self.layers.take(pair, output, again, check=check)
+        layer_probe = self.layers.take(pair, output, again, check=check)
         others: list[ProbeRow] = []
         if self._by_products:
             with again():
                 others = [*self._others("batch", pair, len(targets))]
-        return Probe(taken, others)
+        return Probe(layer_probe, others)
 
     def rows(self, probes: Sequence[Probe]) -> list[list[ProbeRow]]:
         """Rows of several probes."""
@@ -187,7 +187,7 @@ class Prober:
         weights: list[int] | None = None,
     ) -> Iterator[ProbeRow]:
         """Rows of all blocks that are not captured, and of the network; ``weights``: of the batches of a stream."""
-        asked = Question(
+        template = Question(
             model=self.model,
             loss_fn=self.loss_fn,
             data=pairs,
@@ -206,15 +206,15 @@ class Prober:
                 if not chosen:
                     continue
                 units = None if table or level == "layer" else self._wanted
-                question = replace(asked, level=level, units=units, choice=catalogue.Choice(tuple(chosen)))
+                question = replace(template, level=level, units=units, choice=catalogue.Choice(tuple(chosen)))
                 plain = layer_results(question)
-                moved = [place for place in chosen if self._has_coordinates(place)]
-                in_own = replace(question, method=self.method, choice=catalogue.Choice(tuple(moved)))
-                own_results = layer_results(in_own) if moved else {}
+                own_places = [place for place in chosen if self._has_coordinates(place)]
+                in_own = replace(question, method=self.method, choice=catalogue.Choice(tuple(own_places)))
+                own_results = layer_results(in_own) if own_places else {}
                 for place in chosen:
                     yield from self._rows_of(name, samples, plain[place], own_results.get(place))
         if "network" in self.config.levels:
-            network = replace(asked, level="network", products=self.config.products)
+            network = replace(template, level="network", products=self.config.products)
             yield self._network_row(name, samples, network)
 
     def _has_coordinates(self, place: str) -> bool:
@@ -227,9 +227,9 @@ class Prober:
         except ConfigError:
             return False
 
-    def _rows_of(self, name: str, samples: int, plain: LayerResult, moved: LayerResult | None) -> Iterator[ProbeRow]:
+    def _rows_of(self, name: str, samples: int, plain: LayerResult, result: LayerResult | None) -> Iterator[ProbeRow]:
         """Rows of the units of a block, or the row of the whole block."""
-        in_own = plain.conditions if moved is None else moved.conditions
+        in_own = plain.conditions if result is None else result.conditions
         for unit, kappa, kappa_own in zip(plain.blocks, plain.conditions, in_own, strict=True):
             if unit is not None and self._wanted is not None and unit not in self._wanted:
                 continue
@@ -240,7 +240,7 @@ class Prober:
                 "unit": unit,
                 "samples": samples,
                 "n_params": block.order,
-                "coordinates": "plain" if moved is None or (P := moved.block(unit).P) is None else P.name,
+                "coordinates": "plain" if result is None or (P := result.block(unit).P) is None else P.name,
             }
             row |= kappa_columns(kappa, kappa_own) | {"trace": float(block.diagonal().sum())}
             best = optima(block.plain) if unit is None and block.order <= self.config.optima else {}
@@ -255,12 +255,12 @@ class Prober:
         try:
             self.method.check_network()
             systems = [self.method.probed(place) for place in eligible_layers(self.model)]
-            moved = dict.fromkeys(system.name for system in systems if system is not None)
+            names = dict.fromkeys(system.name for system in systems if system is not None)
             in_own = replace(question, method=self.method)
-            kappa_own = network_result(in_own)[NETWORK].conditions[0] if moved else kappa
+            kappa_own = network_result(in_own)[NETWORK].conditions[0] if names else kappa
         except ConfigError as error:
             return ProbeRow(row | {"coordinates": f"not defined: {error}"}, [], [])
-        return ProbeRow(row | kappa_columns(kappa, kappa_own) | {"coordinates": " and ".join(moved) or "plain"}, [], [])
+        return ProbeRow(row | kappa_columns(kappa, kappa_own) | {"coordinates": " and ".join(names) or "plain"}, [], [])
 
     def _in_order(self, rows: list[ProbeRow]) -> list[ProbeRow]:
         """Sort rows by the blocks' order in the study, the network last."""

@@ -246,11 +246,11 @@ def run(
 
 def run_status(plan: RunPlan, config: dict[str, Any], *, resume: bool) -> Literal["new", "begun", "longer", "over"]:
     """State of the run of a plan in its folder; without ``resume`` it can only be "new"."""
-    there = run_log.can_be_resumed(plan.folder, config) if resume else "no"
-    if there == "longer":
+    match = run_log.can_be_resumed(plan.folder, config) if resume else "no"
+    if match == "longer":
         # what diverged cannot go on
         return "over" if store.open_run(plan.folder).status == "diverged" else "longer"
-    if there == "same":
+    if match == "same":
         return "over" if store.open_run(plan.folder).status in store.OVER else "begun"
     run_log.check_free(plan.folder, begun=resume)
     return "new"
@@ -445,8 +445,8 @@ class Training:
 
     def due(self, iteration: int) -> bool:
         """Whether the mini-batch of an iteration is probed."""
-        every = self.plan.study.probe.every
-        return every > 0 and iteration % every == 0
+        interval = self.plan.study.probe.every
+        return interval > 0 and iteration % interval == 0
 
     def compares(self, iteration: int) -> bool:
         """Whether the probe of an iteration is the first of its epoch, wherever a run was broken off."""
@@ -547,8 +547,8 @@ class Training:
         assert test_loss is not None
         if not math.isfinite(test_loss):
             raise diverged("test loss", test_loss, iteration, rate(self.optimizer))
-        every = self.plan.study.probe.train_every_epochs
-        if every > 0 and (last or epoch % every == 0):
+        interval = self.plan.study.probe.train_every_epochs
+        if interval > 0 and (last or epoch % interval == 0):
             with self.explaining(iteration):
                 self.waiting.append((iteration, epoch, self.prober.train(*self.probed_part())))
             self.flush_probes()

@@ -134,10 +134,10 @@ class DataConfig(SectionWithOptions):
             raise misfit(["standardize"], f"the tokens of data set {self.name!r} have no mean: leave it out")
         for number, name in enumerate(self.augmentation):
             if name not in AUGMENTATIONS[form.kind]:
-                there = ", ".join(AUGMENTATIONS[form.kind]) or "none"
+                names = ", ".join(AUGMENTATIONS[form.kind]) or "none"
                 raise misfit(
                     ["augmentation", number],
-                    f"{name!r} cannot change {INPUTS[form.kind]}, which data set {self.name!r} has: there are {there}",
+                    f"{name!r} cannot change {INPUTS[form.kind]}, which data set {self.name!r} has: there are {names}",
                 )
         return self
 
@@ -150,8 +150,8 @@ class DataConfig(SectionWithOptions):
     def preparation(self) -> tuple[str, ...]:
         """Preparation of the data set before training, as in `hesscond.data.Dataset.preparation`."""
         plain = {"train_samples": None, "test_samples": None, "standardize": False}
-        asked = {key: getattr(self, key) for key in plain} | self.options
-        return tuple(f"{key} = {value}" for key, value in sorted(asked.items()) if plain.get(key, ...) != value)
+        settings = {key: getattr(self, key) for key in plain} | self.options
+        return tuple(f"{key} = {value}" for key, value in sorted(settings.items()) if plain.get(key, ...) != value)
 
 
 class ModelConfig(SectionWithOptions):
@@ -220,9 +220,9 @@ class TrainingConfig(Section):
     @property
     def optimizer_options(self) -> dict[str, Any]:
         """Options of the optimizer other than the learning rate: the momentum, and others that are set."""
-        asked = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
+        settings = {"nesterov": self.nesterov, "weight_decay": self.weight_decay}
         kind = {} if self.optimizer == "sgd" else {"kind": self.optimizer}
-        return {"momentum": self.momentum} | kind | {key: value for key, value in asked.items() if value}
+        return {"momentum": self.momentum} | kind | {key: value for key, value in settings.items() if value}
 
 
 #: The keys of ``[schedule]`` that belong to some kinds only.

@@ -21,12 +21,12 @@ from hesscond.theorems import base as theorems
 
 def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue:
     """Catalogue of the blocks of the network that can be probed."""
-    wanted, taken = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
-    if wanted not in (*taken, "any"):
-        fitting = ", ".join(name for name, architecture in MODELS.items() if architecture.kind in taken)
-        there = f"the inputs of this data set have the shape {form.input_shape}"
+    wanted, kinds = model.architecture.kind, (form.kind,) if form.tokens else (form.kind, "vector")
+    if wanted not in (*kinds, "any"):
+        fitting = ", ".join(name for name, architecture in MODELS.items() if architecture.kind in kinds)
+        reason = f"the inputs of this data set have the shape {form.input_shape}"
         raise ConfigError(
-            f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {there}: choose another data set, "
+            f"model.name: model {model.name!r} needs {sections.INPUTS[wanted]}, but {reason}: choose another data set, "
             f"or a model from {fitting}"
         )
     try:
@@ -69,9 +69,9 @@ def check_structure(study: StudyConfig) -> None:
     form = study.data.form
     fitting = ("cross_entropy", "binary_cross_entropy", "mse")[: 1 if form.tokens else 3] if form.classes else ("mse",)
     if study.training.loss not in fitting:
-        there = "tokens" if form.tokens else "class labels" if form.classes else "values to predict, no classes"
+        targets = "tokens" if form.tokens else "class labels" if form.classes else "values to predict, no classes"
         choices = " or ".join(map(repr, fitting))
-        raise ConfigError(f"training.loss: the data set {study.data.name!r} has {there}: use {choices}")
+        raise ConfigError(f"training.loss: the data set {study.data.name!r} has {targets}: use {choices}")
     for name, block in probed_blocks(study).items():
         if "unit" in study.probe.levels:
             check_units(name, block, study.probe.units)
@@ -99,5 +99,5 @@ def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
         raise ConfigError(f"probe.layers: {block.undivided}".replace("level='layer'", 'levels = ["layer"]'))
     for number, unit in enumerate(() if isinstance(units, str) else units):
         if unit not in block.units:
-            there = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
-            raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {there}")
+            unit_range = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
+            raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {unit_range}")
