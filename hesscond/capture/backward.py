@@ -112,8 +112,8 @@ def lean_convolutions(ends: Iterable[Any]) -> Iterator[None]:
         )
         turned, dims = node._saved_transposed, len(stride)
         sizes = zip(grad_x.shape[-dims:], g.shape[-dims:], weight.shape[-dims:], stride, padding, dilation, strict=True)
-        more = [0 if turned else i - (o - 1) * s + 2 * p - e * (k - 1) - 1 for i, o, k, s, p, e in sizes]
-        options = (stride, padding, dilation, not turned, more, node._saved_groups)
+        output_padding = [0 if turned else i - (o - 1) * s + 2 * p - e * (k - 1) - 1 for i, o, k, s, p, e in sizes]
+        options = (stride, padding, dilation, not turned, output_padding, node._saved_groups)
         return torch.ops.aten.convolution(g, weight, None, *options), *grad_inputs[1:]
 
     hooks = [

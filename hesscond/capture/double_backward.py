@@ -96,9 +96,9 @@ class SecondDerivatives:
         #: layers where rounding dominates some second derivatives, or may hide all of them
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
-        every = [variable for tensors in self.variables.values() for variable in tensors]
+        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
         began = time.perf_counter()
-        first = backward.slopes(loss, every)
+        first = backward.slopes(loss, all_variables)
         #: time of a gradient: a second derivative takes about as long, in a batch less
         self.seconds = time.perf_counter() - began
         gradients = {name: [next(first) for _ in tensors] for name, tensors in self.variables.items()}
@@ -112,7 +112,7 @@ class SecondDerivatives:
 
     def perturb(self, loss: torch.Tensor) -> None:
         """Measure the effect of rounding on the second derivatives of each layer, along one direction."""
-        every = [variable for tensors in self.variables.values() for variable in tensors]
+        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
         # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
             name: [
@@ -128,7 +128,7 @@ class SecondDerivatives:
                 exact[request.name] = self.derivatives(request, seeds[request.name]) or ()
 
         def differences() -> dict[str, list[torch.Tensor | None]]:
-            first, by_layer = backward.slopes(loss, every), {}
+            first, by_layer = backward.slopes(loss, all_variables), {}
             for name, tensors in self.variables.items():
                 other = backward.Derivatives([next(first) for _ in tensors], tensors)
                 if name in exact:
@@ -157,9 +157,9 @@ class SecondDerivatives:
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
-        every = [variable for tensors in self.variables.values() for variable in tensors]
-        sizes = [0.0] * len(every)
-        for parts in curved.without_cancellation(loss, every, below=curved.CANCELLED):
+        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
+        sizes = [0.0] * len(all_variables)
+        for parts in curved.without_cancellation(loss, all_variables, below=curved.CANCELLED):
             sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
         each = iter(sizes)
         return {name: max(next(each) for _ in tensors) for name, tensors in self.variables.items()}
@@ -312,9 +312,9 @@ class SecondDerivatives:
     @cached_property
     def changed(self) -> dict[str, backward.Derivatives]:
         """Second derivatives as in ``along``, of slopes from a backward pass with `enlarged_rounding`."""
-        every = [variable for tensors in self.variables.values() for variable in tensors]
+        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
         with backward.enlarged_rounding([self.loss.grad_fn], 0):
-            first = backward.slopes(self.loss, every)
+            first = backward.slopes(self.loss, all_variables)
         return {name: backward.Derivatives([next(first) for _ in args], args) for name, args in self.variables.items()}
 
     def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:

@@ -33,9 +33,9 @@ def reasons(
     dtype: torch.dtype | None,
 ) -> dict[str, str]:
     """Reasons, by name, why second derivatives in parameters of a model are not finite (`NonFinite.reasons`)."""
-    every = {id(p): p for parameters in parts.values() for p in parameters}
-    snapshot = Snapshot(model, list(every.values()), dtype)
-    place = dict(zip(every, snapshot.leaves, strict=True))
+    by_id = {id(p): p for parameters in parts.values() for p in parameters}
+    snapshot = Snapshot(model, list(by_id.values()), dtype)
+    place = dict(zip(by_id, snapshot.leaves, strict=True))
     leaves = {name: [place[id(p)] for p in parameters] for name, parameters in parts.items()}
     messages: dict[str, str] = {}
     for batch in batches:
@@ -138,9 +138,9 @@ class NonFinite:
             return [i for part in (index[:half], index[half:]) if fails(part) for i in guilty(part)]
 
         with suppress(Exception):
-            every = list(range(self.whole.samples))
-            failures = guilty(every)
-            rest = [i for i in every if i not in failures]
+            samples = list(range(self.whole.samples))
+            failures = guilty(samples)
+            rest = [i for i in samples if i not in failures]
             if failures and rest and not fails(rest):
                 shown = ", ".join(map(str, failures[:LISTED])) + (" …" if len(failures) > LISTED else "")
                 return f"sample{'s' if len(failures) > 1 else ''} {shown}"

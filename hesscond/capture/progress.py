@@ -106,11 +106,11 @@ class ProgressRecord:
         while sum(min(2 * count, len(units[name])) * per_unit for name, per_unit in seconds.items()) <= self.limit:
             count *= 2
         for name, per_unit in sorted(seconds.items(), key=lambda pair: pair[1]):
-            every = units[name]
-            few = min(count, len(every))
+            indices = units[name]
+            few = min(count, len(indices))
             room -= few * per_unit
             self.sample[name] = (
-                tuple(every[i * len(every) // few] for i in range(few)) if room >= 0 or not self.sample else ()
+                tuple(indices[i * len(indices) // few] for i in range(few)) if room >= 0 or not self.sample else ()
             )
 
     def begin(self) -> None:

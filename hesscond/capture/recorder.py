@@ -98,8 +98,8 @@ class Recorded(NamedTuple):
                 raise NotFiniteError(f"the curvature of the loss at layer {name!r} is NaN or infinite")
             rows = h.flatten(0, 1)
             inputs = LayerInputs(layer, ((rows, output.flatten(0, 1).shape),), len(rows))
-            every = LayerCapture(name, inputs, units[name], DiagonalS(root.flatten(0, 1), None), OUTPUT_ROUTE)
-            for by_layer, captured in zip(captures, every.split(len(passes)), strict=True):
+            capture = LayerCapture(name, inputs, units[name], DiagonalS(root.flatten(0, 1), None), OUTPUT_ROUTE)
+            for by_layer, captured in zip(captures, capture.split(len(passes)), strict=True):
                 by_layer[name] = captured
         return captures
 

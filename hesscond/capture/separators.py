@@ -729,33 +729,33 @@ class Separators:
 def disjoint(segment: Segment, index: torch.Tensor, blocks: int) -> list[tuple[list[int], list[torch.Tensor]]]:
     """Groups of units, given by their entries (u, w), that share nothing of z, with masks (s,) of what each reaches."""
     units = range(len(index))
-    every = torch.ones(
+    full_mask = torch.ones(
         segment.separator.gradient.numel() // blocks, dtype=torch.bool, device=segment.separator.gradient.device
     )
     shape = torch.Size((blocks, segment.target.numel // blocks))
     pattern = backward.on_samples(
-        torch.ones(blocks, dtype=torch.bool, device=every.device), shape, torch.float64, blocks
+        torch.ones(blocks, dtype=torch.bool, device=full_mask.device), shape, torch.float64, blocks
     )
 
     def probed(members: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        values = torch.zeros(len(members), *shape, dtype=torch.float64, device=every.device)
+        values = torch.zeros(len(members), *shape, dtype=torch.float64, device=full_mask.device)
         for value, entries in zip(values, index[list(members)], strict=True):
             value[:, entries] = pattern[:, entries]
         image, second = segment.derivatives(values)
         return (image != 0).any(1), (second[:, :, index] != 0).any(3).any(1)
 
-    if 2 * probed(units[:1])[0].sum() > len(every):
-        return [([unit], [every]) for unit in units]
+    if 2 * probed(units[:1])[0].sum() > len(full_mask):
+        return [([unit], [full_mask]) for unit in units]
     size = segment.chunk(len(units))
     parts = [probed(units[start : start + size]) for start in range(0, len(units), size)]
     reached, touched = (torch.cat(masks) for masks in zip(*parts, strict=True))
     groups: list[tuple[list[int], list[torch.Tensor]]] = []
     unions: list[torch.Tensor] = []
     for unit, entries, others in zip(units, reached, touched, strict=True):
-        for (group, taken), union in zip(groups, unions, strict=True):
+        for (group, unit_masks), union in zip(groups, unions, strict=True):
             if not (others[group].any() or touched[group, unit].any() or (entries & union).any()):
                 group.append(unit)
-                taken.append(entries)
+                unit_masks.append(entries)
                 union |= entries
                 break
         else:

@@ -95,10 +95,10 @@ class RowFactor:
 
     def merged(self, other: RowFactor) -> RowFactor:
         """Factor of both sets of rows together: a row for the difference of the means is added to both factors."""
-        features, its = self.features, other.features
-        between = (its.mu - features.mu) * (features.count * (its.count / (features.count + its.count))) ** 0.5
+        features, extra = self.features, other.features
+        between = (extra.mu - features.mu) * (features.count * (extra.count / (features.count + extra.count))) ** 0.5
         stacked = torch.cat([self.R, other.R, between.view(len(self.R), 1, -1)], 1)
-        return RowFactor(features.merged(its), triangular(stacked))
+        return RowFactor(features.merged(extra), triangular(stacked))
 
 
 def triangular(rows: torch.Tensor) -> torch.Tensor:

@@ -223,10 +223,10 @@ class Uses:
         for key in uses[0].outputs.keys() & uses[1].outputs.keys():
             for places in ((a, b) for a in uses[0].outputs[key] for b in uses[1].outputs[key]):
                 pairs |= met(places, shapes, units)
-        there = dict(pairs)
-        if not len(pairs) == len(there) == len({b for _, b in pairs}) == counts[0] == counts[1]:
+        rows = dict(pairs)
+        if not len(pairs) == len(rows) == len({b for _, b in pairs}) == counts[0] == counts[1]:
             return None
-        return [there[unit] for unit in range(counts[0])]
+        return [rows[unit] for unit in range(counts[0])]
 
     @cached_property
     def _consumers(self) -> dict[Any, list[tuple[Any, int]]]:
@@ -473,8 +473,8 @@ def contracted(node: Any, place: Place, before: str, after: str, *, constant: bo
     if not place.early and (gone or place.entries):
         return
     inner = place.inner | (gone if constant else frozenset())
-    moved = replace(place.moved(result), summed=place.summed | gone, inner=inner)
-    yield 0, replace(moved, node=node) if place.early and not constant else moved, True
+    output_place = replace(place.moved(result), summed=place.summed | gone, inner=inner)
+    yield 0, replace(output_place, node=node) if place.early and not constant else output_place, True
 
 
 #: Rules by the name of the node.

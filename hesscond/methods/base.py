@@ -124,10 +124,10 @@ class Method:
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameter groups for an optimizer; parameters without weight decay form a group of their own."""
         kept = self.whole.without_decay() if weight_decay else set()
-        every = list(self.model.parameters())
+        parameters = list(self.model.parameters())
         groups = [
-            {"params": [p for p in every if id(p) not in kept], "weight_decay": weight_decay},
-            {"params": [p for p in every if id(p) in kept], "weight_decay": 0.0},
+            {"params": [p for p in parameters if id(p) not in kept], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if id(p) in kept], "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
 
@@ -251,7 +251,7 @@ class Method:
         """
         return None
 
-    def from_snapshots(self, layer: str, taken: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+    def from_snapshots(self, layer: str, snapshots: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
         """`coordinates` and `diagnostics` of a layer at the times of several snapshots, computed together."""
         raise NotImplementedError
 

@@ -237,23 +237,23 @@ class BNP(InputMethod[BNPState]):
         # a subclass may have other coordinates
         return state.taken() if state is not None and type(self) is BNP else None
 
-    def from_snapshots(self, layer: str, taken: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
+    def from_snapshots(self, layer: str, snapshots: Sequence[Any]) -> list[tuple[Coordinates | None, dict[str, float]]]:
         state = self.find(layer)
         assert state is not None
-        return [(self._by_group(state, parts), diagnostics) for parts, diagnostics in self._at(state, taken)]
+        return [(self._by_group(state, parts), diagnostics) for parts, diagnostics in self._at(state, snapshots)]
 
     def _at(
-        self, state: BNPState, taken: Sequence[tuple[torch.Tensor, float]]
+        self, state: BNPState, copies: Sequence[tuple[torch.Tensor, float]]
     ) -> list[tuple[list[CentringScaling], dict[str, float]]]:
         """P of each group of a layer, and its diagnostics, at several times."""
         groups, bias, name = state.geometry.groups, state.geometry.bias, f"BNP, {NAMES[self.statistics]}"
         # (k, G, w)
-        mu, raw = torch.stack([moments for moments, _ in taken]).to(torch.float64).unflatten(2, (groups, -1)).unbind(1)
+        mu, raw = torch.stack([moments for moments, _ in copies]).to(torch.float64).unflatten(2, (groups, -1)).unbind(1)
         sigmas = raw.sqrt(), regularized(raw, self.epsilon_1, self.epsilon_2).sqrt()
         kappas = [linear.scaling_conditions(sigma.flatten(0, 1), bias=bias) for sigma in sigmas]
         mu, sigma = (part.repeat_interleave(state.repeat, 2) for part in (mu, sigmas[1]))
         pairs = []
-        for k, (_, q) in enumerate(taken):
+        for k, (_, q) in enumerate(copies):
             parts = [CentringScaling(m, s, bias, q, name) for m, s in zip(mu[k], sigma[k], strict=True)]
             largest = (max(conditions[k * groups : (k + 1) * groups]) for conditions in kappas)
             pairs.append((parts, dict(zip(("kappa_D_running", "kappa_D_running_eps"), largest, strict=True))))

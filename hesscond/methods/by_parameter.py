@@ -57,9 +57,9 @@ class ByParameter(base.Method):
 
     def preconditioner(self, layer: str) -> hessians.Preconditioner | None:
         module = layers.chosen_layers(self.model, [layer])[layer]
-        there = [p for p in (module.weight, module.bias) if p is not None]
-        parameters = [p for p in there if isinstance(p, nn.Parameter)]
-        if len(parameters) < len(there):
+        tensors = [p for p in (module.weight, module.bias) if p is not None]
+        parameters = [p for p in tensors if isinstance(p, nn.Parameter)]
+        if len(parameters) < len(tensors):
             raise ConfigError(
                 f"method {self.name!r} steps in the parameters that the weight of layer {layer!r} is computed from"
             )
@@ -177,8 +177,8 @@ class Learned(ByParameter):
         return states | {"": {"generator": self.generator.get_state()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        there = {"": None, **dict(self.model.named_parameters())}
-        if odd := [name for name in state if name not in there]:
+        known_names = {"": None, **dict(self.model.named_parameters())}
+        if odd := [name for name in state if name not in known_names]:
             raise ConfigError(f"{self.name}: the state has a parameter {odd[0]!r}, which the model has not")
         states = {name: {key: value.clone() for key, value in tensors.items()} for name, tensors in state.items()}
         if drawn := states.pop("", None):

@@ -60,8 +60,8 @@ class Products:
         step = max(1, CHUNK // (8 * self.deltas[0].numel()))
         images = []
         for part in X.unflatten(1, self.shape[1:]).split(step):
-            moved = torch.einsum("jti,vmi->jtmv", self.H, part)
-            images.append(torch.einsum("kjtm,jtmv->vkj", self.deltas, moved).flatten(1))
+            products = torch.einsum("jti,vmi->jtmv", self.H, part)
+            images.append(torch.einsum("kjtm,jtmv->vkj", self.deltas, products).flatten(1))
         return torch.cat(images)
 
     def combined(self, C: torch.Tensor) -> torch.Tensor:
@@ -165,8 +165,8 @@ class GaussNewtonRoot(Preconditioner):
     def applied(self, G: torch.Tensor) -> torch.Tensor:
         """M g for G (m, n̂), in its precision."""
         g = G.reshape(1, -1).to(torch.float64)
-        moved = (g - self.rows.combined(self.rows.images(g) @ self._inverse)) / self.damping
-        return moved.view_as(G).to(G.dtype)
+        product = (g - self.rows.combined(self.rows.images(g) @ self._inverse)) / self.damping
+        return product.view_as(G).to(G.dtype)
 
     def unit_block(self, unit: int) -> torch.Tensor:
         """M_ii (n̂, n̂), the block of one unit."""

@@ -89,10 +89,10 @@ class WholeState(LayerState):
         if bias is not None:
             b = torch.zeros_like(rows[:, :1]) if bias.grad is None else bias.grad[:, None]
             rows = torch.cat([b, rows], 1)
-        moved = self.moved(rows)
+        product = self.moved(rows)
         if bias is not None and bias.grad is not None:
-            bias.grad.copy_(moved[:, 0])
-        weight.copy_(moved[:, int(bias is not None) :].view_as(weight))
+            bias.grad.copy_(product[:, 0])
+        weight.copy_(product[:, int(bias is not None) :].view_as(weight))
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,8 @@ class LayerMethod(base.Method, Generic[State]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         layers = state.get("layers", {})
         if set(layers) != set(self.states):
-            there = ", ".join(self.states)
-            raise ConfigError(f"{self.name}: the state has layers {', '.join(layers) or 'none'}, the model {there}")
+            names = ", ".join(self.states)
+            raise ConfigError(f"{self.name}: the state has layers {', '.join(layers) or 'none'}, the model {names}")
         for name, layer_state in self.states.items():
             for key in self.kept:
                 getattr(layer_state, key).copy_(layers[name][key])

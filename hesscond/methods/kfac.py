@@ -54,8 +54,8 @@ class FisherState(inputs.WholeState):
     def eigenbasis_squares(self, rho: float) -> None:
         """Move s towards the squares of the samples' gradients in the eigenvectors."""
         calls = self.samples()
-        moved = torch.cat([(delta @ self.left).mT @ (H @ self.right) for H, delta in calls])
-        squares = moved.square().mean(0)
+        gradients = torch.cat([(delta @ self.left).mT @ (H @ self.right) for H, delta in calls])
+        squares = gradients.square().mean(0)
         self.s = torch.lerp(self.s, squares, 1 - rho)
 
     @property

@@ -119,10 +119,10 @@ class SOAP(by_parameter.Learned):
     def _turn(state: by_parameter.State) -> None:
         for k in range(2):
             Q = state[f"Q_{k}"]
-            moved = state[f"sum_{k}"] @ Q
-            order = (Q * moved).sum(0).argsort(descending=True)
+            product = state[f"sum_{k}"] @ Q
+            order = (Q * product).sum(0).argsort(descending=True)
             state["v"] = state["v"].index_select(k, order)
-            state[f"Q_{k}"] = torch.linalg.qr(moved[:, order]).Q
+            state[f"Q_{k}"] = torch.linalg.qr(product[:, order]).Q
 
     def read(self, state: by_parameter.State) -> ParameterMap | None:
         root = (state["v"] / (1 - self.beta_2 ** int(state["step"]))).sqrt() + self.epsilon

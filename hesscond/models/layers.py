@@ -184,8 +184,8 @@ def normalization_of(text: str, kinds: Collection[str] = OF_CHANNELS) -> tuple[s
     for item in rest.split(",") if colon else ():
         name, _, given = item.partition("=")
         if name not in known:
-            there = ", ".join(known) or "its word alone"
-            raise OptionError("norm", f"norm {text!r}: {kind!r} has no option {name!r}, only {there}")
+            choices = ", ".join(known) or "its word alone"
+            raise OptionError("norm", f"norm {text!r}: {kind!r} has no option {name!r}, only {choices}")
         type_of, bound, expected = NORMALIZATION_OPTIONS[name]
         try:
             options[name] = type_of(given)
@@ -204,15 +204,15 @@ def number_of_groups(channels: int, groups: int | None = None, size: int | None 
     Neither given: 32 (Wu and He, ECCV 2018, section 3.1), fewer where a group would have less than four channels.
     """
     if size is not None:
-        asked, wanted = channels / size, f"groups of {size}"
+        count, wanted = channels / size, f"groups of {size}"
     elif groups is not None:
-        asked, wanted = groups, f"{groups} groups of the same size"
+        count, wanted = groups, f"{groups} groups of the same size"
     else:
         return next(n for n in range(min(32, max(1, channels // 4)), 0, -1) if channels % n == 0)
-    if asked != int(asked) or channels % asked or (not maps and asked == channels):
+    if count != int(count) or channels % count or (not maps and count == channels):
         alone = "" if maps else ", of two at least"
         raise OptionError("norm", f"the {channels} channels of a layer do not split into {wanted}{alone}")
-    return int(asked)
+    return int(count)
 
 
 def make_activation(name: str) -> nn.Module:

@@ -165,8 +165,8 @@ def in_coordinates_of(model: nn.Module, method: Method, *, whole: bool) -> tuple
     if names and plain:
         what += f", and plain ones in {listed(plain)}"
     if still:
-        moved = [name for name in trained if name not in still]
-        what += f", of the parameters moved by {method.name}: {listed(moved)}"
+        moved_names = [name for name in trained if name not in still]
+        what += f", of the parameters moved by {method.name}: {listed(moved_names)}"
     return method if names else None, what
 
 

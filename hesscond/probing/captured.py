@@ -124,13 +124,13 @@ class LayerCapturing:
     def result(self, name: str, sums: LayerSums) -> LayerResult:
         """Return the result of a layer in its coordinates."""
         question, geometry, block = self.question, kinds.Geometry.of(self.layers[name]), self.measurement.blocks[name]
-        moved = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
+        parameter_ids = {id(question.model.get_parameter(parameter)) for parameter in block.parameters}
         system = self.measurement.systems[name]
         coordinates = system.resolved(sums.statistics.get(name), geometry) if isinstance(system, OfInputs) else system
         assert coordinates is None or isinstance(coordinates, base.Coordinates)
         captured = sums.captures.get(name)
-        made = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
-        source = question.source(lambda _, unit: made(unit))
+        block_of = sums.blocks[name].__getitem__ if captured is None else partial(self.block, captured)
+        source = question.source(lambda _, unit: block_of(unit))
         units: Iterable[int | None] = sums.blocks[name] if captured is None else captured.units
         together = None
         if (
@@ -144,7 +144,7 @@ class LayerCapturing:
             question.level,
             [unit for unit in units if unit is not None and question.level == "unit"],
             partial(source.block, coordinates, name),
-            parameters=[p for p in self._parameters(name) if id(question.model.get_parameter(p)) in moved],
+            parameters=[p for p in self._parameters(name) if id(question.model.get_parameter(p)) in parameter_ids],
             n_params=block.order // (1 if question.level == "layer" else geometry.units),
             route=sums.routes[name],
             rtol=question.rtol,

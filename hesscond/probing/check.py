@@ -283,9 +283,9 @@ class ReferenceProducts:
         leaves = [snapshot.leaves[i] for i in chosen]
 
         def loss_at(point: Sequence[torch.Tensor]) -> torch.Tensor:
-            moved = snapshot.at(dict(zip(chosen, point, strict=True)))
+            shifted_snapshot = snapshot.at(dict(zip(chosen, point, strict=True)))
             with random.again():
-                return moved.evaluate(self.loss_fn, batch).loss
+                return shifted_snapshot.evaluate(self.loss_fn, batch).loss
 
         differences = Differences(loss_at, leaves, torch.finfo(narrowest or torch.float64).eps)
         with graph.differentiable():
@@ -461,9 +461,9 @@ class ReferenceProducts:
         before = [self._products[id(direction)] for direction in directions]
         changes = [torch.zeros_like(vector) for vector in before]
         for draw in range(draws):
-            moved = [replace(old, v=old.v * nudges(old.v, eps, 4 + 1000 * draw)) for old in directions]
+            nudged_directions = [replace(old, v=old.v * nudges(old.v, eps, 4 + 1000 * draw)) for old in directions]
             with self._nudged(eps, draw):
-                for most, vector, (_, product, _) in zip(changes, before, self._again(moved), strict=True):
+                for most, vector, (_, product, _) in zip(changes, before, self._again(nudged_directions), strict=True):
                     torch.maximum(most, (product - vector).abs(), out=most)
         if draws > 1:
             for most, terms in zip(changes, self.terms(directions), strict=True):

@@ -160,9 +160,9 @@ class Differences:
         step = self.eps**POWER
         leaves = [torch.add(p, v, alpha=step).requires_grad_() for p, v in zip(self.point, self.v, strict=True)]
         loss = self.loss_at(leaves)
-        moved = gradients([loss], leaves, None)
+        displaced_gradient = gradients([loss], leaves, None)
         rows: list[torch.Tensor] = []
-        for parts in zip(self.v, gradient, product, moved, strict=True):
+        for parts in zip(self.v, gradient, product, displaced_gradient, strict=True):
             sums, norms = [], []
             room = parts[0].new_empty(3, len(next(pieces(parts[0]))[0]))
             for v, g, h, m in pieces(*parts):
@@ -248,7 +248,7 @@ class Differences:
 
     def _judged(self, k: int, trials: Sequence[Directional], last: bool = False) -> Difference:
         """Comparison in parameter k, from all trials together; ``last``: no longer step will come."""
-        every, rough, wrong, doubt = [], None, [], math.inf
+        comparisons, rough, wrong, doubt = [], None, [], math.inf
         for trial in trials:
             along, explained = trial.parameters[k], trial.is_explained(k, self.tolerance)
             gap, size = along.gap, max(along.norms)
@@ -261,13 +261,13 @@ class Differences:
                 # a longer step, with less rounding, may still tell them apart
                 rough = agreed
             doubt = doubt if explained else min(doubt, gap)
-            every.append(comparison)
+            comparisons.append(comparison)
             if not explained and along.bend <= SMOOTH * gap + trial.floor:
                 wrong.append((trial, comparison))
         for (other, _), (trial, comparison) in combinations(wrong, 2):
             if trial.parameters[k].repeats(other.parameters[k], trial.floor + other.floor):
                 return replace(comparison, agrees=False)
-        return rough if rough and last else min(every, key=lambda item: item.relative)
+        return rough if rough and last else min(comparisons, key=lambda item: item.relative)
 
 
 @dataclass

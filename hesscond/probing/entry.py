@@ -244,8 +244,8 @@ def gathered(
         raise ConfigError(
             "the processes have different parameters: make the model with the same random seed in each, or load it"
         )
-    every = batches.moved([batch for part in shares for batch in part], device)
-    return every, weight if given is None else [number for part in weights for number in part]
+    all_batches = batches.moved([batch for part in shares for batch in part], device)
+    return all_batches, weight if given is None else [number for part in weights for number in part]
 
 
 @contextmanager
@@ -342,9 +342,9 @@ def products_line(what: str) -> Iterator[None]:
     """Context in which a line counts products with a Hessian, once they take seconds."""
     line, began, count = ProgressLine(), time.perf_counter(), 0
 
-    def counted(more: int) -> None:
+    def counted(increment: int) -> None:
         nonlocal count
-        count += more
+        count += increment
         elapsed = time.perf_counter() - began
         if elapsed > SILENT:
             line.show(f"{what}: {count:,} products with the Hessian in {duration(elapsed)}")

@@ -166,8 +166,8 @@ def left_out(
     """Parameters among the ``names`` that are in no result, by block; of blocks that are not skipped."""
     measured = {id(catalogue.parameters[name]) for layer in layers.values() for name in layer.parameters}
     missing = {key for key, p in catalogue.parameters.items() if key in names and id(p) not in measured}
-    every = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
-    return {name: keys for name, keys in every.items() if keys and name not in m.skipped}
+    by_block = {name: [key for key in block.parameters if key in missing] for name, block in catalogue.natural.items()}
+    return {name: keys for name, keys in by_block.items() if keys and name not in m.skipped}
 
 
 def described(owner: str, keys: Sequence[str], catalogue: Catalogue, layers: Container[str]) -> str:

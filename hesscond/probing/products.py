@@ -47,14 +47,14 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
     units = chart.chosen_units(question.model, name, question.units) if question.level == "unit" else ()
     # all of them now: the model may be another one when they are read
     blocks: dict[int | None, base.BlockHessian] = {}
-    made: dict[int | None, HessianOperator] = {}
+    operators: dict[int | None, HessianOperator] = {}
     for unit in units or [None]:
-        blocks[unit], made[unit] = source.block(chart, name, unit), source.latest
+        blocks[unit], operators[unit] = source.block(chart, name, unit), source.latest
     H, block = source.latest, m.blocks[name]
     whole = not units or block.layer is not None
     names = {piece.parameter for piece in block.pieces if whole or piece.rows is not None}
     # else the coordinates are no entries of parameters
-    named = all(isinstance(matrix, NetworkHessian) and matrix.operator is made[unit] for unit, matrix in blocks.items())
+    named = all(isinstance(part, NetworkHessian) and part.operator is operators[unit] for unit, part in blocks.items())
     result = LayerResult(
         name,
         question.level,
@@ -64,7 +64,7 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
         n_params=next(iter(blocks.values())).order,
         route=f"products, in {chart.name}",
         rtol=question.rtol,
-        entries=(lambda unit: made[unit].layout.entries(question.model)) if named else None,
+        entries=(lambda unit: operators[unit].layout.entries(question.model)) if named else None,
     )
     if question.check:
         result.check, result.uncertainty, precision = checks.check_operator(H)
@@ -73,7 +73,7 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
         checks.refuse_failed(name, result.check)
         # the gradient is in a Hessian on a manifold too
         zero = cache(lambda operator: checks.rounding_of(operator) if checks.is_flat(operator) else None)
-        result.rounding = {unit: known for unit, operator in made.items() if (known := zero(operator)) is not None}
+        result.rounding = {unit: known for unit, operator in operators.items() if (known := zero(operator)) is not None}
     return result
 
 
@@ -179,14 +179,14 @@ def blocks_by_use(
     """Blocks by the outputs of their parameters; parameters with other outputs form a block, or are skipped."""
     question = m.question
     parts: dict[str, Block] = {}
-    taken: set[str] = set()
+    assigned_names: set[str] = set()
     # a parameter that belongs to the outputs of a module needs no separate block
     for name in sorted(blocks, key=lambda name: catalogue.module(name) is None):
         block = blocks[name]
         if name in question.choice.groups:
             parts[name] = block
         if name in question.choice.groups or (
-            name in catalogue.parameters and not question.named(name) and taken >= set(block.parameters)
+            name in catalogue.parameters and not question.named(name) and assigned_names >= set(block.parameters)
         ):
             continue
         try:
@@ -199,7 +199,7 @@ def blocks_by_use(
                 continue
             parts[name], others = block.whole(str(error)), []
         part = parts[name]
-        taken |= {piece.parameter for piece in part.pieces if piece.rows is not None or not part.units}
+        assigned_names |= {piece.parameter for piece in part.pieces if piece.rows is not None or not part.units}
         for other in others:
             if question.named(name):
                 apart = f"belongs to other outputs than the units of layer {name!r}: name it"
@@ -207,7 +207,7 @@ def blocks_by_use(
                 continue
             parts[other.name], m.blocks[other.name] = other, other
             m.systems[other.name] = block_coordinates(m.question, other.name, other)
-            taken |= set(other.parameters)
+            assigned_names |= set(other.parameters)
     return {name: parts[name] for name in (*blocks, *parts) if name in parts}
 
 
@@ -404,9 +404,9 @@ def layer_result(m: Measurement, name: str, layer: kinds.Layer, H: HessianOperat
         raise CaptureError(f"in the coordinates {system.name!r} they are not formed: leave method= out")
     units = checked_units(name, layer, question.units) if question.level == "unit" else ()
     chosen: list[int | None] = [*units] or [None]
-    made = {unit: H.restricted(UnitLayout(question.model, {name: layer}, unit)) for unit in chosen}
-    refuse_many(sum(operator.order for operator in made.values()))
-    source = question.source(lambda _, unit: source.products(made[unit]), DifferencedOperator)
+    operators = {unit: H.restricted(UnitLayout(question.model, {name: layer}, unit)) for unit in chosen}
+    refuse_many(sum(operator.order for operator in operators.values()))
+    source = question.source(lambda _, unit: source.products(operators[unit]), DifferencedOperator)
     source.latest = H
     result = LayerResult(
         name,
@@ -414,10 +414,10 @@ def layer_result(m: Measurement, name: str, layer: kinds.Layer, H: HessianOperat
         units,
         partial(source.block, system, name),
         parameters=H.names,
-        n_params=next(iter(made.values())).order,
+        n_params=next(iter(operators.values())).order,
         route=DifferencedOperator.route,
         rtol=question.rtol,
-        entries=lambda unit: made[unit].layout.entries(question.model),
+        entries=lambda unit: operators[unit].layout.entries(question.model),
     )
     return checked(m, result)
 

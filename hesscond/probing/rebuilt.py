@@ -41,11 +41,11 @@ def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Ba
             f"{spec.text} is applied to a copy of the model, in which the function {shared} would still use the "
             f"parameters of the model itself: apply it to that and give it, {BY_HAND.format(spec.text)}"
         )
-    there = set(copy.modules())
+    old_modules = set(copy.modules())
     # a method may draw its first parameters
     with untouched_randomness(accelerators_of(copy.parameters())):
         method = spec.create(copy)
-    added = [m for m in copy.modules() if m not in there and getattr(m, "running_mean", None) is not None]
+    added = [m for m in copy.modules() if m not in old_modules and getattr(m, "running_mean", None) is not None]
     if not all(module.training for module in added):
         raise ConfigError(
             f"{spec.text} normalizes by running statistics in eval mode, and those of a network just built are of no "

@@ -528,8 +528,8 @@ class ProbeResult(Shown, Mapping[str, LayerResult]):
         name, least = max(checks.items(), key=lambda item: item[1].difference / item[1].bound)
         text, *_ = str(least).split("; ")
         lines = [f"checked: {text}" + (f", largest at {name}" if len(checks) > 1 else "")]
-        made = {check.central: check.against for check in checks.values() if check.central is not None}
-        return lines if (largest := worst(made)) is None else [*lines, f"         {made[largest]}"]
+        explanations = {check.central: check.against for check in checks.values() if check.central is not None}
+        return lines if (largest := worst(explanations)) is None else [*lines, f"         {explanations[largest]}"]
 
     def to_frame(self) -> pd.DataFrame:
         """Table with one row per Hessian: layer, unit (missing for a whole layer), n_params, rank, nullity, negative,

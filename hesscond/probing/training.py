@@ -266,9 +266,9 @@ class TrainedLayers:
         passes = {k: run for k, run in enumerate(captured) if isinstance(run, recorder.Recorded)}
         at = list(passes)
         for members in by_shape([run.output for run in passes.values()], [run.form for run in passes.values()]):
-            made = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
-            assert made is not None
-            for k, captures in zip(members, made, strict=True):
+            by_pass = recorder.Recorded.captures([passes[at[k]] for k in members], self.loss_fn, self.units)
+            assert by_pass is not None
+            for k, captures in zip(members, by_pass, strict=True):
                 by_probe[at[k]] = captures
         return by_probe
 
@@ -276,10 +276,10 @@ class TrainedLayers:
         """Systems of each layer at each probe."""
         by_probe: list[dict[str, Any]] = [dict(probe.systems) for probe in probes]
         for place in self.units:
-            taken = [systems for systems in by_probe if not isinstance(systems[place], Systems)]
-            if taken:
-                made = self.method.from_snapshots(place, [systems[place] for systems in taken])
-                for systems, (system, diagnostics) in zip(taken, made, strict=True):
+            pending_systems = [systems for systems in by_probe if not isinstance(systems[place], Systems)]
+            if pending_systems:
+                pairs = self.method.from_snapshots(place, [systems[place] for systems in pending_systems])
+                for systems, (system, diagnostics) in zip(pending_systems, pairs, strict=True):
                     systems[place] = Systems(system, {}, diagnostics)
         return by_probe
 

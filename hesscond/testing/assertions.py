@@ -136,10 +136,10 @@ class Assertion:
             f"{held} of {total} {self.what} hold, {against} do not, {self.count(None)} undecided; needed: {needed}"
         )
         first = ranked(self.findings)[:ROWS]
-        more = total - len(first)
+        remainder = total - len(first)
         lines = [f"expected {self.claim}, and the bounds {verdict}: {counted}", ""]
         lines += [f"  {entry.place}: {entry.measured}" if entry.place else f"  {entry.measured}" for entry in first]
-        return "\n".join([*lines, f"… and {more} more"] if more else lines)
+        return "\n".join([*lines, f"… and {remainder} more"] if remainder else lines)
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

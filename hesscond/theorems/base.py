@@ -290,9 +290,9 @@ _REGISTRY: Registry[type[Statement]] = Registry("statement", "hesscond.statement
 
 def register(statement: type[Statement]) -> type[Statement]:
     """Make a statement known by its id and its aliases, none of which may be taken (a class decorator)."""
-    taken = ids()
+    known_ids = ids()
     for id in (statement.id, *statement.aliases):
-        if id in taken:
+        if id in known_ids:
             raise ConfigError(f"a statement {id!r} is registered already")
     _REGISTRY[statement.id] = statement
     return statement

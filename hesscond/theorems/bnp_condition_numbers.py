@@ -142,22 +142,22 @@ class BNPTheorem4(base.LayerStatement):
         return self.check(layer.plain, layer.centred, layer.normalized, layer.mu)
 
     def check(
-        self, before: np.ndarray, moved: np.ndarray, scaled: np.ndarray, mu: np.ndarray
+        self, before: np.ndarray, centred_inputs: np.ndarray, scaled: np.ndarray, mu: np.ndarray
     ) -> Sequence[base.Outcome]:
         """All claims for Ĥ, ĤU and ĤUD, or their triangular factors, and the means."""
-        plain, centred_only, both = matrices.kappa(before), matrices.kappa(moved), matrices.kappa(scaled)
+        plain, centred_only, both = matrices.kappa(before), matrices.kappa(centred_inputs), matrices.kappa(scaled)
         full, _ = centring(plain, centred_only, before.shape[1])
-        strict = self.strictness(full, centred_only / plain, moved, mu)
-        return [full, nearly_optimal(both, moved.T), base.decided(*(both / plain)), strict]
+        strict = self.strictness(full, centred_only / plain, centred_inputs, mu)
+        return [full, nearly_optimal(both, centred_inputs.T), base.decided(*(both / plain)), strict]
 
     def strictness(
-        self, full: base.Outcome, ratio: tuple[float, float], moved: np.ndarray, mu: np.ndarray
+        self, full: base.Outcome, ratio: tuple[float, float], centred_inputs: np.ndarray, mu: np.ndarray
     ) -> base.Outcome:
         """By what centring must lower κ, with the part of μ along v₁; ``ratio`` is κ(ĤU)/κ(Ĥ)."""
         if full.status == "not-applicable":
             return full
         # λ_max(ĤᵀĤ/N) ≥ v₁ᵀ(Σ + μμᵀ)v₁, while that of UᵀĤᵀĤU/N = diag(1, Σ) is max(1, λ₁)
-        _, sigma, Vt = np.linalg.svd(moved[:, 1:] / np.linalg.norm(moved[:, 0]), full_matrices=False)
+        _, sigma, Vt = np.linalg.svd(centred_inputs[:, 1:] / np.linalg.norm(centred_inputs[:, 0]), full_matrices=False)
         gain = float(Vt[0] @ mu) ** 2 / max(1.0, float(sigma[0]) ** 2)
         if gain <= ROUND_OFF:
             return base.not_applicable("μ is zero or orthogonal to the top eigenvector, to round-off")
@@ -445,8 +445,8 @@ class BNPProposition11(base.LayerStatement):
         lower, upper = matrices.kappa(factor) / matrices.kappa(H)
         root = matrices.kappa(B)
         # the product is rounded before it is measured
-        off = len(B) * EPSILON * matrices.kappa(H).upper * root.upper
-        return base.decided(lower * (1 - off), upper * (1 + off), root.upper)
+        rounding = len(B) * EPSILON * matrices.kappa(H).upper * root.upper
+        return base.decided(lower * (1 - rounding), upper * (1 + rounding), root.upper)
 
 
 @base.register
@@ -510,9 +510,9 @@ class BNPGain(base.LayerStatement):
             H = np.column_stack([LARGE * A[:, 0], LARGE * A[:, 0] + A[:, 1], A[:, 2]])
             if (H.min(0) == H.max(0)).any() or np.linalg.matrix_rank(extended(H)) < 4:
                 continue
-            moved = rational(H, 1)
-            squares = [Fraction(1), *(sum((row[j] ** 2 for row in moved), Fraction(0)) / len(H) for j in (1, 2, 3))]
-            after = exact.kappa(exact.gram(moved), metric=squares)[0]
+            rows = rational(H, 1)
+            squares = [Fraction(1), *(sum((row[j] ** 2 for row in rows), Fraction(0)) / len(H) for j in (1, 2, 3))]
+            after = exact.kappa(exact.gram(rows), metric=squares)[0]
             before = exact.kappa(exact.gram(extended(H).astype(int).tolist()))[1]
             factor = max(squares) / min(squares) * after / (before * Fraction(ABOUT))
             if factor > matrices.CLEAR:

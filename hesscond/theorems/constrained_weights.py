@@ -26,8 +26,8 @@ RIVALS = 20
 
 def projected_step(w: np.ndarray, gradient: np.ndarray, alpha: float, c: float) -> np.ndarray:
     """Eq. (11): √c (w − α Pg)/‖w − α Pg‖, Pg = g − mean(g) 1."""
-    moved = w - alpha * (gradient - gradient.mean())
-    return c**0.5 * moved / np.linalg.norm(moved)
+    iterate = w - alpha * (gradient - gradient.mean())
+    return c**0.5 * iterate / np.linalg.norm(iterate)
 
 
 def decayed(w: np.ndarray, gradient: np.ndarray, alpha: float, radius: float) -> np.ndarray:

@@ -186,13 +186,13 @@ class Iteration:
         scale = float(torch.linalg.matrix_norm(self.root, 2)) * float(self.fixed.norm())
         return self.size(self.step(self.fixed) - self.fixed) + EPS * scale
 
-    def bend(self, moved: Tensor, along: Tensor) -> float:
+    def bend(self, offset: Tensor, along: Tensor) -> float:
         """‖(F(x + d + u) − F(x + d)) − (F(x + u) − F(x))‖/‖u‖: how much F' changes along u at a displacement d.
 
-        u is as long as d, ``moved``, and has the direction of ``along``: shorter ones are lost in round-off.
+        u is as long as d, ``offset``, and has the direction of ``along``: shorter ones are lost in round-off.
         """
-        u = self.size(moved) / self.size(along) * along
-        far, near = (self.step(self.fixed + d + u) - self.step(self.fixed + d) for d in (moved, 0 * moved))
+        u = self.size(offset) / self.size(along) * along
+        far, near = (self.step(self.fixed + d + u) - self.step(self.fixed + d) for d in (offset, 0 * offset))
         return self.size(far - near) / self.size(u)
 
     def radius(self, direction: Tensor) -> float:
@@ -302,8 +302,8 @@ def attained(decay: Decay | None, kappa: ConditionNumber, expected: Decay | None
     """Whether both decays agree to `TOLERANCE`; by default with that of the rate (κ − 1)/(κ + 1)."""
 
     def judge(actual: Decay, expected: Decay) -> base.Outcome:
-        off = [a / b - 1 for a in (actual.lower, actual.upper) for b in (expected.lower, expected.upper)]
-        low, high = min(off), max(off)
+        deviations = [a / b - 1 for a in (actual.lower, actual.upper) for b in (expected.lower, expected.upper)]
+        low, high = min(deviations), max(deviations)
         farthest = max(abs(low), abs(high)) / TOLERANCE
         nearest = 0.0 if low <= 0 <= high else min(abs(low), abs(high)) / TOLERANCE
         if farthest <= 1:

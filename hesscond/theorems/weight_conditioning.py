@@ -113,10 +113,10 @@ class WeightConditioningTheorem1(base.LayerStatement):
         for side in sides:
             two = matrices.random_matrix(rng, 2, matrices.random_size(rng))
             other = two / matrices.row_norms(two)[:, None] * 10.0 ** rng.uniform(-2, 2, (2, 1))
-            more = matrices.random_matrix(rng, max(3, matrices.random_size(rng, 40)), matrices.random_size(rng, 40))
+            matrix = matrices.random_matrix(rng, max(3, matrices.random_size(rng, 40)), matrices.random_size(rng, 40))
             if side == "column":
-                two, other, more = two.T, other.T, more.T
-            outcomes += [self.compare(side, two, other), self.compare(side, more)]
+                two, other, matrix = two.T, other.T, matrix.T
+            outcomes += [self.compare(side, two, other), self.compare(side, matrix)]
         n = matrices.random_size(rng, BOTH)
         return [*outcomes, self.compare("both", matrices.random_matrix(rng, n, n))]
 
@@ -201,8 +201,8 @@ class WeightConditioningProposition1(base.LayerStatement):
         """The first 3×3 matrices of small integers, and for columns its transpose."""
 
         def search(claim: str, side: optimal.Side, name: str) -> base.Counterexample:
-            every, ones = matrices.integer_matrices(seed, 3, 3), np.ones(3)
-            return matrices.first(beaten(claim, A, side, ones, ones, name, "κ(W)") for A in every)
+            candidates, ones = matrices.integer_matrices(seed, 3, 3), np.ones(3)
+            return matrices.first(beaten(claim, A, side, ones, ones, name, "κ(W)") for A in candidates)
 
         rows = search("improves", "row", "κ(EW)")
         yield rows
@@ -394,12 +394,12 @@ class WeightConditioningTheorem2(base.LayerStatement):
         """The Hessians at the point EW, and in W with E held fixed."""
         factors = [networks.extended(frozen_factors(weight[:, 1:], dims)) for weight in network.weights]
         at = [weight * factor for weight, factor in zip(network.weights, factors, strict=True)]
-        moved = replace(network, weights=tuple(at))
+        new_network = replace(network, weights=tuple(at))
 
         def frozen(theta: Tensor) -> Tensor:
             return network.loss([weight * factor for weight, factor in zip(network.split(theta), factors, strict=True)])
 
-        return [hessian(networks.flat_loss(moved))(moved.parameters), hessian(frozen)(network.parameters)]
+        return [hessian(networks.flat_loss(new_network))(new_network.parameters), hessian(frozen)(network.parameters)]
 
     def moved(self, network: networks.Network, theta: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, ...]:
         """[b, E(W) W], or [b, E(W) W F(W)], of all layers, from all weights in one vector."""
@@ -481,8 +481,8 @@ class WeightConditioningTheorem2(base.LayerStatement):
                 at.name: lambda network: network.derivatives(*network.equilibrated)[1],
             }
             for name, reading in readings.items():
-                every = random_linear_networks(seed, columns=bool(columns))
-                yield matrices.first(certified(name, network, reading(network)) for network in every)
+                linear_networks = random_linear_networks(seed, columns=bool(columns))
+                yield matrices.first(certified(name, network, reading(network)) for network in linear_networks)
             yield frozen_counterexample(frozen.name, seed, columns=bool(columns))
 
 
@@ -648,13 +648,13 @@ class QuadraticDescent(base.Statement):
         values, V = np.linalg.eigh(root[:, None] * A * root)
         share = 1 + rng.choice([-1.0, 1.0]) * rng.uniform(0.05, 0.9)
         # PA = P^½ (P^½AP^½) P^−½: its left eigenvectors are P^−½ v
-        moved = self.directions(rng, P[:, None] * A, V / root[:, None], values, theta)
+        outcome = self.directions(rng, P[:, None] * A, V / root[:, None], values, theta)
         step, matrix = P * (A @ theta), torch.from_numpy(P[:, None] * A)
         slope = grad(lambda x: x @ matrix @ x)(torch.from_numpy(theta)).numpy()
         return [
             self.directions(rng, A, U, sigma, theta),
             self.converges(A, U, sigma, theta, share),
-            moved,
+            outcome,
             base.equal(slope, step),
         ]
 

@@ -314,11 +314,11 @@ class Watch:
         if measuring.level == "network" or (len(measuring.blocks) == 1 and measuring.level != "unit"):
             return
         single = len(measuring.blocks) == 1
-        there: Sequence[Any] = measuring.seen_units if single else measuring.blocks
-        if len(there) < 2:
+        places: Sequence[Any] = measuring.seen_units if single else measuring.blocks
+        if len(places) < 2:
             return
-        kept = [there[k] for k in sorted(draw.sample(range(len(there)), max(1, int(share * len(there)))))]
-        out = [place_name(measuring.blocks[0], left) if single else left for left in there if left not in kept]
+        kept = [places[k] for k in sorted(draw.sample(range(len(places)), max(1, int(share * len(places)))))]
+        out = [place_name(measuring.blocks[0], left) if single else left for left in places if left not in kept]
         if single:
             measuring.units = measuring.seen_units = kept
         else:
