@@ -95,7 +95,7 @@ def frobenius_norm(A: operator.SymmetricOperator, probes: int = 30, *, seed: int
     """
     if probes >= A.order:
         blocks = operator.identity_blocks(A.order, A.dtype, A.device)
-        return Estimate(math.hypot(*(norm_of(A.multiply(own)) for _, own in blocks)), 0.0, 0, A.order)
+        return Estimate(math.hypot(*(norm_of(A.multiply(columns)) for _, columns in blocks)), 0.0, 0, A.order)
     part = Dominant(A, probes, seed)
     scale = float(part.AQ.abs().max()) or 1.0
     samples = torch.cat([(image / scale).to(torch.float64).square().sum(0) for _, image in part.images()])
@@ -110,14 +110,14 @@ def diagonal(A: operator.SymmetricOperator, probes: int = 30, *, seed: int = 0) 
     Source: Bekas, Kokiopoulou and Saad, Appl. Numer. Math. 57 (2007), 1214-1229.
     """
     if probes >= A.order:
-        found = exact_diagonal(A)
-        return Estimate(found, torch.zeros_like(found), 0, A.order)
+        entries = exact_diagonal(A)
+        return Estimate(entries, torch.zeros_like(entries), 0, A.order)
     refuse_few(probes)
     total, squares = torch.zeros(2, A.order, dtype=torch.float64, device=A.device)
     for signs in random_signs(A, probes, torch.Generator().manual_seed(seed)):
-        own = (signs * A.multiply(signs)).to(torch.float64)
-        total += own.sum(1)
-        squares += own.square().sum(1)
+        samples = (signs * A.multiply(signs)).to(torch.float64)
+        total += samples.sum(1)
+        squares += samples.square().sum(1)
     mean = total / probes
     spread = (squares / probes - mean.square()).clamp_min(0)
     return Estimate(mean, (spread / (probes - 1)).sqrt(), probes, probes)

@@ -79,7 +79,7 @@ class KroneckerComplement(Subspace):
         groups, units, _ = self.Q_C.shape
         self.order = groups * units * self.Q_A.shape[1]
         self.dimension = self.order - sum(c.shape[1] * a.shape[1] for c, a in zip(Q_C, Q_A, strict=True))
-        self._all_C, self._all_A = (all(Q.shape[0] == Q.shape[1] for Q in own) for own in (Q_C, Q_A))
+        self._all_C, self._all_A = (all(Q.shape[0] == Q.shape[1] for Q in bases) for bases in (Q_C, Q_A))
 
     def remove(self, vectors: torch.Tensor) -> torch.Tensor:
         Q_C, Q_A = self.Q_C.to(vectors), self.Q_A.to(vectors)

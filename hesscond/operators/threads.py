@@ -74,14 +74,14 @@ def few_threads(matrix: Any) -> AbstractContextManager[None]:
 @cache
 def openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
     """Functions that get and set the threads of the OpenBLAS of numpy and scipy, which torch does not control."""
-    found = []
+    accessors = []
     for module in (_umath_linalg, _flapack):
         library = ctypes.CDLL(module.__file__)
         for prefix, suffix in product(("scipy_openblas", "openblas"), ("64_", "")):
             get, put = (getattr(library, f"{prefix}_{verb}_num_threads{suffix}", None) for verb in ("get", "set"))
             if get is not None and put is not None:
-                found.append((get, put))
-    return found
+                accessors.append((get, put))
+    return accessors
 
 
 @cache

@@ -30,10 +30,10 @@ def attributes(value: Any) -> dict[str, Any]:
     """Attributes of a dataclass, of an object that has ``to``, or of one with tensors; empty for anything else."""
     if type(value) in PLAIN or isinstance(value, (torch.Tensor, *FOREIGN)):
         return {}
-    slots = (name for own in type(value).__mro__ for name in vars(own).get("__slots__", ()) if name[:2] != "__")
-    own = dict(getattr(value, "__dict__", {})) | {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    held = any(isinstance(item, torch.Tensor) for item in own.values())
-    return own if held or is_dataclass(value) or callable(getattr(value, "to", None)) else {}
+    slots = (name for base in type(value).__mro__ for name in vars(base).get("__slots__", ()) if name[:2] != "__")
+    data = dict(getattr(value, "__dict__", {})) | {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    held = any(isinstance(item, torch.Tensor) for item in data.values())
+    return data if held or is_dataclass(value) or callable(getattr(value, "to", None)) else {}
 
 
 def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
@@ -43,12 +43,12 @@ def leaves(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
         items = value.values()
     elif isinstance(value, (tuple, list)):
         items = value
-    elif not (own := attributes(value)):
+    elif not (fields := attributes(value)):
         yield value
         return
     else:
         seen = set() if seen is None else seen
-        items = () if id(value) in seen else own.values()
+        items = () if id(value) in seen else fields.values()
         seen.add(id(value))
     for item in items:
         yield from leaves(item, seen)
@@ -87,8 +87,8 @@ def mapped(
 
 def with_leaves(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Copy an object as its class copies itself, with other tensors, and the same objects without tensors."""
-    found = list(leaves(value))
-    places = {id(leaf): function(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in found}
+    parts = list(leaves(value))
+    places = {id(leaf): function(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in parts}
     try:
         return deepcopy(value, places)
     except Exception as error:  # a class may refuse in any way

@@ -178,8 +178,8 @@ def place_of(error: BaseException, model: nn.Module) -> str:
     names = {id(module): name for name, module in model.named_modules()}
     place = "in the loss"
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if (found := names.get(id(frame.f_locals.get("self")))) is not None:
-            place = f"in module {found!r}" if found else "in the model's own forward"
+        if (path := names.get(id(frame.f_locals.get("self")))) is not None:
+            place = f"in module {path!r}" if path else "in the model's own forward"
     return place
 
 
@@ -241,15 +241,15 @@ def ways_to_call(
     else:
         yield whole
         if not isinstance(inputs, torch.Tensor):
-            found = {name: getattr(inputs, name, None) for name in parameters}
-            yield (), {name: value for name, value in found.items() if value is not None}
+            fields = {name: getattr(inputs, name, None) for name in parameters}
+            yield (), {name: value for name, value in fields.items() if value is not None}
 
 
 def scalar(loss: object) -> torch.Tensor:
     """Loss as a tensor without dimensions; raise a CaptureError if it is no scalar."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise CaptureError(f"the loss must be a scalar tensor, not {found}: use reduction 'mean' or 'sum'")
+        description = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise CaptureError(f"the loss must be a scalar tensor, not {description}: use reduction 'mean' or 'sum'")
     return loss.reshape(())
 
 
@@ -290,13 +290,13 @@ class WeightWatch(TorchFunctionMode):
             args = tuple(False if i in LOOKUPS[func] else value for i, value in enumerate(args))
             kwargs = {key: value for key, value in kwargs.items() if key not in ("scale_grad_by_freq", "sparse")}
         if func in FORMULAS:
-            found = FORMULAS[func](*args, **kwargs)
+            result = FORMULAS[func](*args, **kwargs)
         else:
             with precision.Masks.around(func, args):
-                found = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
-        if self.flattening and (flat := flattens(func, args, found)) is not None:
+                result = self.in_float64(func, args, kwargs) if self.lifts else func(*args, **kwargs)
+        if self.flattening and (flat := flattens(func, args, result)) is not None:
             self.flat.append(flat)
-        return found
+        return result
 
     def note_uses(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Note the watched tensors among the arguments of a function that is called outside of their layers."""
@@ -320,15 +320,15 @@ class WeightWatch(TorchFunctionMode):
         # moments in tensors have a type of their own
         plain = func in precision.DRAWS and not kwargs.keys() & {"out", "dtype"}
         if plain and not (func is torch.normal and any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values()))):
-            own = self.draws if func in precision.DRAWS_LIKE else self.usual
-            kwargs = {**kwargs, "dtype": own} if own in precision.WIDER else kwargs
+            dtype = self.draws if func in precision.DRAWS_LIKE else self.usual
+            kwargs = {**kwargs, "dtype": dtype} if dtype in precision.WIDER else kwargs
         wide = precision.lifted(func, args, kwargs)
         if wide is not None:
             self.lifted += 1
             func, args, kwargs = wide
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
             # the copy that the cast would have made may be written to
-            return found.clone() if self.clones and args and found is args[0] else found
+            return result.clone() if self.clones and args and result is args[0] else result
         try:
             return func(*args, **kwargs)
         except RuntimeError:
@@ -362,7 +362,7 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     if name.startswith(FLAT) or whole or not are_entries(x, result):
         return None
     x, y = x.detach(), result.detach()
-    found = []
+    flags = []
     # scores that a mask shifts vanish on purpose, and the probability of a single score is 1
     hidden = (
         (x <= precision.SHIFTED) | ((x > precision.SHIFTED).sum(-1, keepdim=True) == 1)
@@ -371,17 +371,17 @@ def flattens(func: Any, args: Any, result: Any) -> torch.Tensor | None:
     )
     if x.ndim > 1:
         constant = (y == y[:1]).all(0) & (x != x[:1]).any(0) & (y[0] > precision.SHIFTED) & (y[0] < precision.MASKED)
-        found.append((constant if hidden is None else constant & ~hidden.all(0)).any())
+        flags.append((constant if hidden is None else constant & ~hidden.all(0)).any())
         if name in IDENTITY_AT_ZERO:
-            found.append(((x == y).all(0) & (x != 0).any(0)).any())
+            flags.append(((x == y).all(0) & (x != 0).any(0)).any())
     x, y = x.flatten(), y.flatten()
     # nothing here waits for the device
     for edge in (y.amin(), y.amax(), 0.0):
         equal = (y == edge) & (y > precision.SHIFTED) & (y < precision.MASKED)
         if hidden is not None:
             equal &= ~hidden.flatten()
-        found.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
-    return torch.stack(found).any()
+        flags.append((equal & (x != x.index_select(0, equal.to(torch.uint8).argmax(0, keepdim=True)))).any())
+    return torch.stack(flags).any()
 
 
 def are_entries(x: Any, result: Any) -> bool:
@@ -397,8 +397,8 @@ def tensors_by_module(model: nn.Module) -> dict[str, torch.Tensor]:
     return {
         f"{name}.{attribute}" if name else attribute: tensor
         for name, module in model.named_modules()
-        for own in (module._parameters, module._buffers)
-        for attribute, tensor in own.items()
+        for tensors in (module._parameters, module._buffers)
+        for attribute, tensor in tensors.items()
         if tensor is not None
     }
 
@@ -459,9 +459,9 @@ def is_pair(batch: Any) -> TypeGuard[tuple[Any, Any]]:
 def labels_of(value: Any) -> Any:
     """Target among the items, fields or attributes of a batch; None: there is none."""
     for name in LABELS:
-        found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-        if found is not None:
-            return found
+        target = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if target is not None:
+            return target
     return None
 
 
@@ -484,8 +484,8 @@ def counted_in(model: nn.Module, inputs: Any) -> tuple[int, str]:
         if isinstance(value, list) and any(True for _ in tensors_of(value)):
             return len(value), "items of a list"
         if size := first_size(value):
-            own = "sequences" if isinstance(value, PackedSequence) else "rows of the first tensor"
-            return size, f"{own} of {kind(value)}" if hasattr(value, "_fields") or attributes(value) else ""
+            samples = "sequences" if isinstance(value, PackedSequence) else "rows of the first tensor"
+            return size, f"{samples} of {kind(value)}" if hasattr(value, "_fields") or attributes(value) else ""
     return 1, "no input has a dimension"
 
 
@@ -494,10 +494,10 @@ def converted(value: Any, dtype: torch.dtype | None, *, copy: bool = False) -> A
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
         # a tensor made in inference mode cannot be differentiated through
-        own = copy or tensor.is_inference()
+        copied = copy or tensor.is_inference()
         if dtype is not None and tensor.is_floating_point():
-            return tensor.to(dtype, copy=own)
-        return tensor.clone() if own else tensor
+            return tensor.to(dtype, copy=copied)
+        return tensor.clone() if copied else tensor
 
     return mapped(value, cast)
 

@@ -53,13 +53,13 @@ def pdist(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
 
 def over_segments(rows: torch.Tensor, owner: torch.Tensor, count: int, reduce: str) -> torch.Tensor:
     """Sum, mean, max, min or prod over the rows of each owner (0 to count − 1); 0 for an owner without rows."""
-    found = rows.new_zeros(count, *rows.shape[1:])
+    pooled = rows.new_zeros(count, *rows.shape[1:])
     if reduce in ("sum", "mean"):
-        found = found.index_add(0, owner, rows)
+        pooled = pooled.index_add(0, owner, rows)
         sizes = owner.bincount(minlength=count).clamp_min(1).view(-1, *[1] * (rows.ndim - 1))
-        return found if reduce == "sum" else found / sizes
+        return pooled if reduce == "sum" else pooled / sizes
     index = owner.view(-1, *[1] * (rows.ndim - 1)).expand_as(rows)
-    return found.scatter_reduce(0, index, rows, {"max": "amax", "min": "amin"}.get(reduce, reduce), include_self=False)
+    return pooled.scatter_reduce(0, index, rows, {"max": "amax", "min": "amin"}.get(reduce, reduce), include_self=False)
 
 
 def segment_reduce(data: torch.Tensor, reduce: str, **options: Any) -> torch.Tensor:
@@ -126,8 +126,8 @@ def multi_margin_loss(
     excess = (margin - input.gather(-1, target) + input).clamp_min(0)
     excess = excess.square() if p == 2 else excess
     excess = excess if weight is None else excess * weight[target]
-    own = torch.arange(input.shape[-1], device=input.device) == target
-    return reduced(excess.masked_fill(own, 0).mean(-1), reduction, size_average, reduce)
+    mask = torch.arange(input.shape[-1], device=input.device) == target
+    return reduced(excess.masked_fill(mask, 0).mean(-1), reduction, size_average, reduce)
 
 
 def multilabel_margin_loss(
@@ -162,7 +162,7 @@ def ctc_loss(
     """
     single, device = log_probs.ndim == 2, log_probs.device
     log_probs = log_probs[:, None] if single else log_probs
-    steps, lengths = (torch.as_tensor(own, device=device).view(-1) for own in (input_lengths, target_lengths))
+    steps, lengths = (torch.as_tensor(counts, device=device).view(-1) for counts in (input_lengths, target_lengths))
     if targets.ndim == 1:
         targets = pad_sequence(targets.split(lengths.tolist()), batch_first=True)
     states = targets.new_full((len(targets), 2 * targets.shape[1] + 1), blank, dtype=torch.long)

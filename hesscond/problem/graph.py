@@ -105,31 +105,31 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
 
 def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
     """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself."""
-    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     for node in nodes([loss.grad_fn]):
         variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in own:
+        if variable is not None and id(variable) in names:
             raise CaptureError(
-                f"the model or the loss uses its parameter {own[id(variable)]!r} through a reference or a view kept "
+                f"the model or the loss uses its parameter {names[id(variable)]!r} through a reference or a view kept "
                 "from before, where it is not differentiated: take the parameter from its module in the forward pass"
             )
 
 
 def dependent(start: Iterable[Any], leaves: Set[Any]) -> set[Any]:
     """Nodes between ``start`` and the leaves whose value depends on a leaf, and the leaves."""
-    found = set(leaves)
+    dependents = set(leaves)
     stack = [(node, False) for node in start]
     seen: set[Any] = set()
     while stack:
         node, children_done = stack.pop()
         if children_done:
-            if any(parent in found for parent, _ in node.next_functions):
-                found.add(node)
+            if any(parent in dependents for parent, _ in node.next_functions):
+                dependents.add(node)
         elif node is not None and node not in seen:
             seen.add(node)
             stack.append((node, True))
             stack.extend((parent, False) for parent, _ in node.next_functions)
-    return found
+    return dependents
 
 
 def dominators(root: Any, within: Set[Any]) -> dict[Any, Any]:
@@ -149,18 +149,18 @@ def dominators(root: Any, within: Set[Any]) -> dict[Any, Any]:
                 if parent in within:
                     above.setdefault(parent, []).append(node)
                     stack.append((parent, False))
-    found: dict[Any, Any] = {}
+    dominator: dict[Any, Any] = {}
     depth = {root: 0}
     for node in reversed(order[:-1]):
         nearest, *others = above[node]
         for other in others:
             while other is not nearest:
                 if depth[other] > depth[nearest]:
-                    other = found[other]
+                    other = dominator[other]
                 else:
-                    nearest = found[nearest]
-        found[node], depth[node] = nearest, depth[nearest] + 1
-    return found
+                    nearest = dominator[nearest]
+        dominator[node], depth[node] = nearest, depth[nearest] + 1
+    return dominator
 
 
 def inputs_of(node: Any, within: Set[Any] | None) -> Inputs:
@@ -213,11 +213,11 @@ def consumers(start: Iterable[Any]) -> dict[Any, int]:
 
 def users(start: Iterable[Any]) -> dict[Any, list[tuple[Any, int]]]:
     """Nodes that take a result, and the position of the input, by node and index of the result."""
-    found: dict[Any, list[tuple[Any, int]]] = {}
+    uses: dict[Any, list[tuple[Any, int]]] = {}
     for node in nodes(start):
         for number, edge in enumerate(node.next_functions):
-            found.setdefault(edge, []).append((node, number))
-    return found
+            uses.setdefault(edge, []).append((node, number))
+    return uses
 
 
 def shape_of(node: Any, number: int = 0) -> torch.Size:
@@ -240,8 +240,8 @@ def dimension(value: int, ndim: int) -> int:
 
 def same_ndim(node: Any, inputs: Inputs) -> bool:
     """Whether no input is broadcast along rows."""
-    own = len(shape_of(node))
-    return all(parent is None or len(shape_of(parent, number)) == own for parent, number in inputs)
+    ndim = len(shape_of(node))
+    return all(parent is None or len(shape_of(parent, number)) == ndim for parent, number in inputs)
 
 
 def first_operand(node: Any, inputs: Inputs) -> bool:

@@ -75,8 +75,8 @@ class Precision:
             return f"{named(self.dtype)} ({lifted})" if lifted else named(self.dtype)
         counts = ", ".join(f"{count} {named(dtype)}" for dtype, count in self.narrower)
         shown = ", ".join((*self.where[:3], *(["…"] if len(self.where) > 3 else [])))
-        one = sum(count for _, count in self.narrower) == 1
-        return f"mixed: {counts} operation{'' if one else 's'} ({shown})" + (f", {lifted}" if lifted else "")
+        single = sum(count for _, count in self.narrower) == 1
+        return f"mixed: {counts} operation{'' if single else 's'} ({shown})" + (f", {lifted}" if lifted else "")
 
 
 class Observer(TorchDispatchMode):
@@ -105,13 +105,13 @@ class Perturbed(Observer):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
         if x.numel() <= MOST:
-            found = x * self.drawn(x, x.numel()).view(x.shape)
+            noisy = x * self.drawn(x, x.numel()).view(x.shape)
         else:
-            found = x.clone(memory_format=torch.contiguous_format)
-            for part in found.view(-1).split(MOST):
+            noisy = x.clone(memory_format=torch.contiguous_format)
+            for part in noisy.view(-1).split(MOST):
                 part.mul_(self.drawn(x, len(part)))
         # the largest double, which stands for infinity in torch and in masks, may overflow
-        return torch.where(found.isinf(), x, found) if self.careful else found
+        return torch.where(noisy.isinf(), x, noisy) if self.careful else noisy
 
     def drawn(self, like: torch.Tensor, count: int) -> torch.Tensor:
         """Random factors with the dtype and device of a tensor."""
@@ -137,10 +137,10 @@ def perturbed(seed: int, derivatives: Callable[[], Found]) -> Found:
     """Derivatives from numbers that are perturbed as by `Perturbed`, once more where the largest double overflows."""
     for careful in (False, True):
         with Perturbed(seed, careful):
-            found = derivatives()
-        if all(bool(tensor.isfinite().all()) for tensor in tensors_of(found)):
+            result = derivatives()
+        if all(bool(tensor.isfinite().all()) for tensor in tensors_of(result)):
             break
-    return found
+    return result
 
 
 class Operations(Observer):
@@ -153,13 +153,13 @@ class Operations(Observer):
         self.places: Counter[tuple[torch.dtype, str]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket not in EXACT:
-            for tensor in found if isinstance(found, (tuple, list)) else (found,):
+            for tensor in output if isinstance(output, (tuple, list)) else (output,):
                 if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                     self.count(tensor.dtype.to_real(), func, args)
                     break
-        return found
+        return output
 
     def count(self, dtype: torch.dtype, func: Any, args: Any) -> None:
         """Count one operation, unless it only converts its input to a type with at least as many digits."""
@@ -206,27 +206,27 @@ def innermost_module() -> str:
     return "the loss"
 
 
-def drawn_in(own: torch.dtype | None, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """Result in float64 of a call that draws random numbers in the type ``own`` of the model; None: it does not.
+def drawn_in(dtype: torch.dtype | None, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """Result in float64 of a call that draws random numbers in the type ``dtype`` of the model; None: it does not.
 
     Another type would draw other numbers, and a device another mask of a dropout.
     """
-    if own not in WIDER or not args or not isinstance(x := args[0], torch.Tensor) or x.dtype is not WIDER[own]:
+    if dtype not in WIDER or not args or not isinstance(x := args[0], torch.Tensor) or x.dtype is not WIDER[dtype]:
         return None
     if func in DRAWS_INTO:
         # probabilities in float64 would be compared with other numbers
-        rest = (y.to(own) if isinstance(y, torch.Tensor) else y for y in args[1:])
-        return x.copy_(func(torch.empty_like(x, dtype=own), *rest, **kwargs))
+        rest = (y.to(dtype) if isinstance(y, torch.Tensor) else y for y in args[1:])
+        return x.copy_(func(torch.empty_like(x, dtype=dtype), *rest, **kwargs))
     if func is torch.bernoulli:
-        found: torch.Tensor = func(x.to(own), *args[1:], **kwargs)
-        return found.to(x)
+        draws: torch.Tensor = func(x.to(dtype), *args[1:], **kwargs)
+        return draws.to(x)
     given = dict(zip(("p", "training", "inplace"), args[1:], strict=False)) | kwargs
     if func not in DROPOUTS or not given.get("training", given.get("train", True)):
         return None
     p = given.get("p", 0.5)
     # the type of the mask is no precision of the model
     with _disable_current_modes():
-        kept = func(torch.ones_like(x, dtype=own), p, True) != 0
+        kept = func(torch.ones_like(x, dtype=dtype), p, True) != 0
     scale = kept.to(x) * (1 / (1 - p) if p < 1 else 0.0)
     return x.mul_(scale) if given.get("inplace") else x * scale
 

@@ -115,26 +115,26 @@ class Problem:
         def note(name: str) -> Any:
             def hook(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
                 x: Any = args[0] if args else kwargs.get("input")
-                own = calls.setdefault(name, [])
+                layer_calls = calls.setdefault(name, [])
                 plain = all(isinstance(t, torch.Tensor) and not is_transformed(t) for t in (x, output))
                 if not plain or not output.requires_grad or x.requires_grad:
                     computed.add(name)
                 if plain and output.requires_grad:
                     # the graph has it too
-                    seen = strided(x.detach())
-                    versions.setdefault(name, []).append((seen, seen._version))
+                    inputs = strided(x.detach())
+                    versions.setdefault(name, []).append((inputs, inputs._version))
                     shape = output.detach().new_zeros(()).expand(output.shape)
-                    own.append(Call(seen, shape, get_gradient_edge(output)))
+                    layer_calls.append(Call(inputs, shape, get_gradient_edge(output)))
 
             return hook
 
         with ExitStack() as stack:
             for name, layer in self._watched.items():
                 stack.callback(layer.register_forward_hook(note(name), with_kwargs=True, prepend=True).remove)
-            found = self.snapshot.evaluate(self.loss_fn, batch, flattening=True)
-        for name, seen in versions.items():
-            if any(x._version != version for x, version in seen):
+            evaluation = self.snapshot.evaluate(self.loss_fn, batch, flattening=True)
+        for name, pairs in versions.items():
+            if any(x._version != version for x, version in pairs):
                 # changed in place after the call: the input of the layer is lost
                 calls[name] = []
                 computed.add(name)
-        return WatchedEvaluation(**vars(found), calls=calls, given=frozenset(calls) - computed)
+        return WatchedEvaluation(**vars(evaluation), calls=calls, given=frozenset(calls) - computed)

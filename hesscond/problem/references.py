@@ -99,10 +99,10 @@ class References:
     @contextmanager
     def replaced(self, copies: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Context in which tensors with a copy, given by the tensor's id, and views of them are replaced."""
-        changed = [(put, value, own) for _, value, put in self.found if (own := copy_of(value, copies)) is not None]
+        changed = [(put, value, copy) for _, value, put in self.found if (copy := copy_of(value, copies)) is not None]
         try:
-            for put, _, own in changed:
-                put(own)
+            for put, _, copy in changed:
+                put(copy)
             yield
         finally:
             for put, value, _ in reversed(changed):
@@ -118,8 +118,8 @@ class References:
 
     def outside(self, dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
         """Parameters in ``dtype``, by their ids: constants, unless others take their places."""
-        found = {id(p): p for p in self.parameters().values() if p.is_floating_point() and p.dtype != dtype}
-        return {} if dtype is None else {number: p.detach().to(dtype) for number, p in found.items()}
+        parameters = {id(p): p for p in self.parameters().values() if p.is_floating_point() and p.dtype != dtype}
+        return {} if dtype is None else {number: p.detach().to(dtype) for number, p in parameters.items()}
 
 
 def length(value: Any) -> int:
@@ -130,25 +130,25 @@ def length(value: Any) -> int:
 
 def copy_of(value: torch.Tensor, copies: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
     """Copy of a tensor, or the same view of the copy of what it is a view of."""
-    if (own := copies.get(id(value))) is not None or value._base is None:
-        return own
+    if (copy := copies.get(id(value))) is not None or value._base is None:
+        return copy
     base = copies.get(id(value._base))
     return None if base is None else value._view_func_unsafe(base)
 
 
 def parameters_outside(model: nn.Module, loss: object) -> dict[str, nn.Parameter]:
     """Trained parameters that a model or its loss refers to and no module of the model has, as ``"weights[0]"``."""
-    own = set(map(id, model.parameters()))
-    found = References(model, loss).parameters()
-    return {name: p for name, p in found.items() if id(p) not in own and p.is_floating_point()}
+    ids = set(map(id, model.parameters()))
+    parameters = References(model, loss).parameters()
+    return {name: p for name, p in parameters.items() if id(p) not in ids and p.is_floating_point()}
 
 
 def holding(model: nn.Module, others: Mapping[str, nn.Parameter]) -> nn.Module:
     """Model with the same modules and attributes, and further parameters by name."""
-    found: nn.Module = type(model).__new__(type(model))
-    vars(found).update(vars(model))
-    found.__dict__["_parameters"] = model._parameters | dict(others)
-    return found
+    clone: nn.Module = type(model).__new__(type(model))
+    vars(clone).update(vars(model))
+    clone.__dict__["_parameters"] = model._parameters | dict(others)
+    return clone
 
 
 class Reentry:
@@ -197,9 +197,9 @@ class Reentry:
         self._ran, stack = True, ExitStack()
         for owner in self.model.modules():
             tensors: tuple[Any, ...] = owner._parameters, owner._buffers
-            for own in tensors:
-                stack.callback(own.update, dict(own))
-                own.update({key: self.copies.get(id(tensor), tensor) for key, tensor in own.items()})
+            for entries in tensors:
+                stack.callback(entries.update, dict(entries))
+                entries.update({key: self.copies.get(id(tensor), tensor) for key, tensor in entries.items()})
         stack.enter_context(References(self.model, self.loss_fn).replaced(self.copies))
         self._entered.append((module, stack))
 

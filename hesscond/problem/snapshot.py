@@ -77,7 +77,7 @@ class Snapshot:
         """Copy of the snapshot with some leaves, given by number, replaced by other tensors."""
         moved = copy(self)
         moved.leaves = [values.get(number, leaf) for number, leaf in enumerate(self.leaves)]
-        places = {id(leaf): own for leaf, own in zip(self.leaves, moved.leaves, strict=True)}
+        places = {id(leaf): replacement for leaf, replacement in zip(self.leaves, moved.leaves, strict=True)}
         moved._state = {key: places.get(id(tensor), tensor) for key, tensor in self._state.items()}
         return moved
 
@@ -103,17 +103,17 @@ class Snapshot:
             raise ConfigError(f"the model is on device '{home}' but the batch on '{tensor.device}': move one of them")
         evaluated = partial(self._evaluated, loss_fn, (inputs, target), counted, hooks, flattening)
         try:
-            found = evaluated()
+            result = evaluated()
         except CaptureError as error:
             if "does not require grad" not in str(error.__cause__):
                 raise
             # the model differentiates in its constant copies
             for tensor in self._trained:
                 tensor.requires_grad_()
-            found = evaluated()
-        loss = evaluation.scalar(found.loss)
+            result = evaluated()
+        loss = evaluation.scalar(result.loss)
         refuse_originals(loss, self.model)
-        return replace(found, loss=loss)
+        return replace(result, loss=loss)
 
     def _evaluated(
         self,
@@ -129,12 +129,12 @@ class Snapshot:
         copies = {number: state[key] for number, key in self._owners.items()}
         for owner in self.model.modules():
             # its slices make parameters of tensors that are none
-            for own in owner.parameters(recurse=False) if isinstance(owner, nn.ParameterList) else ():
-                copies[id(own)]._is_param = True
+            for parameter in owner.parameters(recurse=False) if isinstance(owner, nn.ParameterList) else ():
+                copies[id(parameter)]._is_param = True
         watch = evaluation.WeightWatch(self._owners if hooks is None else hooks.weights(self.copies), flattening)
         attached = nullcontext() if hooks is None else hooks.attached(watch)
         with in_modes(self.model, self._training), attached:
-            found = evaluation.evaluate(
+            result = evaluation.evaluate(
                 self.model, loss_fn, batch, state, copies=copies, dtype=self.dtype, watch=watch, counted=counted
             )
         for number in watch.used_outside & self._owners.keys():
@@ -142,7 +142,7 @@ class Snapshot:
                 f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
                 "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
             )
-        return found
+        return result
 
     @property
     def constants(self) -> dict[int, torch.Tensor]:
@@ -161,7 +161,7 @@ def is_copy(old: torch.Tensor, of: torch.Tensor, dtype: torch.dtype | None) -> b
     if (old.shape, old.device, old.dtype) != (of.shape, of.device, dtype or of.dtype):
         return False
     parts = zip(old.reshape(-1).split(PART), of.reshape(-1).split(PART), strict=True)
-    return all(torch.equal(one, part.to(old.dtype)) for one, part in parts)
+    return all(torch.equal(old_part, part.to(old.dtype)) for old_part, part in parts)
 
 
 @contextmanager

@@ -35,9 +35,9 @@ class RandomState:
     @classmethod
     def now(cls, devices: Iterable[torch.device], generators: Iterable[Generator] = ()) -> RandomState:
         """Present state of the CPU, of some accelerators, and of other ``generators``."""
-        own = tuple((generator, state_of(generator)) for generator in generators)
+        states = tuple((generator, state_of(generator)) for generator in generators)
         host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
-        return replace(cls.of_torch(devices), host=host, own=own)
+        return replace(cls.of_torch(devices), host=host, own=states)
 
     @classmethod
     def of_torch(cls, devices: Iterable[torch.device]) -> RandomState:
@@ -92,15 +92,15 @@ def untouched_randomness(devices: Iterable[torch.device], generators: Iterable[G
 
 def generators_of(source: Any) -> list[torch.Generator]:
     """Generators that a ``DataLoader`` or its samplers draw from."""
-    found: dict[int, torch.Generator] = {}
+    generators: dict[int, torch.Generator] = {}
     stack = [source]
     while stack:
         value = stack.pop()
         generator = getattr(value, "generator", None)
         if isinstance(generator, torch.Generator):
-            found[id(generator)] = generator
+            generators[id(generator)] = generator
         stack += [inner for name in ("sampler", "batch_sampler") if (inner := getattr(value, name, None)) is not None]
-    return list(found.values())
+    return list(generators.values())
 
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -166,13 +166,13 @@ class State:
 
     def _first(self, value: object) -> bool:
         """Whether a value is met for the first time."""
-        seen = id(value) in self._seen
+        known = id(value) in self._seen
         self._seen.add(id(value))
-        return not seen
+        return not known
 
-    def _attributes(self, own: dict[Any, Any], depth: int) -> None:
-        self.dicts.append((own, dict(own)))
-        for value in own.values() if depth else ():
+    def _attributes(self, attributes: dict[Any, Any], depth: int) -> None:
+        self.dicts.append((attributes, dict(attributes)))
+        for value in attributes.values() if depth else ():
             if isinstance(value, dict) and not value:
                 # most dicts are empty: a module has a dozen for its hooks
                 self.empty.append(value)
@@ -215,11 +215,11 @@ class State:
         return self._restore_parameters()
 
     def _restore_attributes(self) -> None:
-        for own, before in self.dicts:
-            same = len(own) == len(before) and not any(map(is_not, own.values(), before.values()))
-            if not same or any(map(ne, own, before)):
-                own.clear()
-                own.update(before)
+        for attributes, before in self.dicts:
+            same = len(attributes) == len(before) and not any(map(is_not, attributes.values(), before.values()))
+            if not same or any(map(ne, attributes, before)):
+                attributes.clear()
+                attributes.update(before)
         for values in self.empty:
             values.clear()
         for container, items in self.others:

@@ -187,19 +187,19 @@ class Weights:
         inputs, target = checked_batch(batch)
         whole = Part(evaluation.output, evaluation.target, evaluation.samples)
         if self.weight is not None:
-            found = {GIVEN: self._given(inputs, target)}
+            masses = {GIVEN: self._given(inputs, target)}
         elif self.reduction == "sum":
-            found = {SUM: 1.0}
+            masses = {SUM: 1.0}
         elif self.reduction == "mean":
             known = divisor(self.loss_fn, whole)
-            found = {TORCH: float(whole.samples) if known is None else known}
+            masses = {TORCH: float(whole.samples) if known is None else known}
         else:
             # a loss may run the model
             with untouched(self.model, self.loss_fn), plainly(self.model):
-                found = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
-        self.masses = {rule: [*self.masses.get(rule, self.masses.get(rule.plain, [])), m] for rule, m in found.items()}
+                masses = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
+        self.masses = {rule: [*self.masses.get(rule, self.masses.get(rule.plain, [])), m] for rule, m in masses.items()}
         self.count += 1
-        rule, m = next(iter(found.items()))
+        rule, m = next(iter(masses.items()))
         if self._unit is None:
             if not m:
                 return 0.0
@@ -215,7 +215,7 @@ class Weights:
             raise ConfigError(f"weight has {len(self.weight)} numbers for {self.count} batches: give one for each")
         if self._unit is None:
             raise ConfigError("no target in the stream counts in the loss: there is no Hessian")
-        totals = [self._unit if rule == SUM else self._scaled(rule, sum(own)) for rule, own in self.masses.items()]
+        totals = [self._unit if rule == SUM else self._scaled(rule, sum(terms)) for rule, terms in self.masses.items()]
         if not all(close(total, totals[0]) for total in totals):
             raise ConfigError(f"the loss of the stream may be the mean or the sum of those of its batches: {HOW}")
         return totals[0]
@@ -291,24 +291,24 @@ class Weights:
         """Rules that may hold: all plausible ones for the first batch, the remaining ones for later batches."""
         if not inner and divisor(self.loss_fn, whole) is not None:
             return list(self.masses) or [TORCH, SUM]
-        found = plausible(whole, self._ignored(whole, inner), len(self._declared[1]))
+        rules = plausible(whole, self._ignored(whole, inner), len(self._declared[1]))
         if self.count:
             # ignoring a value that did not occur before made no difference
-            new = [rule for rule in found if rule.plain in self.masses and rule.ignored not in self._values]
-            found = list(dict.fromkeys([*self.masses, *new]))
+            new = [rule for rule in rules if rule.plain in self.masses and rule.ignored not in self._values]
+            rules = list(dict.fromkeys([*self.masses, *new]))
         for tensor in filter(is_label, containers.tensors_of(whole.target)):
             self._values.update(tensor.unique().tolist())
-        return found
+        return rules
 
     def _ignored(self, whole: Part, inner: bool) -> list[int]:
         """Values of targets that may be ignored: by convention, by a constant of the loss, or by its gradient."""
-        found = {IGNORED, *self._declared[0]}
+        values = {IGNORED, *self._declared[0]}
         targets = list(containers.tensors_of(whole.target))
         for tensor in filter(is_label, targets):
-            found.update(tensor[tensor < 0].unique().tolist())
+            values.update(tensor[tensor < 0].unique().tolist())
         if not inner and self._has_target and len(targets) == 1 and is_label(targets[0]):
-            found |= unseen(self._loss, whole, targets[0])
-        return sorted(found)
+            values |= unseen(self._loss, whole, targets[0])
+        return sorted(values)
 
     @cached_property
     def _declared(self) -> tuple[list[int], list[torch.Tensor]]:
@@ -361,8 +361,8 @@ class Weights:
         pair = self._disagreement(rules, whole)
         if pair is not None and whole.samples > 1:
             alone = [whole.rows(torch.tensor([n], device="cpu")) for n in range(min(whole.samples, MOST))]
-            one, other = ([self._mass(rule, part) for part in alone] for rule in pair)
-            ratio = torch.tensor(one, dtype=torch.float64, device="cpu") / torch.tensor(
+            masses, other = ([self._mass(rule, part) for part in alone] for rule in pair)
+            ratio = torch.tensor(masses, dtype=torch.float64, device="cpu") / torch.tensor(
                 other, dtype=torch.float64, device="cpu"
             )
             order = ratio.nan_to_num(0).argsort(stable=True)
@@ -444,21 +444,21 @@ def refuse_nothing(loss_fn: LossFunction, evaluation: Evaluation) -> None:
 
 def plausible(whole: Part, ignored: Sequence[int], classes: int) -> list[Rule]:
     """Rules that can be tried on a batch."""
-    found = [SAMPLES]
+    rules = [SAMPLES]
     tensors = list(containers.tensors_of(whole.target))
     for number, tensor in enumerate(tensors):
         if not whole.by_sample(tensor):
             continue
-        own = [Rule("entries", number)]
+        choices = [Rule("entries", number)]
         if len(tensors) > 1 and is_mask(tensor):
-            own.append(Rule("total", number))
+            choices.append(Rule("total", number))
         if is_label(tensor):
-            own += [Rule("entries", number, ignored=value) for value in ignored]
-            own += [replace(rule, classes=j) for j in range(classes) for rule in own if rule.kind == "entries"]
-        if tensor.ndim > 1 and not (tensor.is_floating_point() and len(own) == 1):
-            own += [replace(rule, shifted=True) for rule in own]
-        found += own
-    return [*found, SUM]
+            choices += [Rule("entries", number, ignored=value) for value in ignored]
+            choices += [replace(rule, classes=j) for j in range(classes) for rule in choices if rule.kind == "entries"]
+        if tensor.ndim > 1 and not (tensor.is_floating_point() and len(choices) == 1):
+            choices += [replace(rule, shifted=True) for rule in choices]
+        rules += choices
+    return [*rules, SUM]
 
 
 def divisor(loss_fn: LossFunction, part: Part) -> float | None:
@@ -495,15 +495,15 @@ def unseen(loss: LossFunction, whole: Part, target: torch.Tensor) -> set[int]:
         gradients = torch.autograd.grad(loss(source, target), leaves, allow_unused=True)
     except RuntimeError:
         return set()
-    found: set[int] = set()
+    ignored: set[int] = set()
     for gradient in gradients:
         for axis in (-1, 1):
             if gradient is None or gradient.ndim < 2 or gradient.numel() != target.numel() * gradient.shape[axis]:
                 continue
             zero = (gradient.nan_to_num() == 0).all(axis).flatten()
             values = target.flatten()
-            found |= set(values[zero].unique().tolist()) - set(values[~zero].unique().tolist())
-    return found
+            ignored |= set(values[zero].unique().tolist()) - set(values[~zero].unique().tolist())
+    return ignored
 
 
 def constituents(loss_fn: LossFunction) -> tuple[list[int], list[torch.Tensor]]:
@@ -537,9 +537,9 @@ def own_labels(given: Part) -> Part:
     target = given.target
     if not isinstance(given.source, Mapping) or not isinstance(target, torch.Tensor):
         return given
-    own = target.clone()
-    source = {name: own if name in LABELS and value is target else value for name, value in given.source.items()}
-    return replace(given, source=source, target=own)
+    labels = target.clone()
+    source = {name: labels if name in LABELS and value is target else value for name, value in given.source.items()}
+    return replace(given, source=source, target=labels)
 
 
 def halves(whole: Part, order: torch.Tensor) -> Iterator[Split]:

@@ -49,13 +49,13 @@ def checked_loss(model: object, loss_fn: Any) -> Callable[[Any, Any], Any]:
 
 def own_loss(output: Any, target: Any) -> Any:
     """Loss that a model returns: its output, or the ``loss`` of that."""
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-    if not isinstance(found, torch.Tensor) or found.numel() != 1:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise ConfigError(
             "the loss is None, and the model returns none for this batch: give it labels, or a function of (output, "
             "target)"
         )
-    return found
+    return loss
 
 
 def check_group(group: object) -> None:

@@ -310,19 +310,19 @@ def optimum_of_many(L: np.ndarray, *, both: bool, rtol: float) -> Optimum:
     tolerance, steps = 1e-2, 0
     primal = dual = None
     for _ in range(ROUNDS):
-        found = optimum(L[chosen], both=both, rtol=tolerance)
-        steps += found.steps
+        solution = optimum(L[chosen], both=both, rtol=tolerance)
+        steps += solution.steps
         with np.errstate(divide="ignore"):
-            ratios = np.linalg.norm(L @ found.Z_factor, axis=1) / np.linalg.norm(L @ found.Y_factor, axis=1)
+            ratios = np.linalg.norm(L @ solution.Z_factor, axis=1) / np.linalg.norm(L @ solution.Y_factor, axis=1)
         inside = ratios[chosen].min()
         # the pair is scaled down until it is feasible for all rows
-        found = found._replace(lower=found.lower * min(1.0, float(ratios.min() / inside)))
-        if primal is None or found.kappa < primal.kappa:
-            primal = completed(L, chosen, found, rtol)
-        if dual is None or found.lower > dual.lower:
+        solution = solution._replace(lower=solution.lower * min(1.0, float(ratios.min() / inside)))
+        if primal is None or solution.kappa < primal.kappa:
+            primal = completed(L, chosen, solution, rtol)
+        if dual is None or solution.lower > dual.lower:
             combination = np.zeros(L.shape)
-            combination[chosen] = found.combination
-            dual = found._replace(combination=combination)
+            combination[chosen] = solution.combination
+            dual = solution._replace(combination=combination)
         if primal.kappa <= max(1.0, dual.lower) * (1 + rtol):
             break
         violated = np.flatnonzero((ratios < inside * (1 - rtol / 4)) & ~chosen)
@@ -353,14 +353,14 @@ def independent_rows(L: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def completed(L: np.ndarray, chosen: np.ndarray, found: Optimum, rtol: float) -> Optimum:
+def completed(L: np.ndarray, chosen: np.ndarray, solution: Optimum, rtol: float) -> Optimum:
     """Scaling of the chosen rows, with small weights for all others."""
     if chosen.all():
-        return found
+        return solution
     # in the search ‖M‖ < 1, so that the others add up to at most rtol / 2 of it
-    scaled = L[~chosen] * found.columns
+    scaled = L[~chosen] * solution.columns
     rows = np.empty(len(L))
-    rows[chosen] = found.rows
-    norm = np.linalg.norm((L[chosen] * found.columns) * found.rows[:, None], 2)
+    rows[chosen] = solution.rows
+    norm = np.linalg.norm((L[chosen] * solution.columns) * solution.rows[:, None], 2)
     rows[~chosen] = norm * np.sqrt(rtol / 2) / np.linalg.norm(scaled)
-    return found._replace(rows=rows)
+    return solution._replace(rows=rows)

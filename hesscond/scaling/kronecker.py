@@ -274,15 +274,15 @@ class PairSearch:
             E, E_right = steps(x)
             point = ScalingPair(self.L @ E, self.R @ E_right, power)
             try:
-                found = decomposed(self.scaled(point.L, point.R), rank, exact=False)
+                spectrum = decomposed(self.scaled(point.L, point.R), rank, exact=False)
                 with np.errstate(divide="raise"):
-                    logs = np.log(found.values)
+                    logs = np.log(spectrum.values)
                 above, below, value = weighted(logs, power)
-                left, right = partial_traces(found.vectors, above - below, (m, n))
+                left, right = partial_traces(spectrum.vectors, above - below, (m, n))
                 slopes = np.linalg.solve(E.T, 2 * left), np.linalg.solve(E_right.T, 2 * right)
             except (LinAlgError, FloatingPointError):
                 return math.inf, np.zeros(size)
-            self.passed(point, found, rtol)
+            self.passed(point, spectrum, rtol)
             return value, np.concatenate([slope.ravel() for slope in slopes])
 
         options = {"maxiter": STEPS, "maxcor": 30, "gtol": 1e-9, "ftol": 1e-12}
@@ -299,18 +299,18 @@ class PairSearch:
                 break
         return False
 
-    def passed(self, point: ScalingPair, found: Spectrum, rtol: float) -> None:
+    def passed(self, point: ScalingPair, spectrum: Spectrum, rtol: float) -> None:
         """Keep a point if it is the best, and raise `Enough` if its exponent cannot improve the search any further."""
-        kappa = float(found.values[0] / found.values[-1])
+        kappa = float(spectrum.values[0] / spectrum.values[-1])
         if kappa < self.kappa:
             self.least, self.kappa = point, kappa
         if not self.convex:
             return
         shape = len(self.L), len(self.R)
-        bound = lower_bound(found, shape, point.power)
+        bound = lower_bound(spectrum, shape, point.power)
         if bound > self.bound:
             self.highest, self.bound = point, bound
-        logs = np.log(found.values)
+        logs = np.log(spectrum.values)
         above, below, _ = weighted(logs, point.power)
         # of log κ over the bound, the part that no better agreement of the partial traces takes away
         lost = math.log(kappa) - float((above - below) @ logs)
@@ -329,18 +329,18 @@ class PairSearch:
         if self.highest is None:
             return 1.0
         L, R, power = self.highest
-        found = decomposed(self.scaled(L, R), self.order)
+        spectrum = decomposed(self.scaled(L, R), self.order)
         # errors of the QR and of the products go column by column
         columns = np.linalg.norm(self.core, axis=0).reshape(len(L), len(R))
         carried = np.linalg.norm(np.abs(L).T @ columns @ np.abs(R))
-        eta = float(10 * self.order * EPS * (carried + found.values[0]) / found.values[-1])
+        eta = float(10 * self.order * EPS * (carried + spectrum.values[0]) / spectrum.values[-1])
         if not eta < 0.5:
             return 1.0
-        bound = lower_bound(found, (len(L), len(R)), power)
+        bound = lower_bound(spectrum, (len(L), len(R)), power)
         return max(1.0, bound * (1 - eta) / (1 + eta))
 
 
-def lower_bound(found: Spectrum, shape: tuple[int, int], power: int) -> float:
+def lower_bound(spectrum: Spectrum, shape: tuple[int, int], power: int) -> float:
     """Lower bound of κ⁺(K(L ⊗ R)) for all L and R, from the spectrum of K of full column rank.
 
     With G = KᵀK and Z the scaling, log κ(ZG) ≥ −Σ p log uᵀG⁻¹u − Σ q log vᵀGv for Σ p uuᵀ and Σ q vvᵀ of trace 1 that
@@ -348,7 +348,7 @@ def lower_bound(found: Spectrum, shape: tuple[int, int], power: int) -> float:
     p = ``power``, whose partial traces agree where the smooth objective is stationary; a share of product states
     compensates a difference.
     """
-    s, vectors = found
+    s, vectors = spectrum
     above, below, _ = weighted(np.log(s), power)
     value = 2 * float((above - below) @ np.log(s))
     sides = [np.linalg.eigh(apart) for apart in partial_traces(vectors, below - above, shape)]

@@ -324,9 +324,9 @@ class ScalingProblem(NamedTuple):
         p, q = powers(core, columns=both)
         return cls(rescaled(core, p, q), core, p, q, transposed, both, rows, columns)
 
-    def diagonals(self, found: Scaled, norm: float) -> tuple[np.ndarray, np.ndarray]:
+    def diagonals(self, solution: Scaled, norm: float) -> tuple[np.ndarray, np.ndarray]:
         """Scalings of the rows and the columns of the original matrix, such that the result has norm 1."""
-        rows, columns = np.ldexp(found.rows / (math.sqrt(norm) if self.both else norm), self.p), found.columns
+        rows, columns = np.ldexp(solution.rows / (math.sqrt(norm) if self.both else norm), self.p), solution.columns
         if self.both:
             columns = np.ldexp(columns / math.sqrt(norm), self.q)
         for scaling in (rows, columns):
@@ -336,16 +336,16 @@ class ScalingProblem(NamedTuple):
             rows, columns = columns, rows
         return widened(rows, self.rows, 1.0), widened(columns, self.columns, 1.0)
 
-    def certificate(self, found: Scaled) -> Certificate | None:
+    def certificate(self, solution: Scaled) -> Certificate | None:
         """Certificate of the lower bound for the original matrix; None: nothing is certified."""
-        if found.certified is None:
+        if solution.certified is None:
             return None
         kept = self.rows if self.transposed else self.columns
         Y, Z = (
             widened(np.ldexp(factor, self.q[:, None]), kept)
-            for factor in (found.certified.Y_factor, found.certified.Z_factor)
+            for factor in (solution.certified.Y_factor, solution.certified.Z_factor)
         )
-        return Certificate(Y, Z, self.transposed, found.certified.lower)
+        return Certificate(Y, Z, self.transposed, solution.certified.lower)
 
 
 def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-6) -> OptimalScaling:
@@ -393,15 +393,15 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
     problem = ScalingProblem.of(nonzero(A), side)
     with one_thread():
         condition = FactorForm(problem.B).condition()
-        found = searched(problem.B, side, condition, rtol)
-        result = found.rows[:, None] * problem.B * found.columns
+        solution = searched(problem.B, side, condition, rtol)
+        result = solution.rows[:, None] * problem.B * solution.columns
         norm = float(np.linalg.norm(result, 2))
         result = result / norm
         # ten roundings at most between the scaling that is returned and this product
         bound = (lambda: condition.rank) if condition.resolved else None
         after = FactorForm(result, error=10 * EPS * np.abs(result), rank_bound=bound).condition()
         before = FactorForm(problem.core).condition()
-    row, column = problem.diagonals(found, norm)
+    row, column = problem.diagonals(solution, norm)
     resolved = condition.resolved and after.resolved
     return OptimalScaling(
         side=side,
@@ -409,14 +409,14 @@ def optimal_diagonal_scaling(A: object, side: Side = "row", *, rtol: float = 1e-
         column=column,
         kappa=math.sqrt(after.value) if resolved else math.inf,
         upper=math.sqrt(after.upper) if resolved else math.inf,
-        lower=found.lower,
+        lower=solution.lower,
         # another rank: entries were lost to underflow
         kappa_given=math.sqrt(before.value) if before.rank == condition.rank else math.inf,
         rank=condition.rank,
         resolved=resolved,
-        iterations=found.steps,
-        solver=found.solver,
-        certificate=problem.certificate(found),
+        iterations=solution.steps,
+        solver=solution.solver,
+        certificate=problem.certificate(solution),
     )
 
 
@@ -456,13 +456,13 @@ def scaled_rows(B: np.ndarray, condition: ConditionNumber, rtol: float) -> Scale
     whole = rank == n and condition.rank_decision == "structural"
     L, Q = (B, np.eye(n)) if whole else thin_factor(B, rank)
     ones = np.ones(n)
-    found = central_path.optimum_of_many(L, both=False, rtol=rtol)
-    certified = certify_trace(B, Q @ found.Y_factor, Q @ found.Z_factor, None if whole else found.combination)
-    if certified.lower * (1 + 1e-2) < found.kappa:
+    optimum = central_path.optimum_of_many(L, both=False, rtol=rtol)
+    certified = certify_trace(B, Q @ optimum.Y_factor, Q @ optimum.Z_factor, None if whole else optimum.combination)
+    if certified.lower * (1 + 1e-2) < optimum.kappa:
         bound = van_der_sluis_bound(B)
         if bound > certified.lower:
-            return Scaled(found.rows, ones, bound, None, found.steps, "central path; Van der Sluis' bound")
-    return Scaled(found.rows, ones, certified.lower, certified, found.steps, "central path")
+            return Scaled(optimum.rows, ones, bound, None, optimum.steps, "central path; Van der Sluis' bound")
+    return Scaled(optimum.rows, ones, certified.lower, certified, optimum.steps, "central path")
 
 
 def scaled_both(B: np.ndarray, rtol: float) -> Scaled:
@@ -471,9 +471,9 @@ def scaled_both(B: np.ndarray, rtol: float) -> Scaled:
         blocks, heights = diagonal_blocks(B)
         if len(blocks) > 1:
             return scaled_blocks(B, blocks, heights, rtol)
-    found = central_path.optimum_of_many(B, both=True, rtol=rtol)
-    certified = certify_ratio(B, found.Y_factor, found.Z_factor)
-    return Scaled(found.rows, found.columns, certified.lower, certified, found.steps, "central path")
+    optimum = central_path.optimum_of_many(B, both=True, rtol=rtol)
+    certified = certify_ratio(B, optimum.Y_factor, optimum.Z_factor)
+    return Scaled(optimum.rows, optimum.columns, certified.lower, certified, optimum.steps, "central path")
 
 
 def scaled_blocks(
@@ -492,10 +492,10 @@ def scaled_blocks(
         block = B[np.ix_(i, j)]
         size = float(abs(block[0, 0]))
         if len(i) > 1:
-            found = scaled_both(block, rtol)
-            rows[i], columns[j] = found.rows, found.columns
-            lower, steps = max(lower, found.lower), steps + found.steps
-            s = np.linalg.svd(found.rows[:, None] * block * found.columns, compute_uv=False)
+            solution = scaled_both(block, rtol)
+            rows[i], columns[j] = solution.rows, solution.columns
+            lower, steps = max(lower, solution.lower), steps + solution.steps
+            s = np.linalg.svd(solution.rows[:, None] * block * solution.columns, compute_uv=False)
             # all blocks around 1: none then widens the range of the worst
             size = float(np.sqrt(s[0] * s[-1]))
         rows[i] = np.ldexp(rows[i] / size, -apart * height)
@@ -534,8 +534,8 @@ def local_optimum(B: np.ndarray, rank: int) -> Scaled:
     least, best, steps = math.inf, np.zeros(m + n), 0
     for t in (best, np.concatenate([by_row, np.zeros(n)]), np.concatenate([np.zeros(m), by_column])):
         for power in POWERS:
-            found = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B")
-            t, steps = found.x, steps + found.nit
-        if found.fun < least:
-            least, best = found.fun, t
+            minimum = scipy.optimize.minimize(objective, t, (power,), jac=True, method="L-BFGS-B")
+            t, steps = minimum.x, steps + minimum.nit
+        if minimum.fun < least:
+            least, best = minimum.fun, t
     return Scaled(np.exp(best[:m]), np.exp(best[m:]), 1.0, None, steps, "local search")

@@ -169,9 +169,9 @@ def conclusion(A: SymmetricOperator, process: krylov.Krylov, flattest: Flattest,
     slack = unit * len(values) ** 0.5
     counts = int((values > slack).sum()), int((values < -slack).sum())
     process.basis.release(0)
-    found = [quotients(A, u) for u in (first, flattest[1]) if u is not None]
-    top, flat = found[0], found[-1]
-    taken += len(found)
+    measurements = [quotients(A, u) for u in (first, flattest[1]) if u is not None]
+    top, flat = measurements[0], measurements[-1]
+    taken += len(measurements)
     noise = A.rounding * max(norm, top.size, flat.size) + error
     smallest = min(top.smallest(noise), flat.smallest(noise))
     low, high = max(0.0, top.size - noise), max(outer, top.size) + noise
@@ -196,15 +196,15 @@ def conclusion(A: SymmetricOperator, process: krylov.Krylov, flattest: Flattest,
 
 
 def top_result(
-    u: torch.Tensor, found: Quotients, low: float, high: float, norm: float, products: int, vectors: int
+    u: torch.Tensor, measurement: Quotients, low: float, high: float, norm: float, products: int, vectors: int
 ) -> eigen.EigenResult:
     """Result for the eigenvalue of largest |λ|, whose size is in [low, high]."""
     # ‖Au‖ is nearer to the norm than the Rayleigh quotient
-    below, theta, above = sorted(math.copysign(size, found.theta) for size in (low, found.size, high))
+    below, theta, above = sorted(math.copysign(size, measurement.theta) for size in (low, measurement.size, high))
     lower, values, upper, residuals = torch.tensor(
-        [below, theta, above, found.residual], dtype=torch.float64, device="cpu"
+        [below, theta, above, measurement.residual], dtype=torch.float64, device="cpu"
     ).split(1)
-    settled = found.residual <= SETTLED * norm
+    settled = measurement.residual <= SETTLED * norm
     return eigen.EigenResult(
         eigenvalues=values,
         eigenvectors=u[:, None],
@@ -214,7 +214,7 @@ def top_result(
         settled=torch.tensor([settled], device="cpu"),
         converged=settled,
         products=products,
-        norm=max(norm, found.size),
+        norm=max(norm, measurement.size),
         null=0,
         vectors=vectors,
         message=f"what {products} products show; no search for missed eigenvalues",

@@ -95,8 +95,8 @@ class ConditionNumber:
             return f"no κ: {self.reason} (rank 0 of {order})"
         if not self.resolved:
             return f"κ ≥ {self.lower:.3g} (unresolved; {self.rank} of {order} eigenvalues certainly nonzero{why})"
-        said = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
-        return f"κ = {self.value:.4g} ({said} {self.rank} of {order}, {self.inertia}; {self.solver})"
+        label = {"numerical": "numerical rank", "iterative": "rank at most"}.get(self.rank_decision, "rank")
+        return f"κ = {self.value:.4g} ({label} {self.rank} of {order}, {self.inertia}; {self.solver})"
 
     def _repr_html_(self) -> str:
         from hesscond.sheets import html_table
@@ -140,8 +140,8 @@ class ConditionNumber:
     @property
     def columns(self) -> dict[str, Any]:
         """Columns of κ in tables and logs, by name; negative is None if only a lower bound is known."""
-        found = {name: getattr(self, attribute) for name, (attribute, _) in CONDITION.items()}
-        return found | {"resolved": int(self.resolved)}
+        cells = {name: getattr(self, attribute) for name, (attribute, _) in CONDITION.items()}
+        return cells | {"resolved": int(self.resolved)}
 
     def columns_in(self, coordinates: str) -> dict[str, Any]:
         """Columns of κ in other coordinates next to those of the plain one, such as kappa_own and rank_own."""
@@ -223,8 +223,8 @@ def unresolved(result: ConditionNumber, cause: causes.Cause) -> ConditionNumber:
     """Return the result without its upper end, since ``cause`` contradicts the rank that was decided."""
     # for an undecided rank of 0, even the size is unknown
     largest = result.lambda_max if result.rank else math.nan
-    found = replace(result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, cause=cause)
-    return replace(found, rank_decision="unresolved")
+    kappa = replace(result, value=math.inf, upper=math.inf, lambda_max=largest, resolved=False, cause=cause)
+    return replace(kappa, rank_decision="unresolved")
 
 
 def zero_matrix(order: int) -> ConditionNumber:

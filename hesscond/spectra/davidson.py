@@ -126,15 +126,15 @@ class Correction:
         self.name = "correction equation, " + ("MINRES" if inverse is None else "preconditioned MINRES")
         self._steps, self._rtol = INNER, REDUCTION
 
-    def direction(self, found: Approximations, i: int, allowance: int) -> torch.Tensor:
+    def direction(self, pairs: Approximations, i: int, allowance: int) -> torch.Tensor:
         """Return a direction (1, n) that improves the i-th pair, from at most ``allowance`` products.
 
         It is an approximate solution, or the residual itself if the preconditioner is not positive.
         """
-        residual, value = found.remainders[i : i + 1], float(found.values[i])
+        residual, value = pairs.remainders[i : i + 1], float(pairs.values[i])
         near = float(torch.linalg.vector_norm(residual)) <= NEAR * abs(value)
         shift = value if near else 0.0
-        Q = torch.linalg.qr(found.vectors[: i + 1].T).Q.T
+        Q = torch.linalg.qr(pairs.vectors[: i + 1].T).Q.T
         solved = None if self.inverse is None else self.inverse.solve(Q.T).T.to(Q)
 
         def projected(row: torch.Tensor) -> torch.Tensor:
@@ -393,8 +393,8 @@ class Davidson:
 
     def exclude_null(self) -> bool:
         """Exclude a vector that is annihilated, or nearly so; return whether there was one."""
-        noise, found = self.products.error, self.found
-        for i, (value, residual) in enumerate(zip(found.values.tolist(), found.residuals.tolist(), strict=True)):
+        noise, pairs = self.products.error, self.found
+        for i, (value, residual) in enumerate(zip(pairs.values.tolist(), pairs.residuals.tolist(), strict=True)):
             if self.products.psd and value < -4 * noise:
                 raise MatrixError(
                     f"the operator is said to be positive semidefinite but vᵀAv = {value:.2g}‖A‖ for a unit vector: "
@@ -404,11 +404,11 @@ class Davidson:
             if not null and (abs(value) > 3 * noise or residual > 2 * noise):
                 continue
             self.dubious += not null
-            self.excluded.add(found.vectors[i : i + 1], residual)
-            others = torch.arange(self.space.size, device="cpu") != found.indices[i]
+            self.excluded.add(pairs.vectors[i : i + 1], residual)
+            others = torch.arange(self.space.size, device="cpu") != pairs.indices[i]
             if len(self.excluded.found) > NULL_LIMIT:
                 self.stopped = f"more than {NULL_LIMIT} null directions: give their span as null_space"
-            self.rotate(search_space.complement(found.coefficients(i), found.Y[:, others]))
+            self.rotate(search_space.complement(pairs.coefficients(i), pairs.Y[:, others]))
             self.ratio.history.clear()
             return True
         return False
@@ -456,13 +456,13 @@ class Davidson:
         """Index of the pair that dominates the error of the i-th: itself, one of its group, or the first beyond."""
         errors, last = self.estimates.errors, len(self.found.values) - 1
         sizes = self.found.values.abs()
-        own = torch.minimum(self.found.residuals**2 / sizes, self.estimates.energies)
-        j = int(own[: max(errors.group[i], i + 1)].argmax())
-        if self.complete or own[j] > allowed / 4:
+        pair_errors = torch.minimum(self.found.residuals**2 / sizes, self.estimates.energies)
+        j = int(pair_errors[: max(errors.group[i], i + 1)].argmax())
+        if self.complete or pair_errors[j] > allowed / 4:
             return j
         # a gap is reliable if the values beyond it are known well enough
         uncertain = [m for m in range(j + 1, last + 1) if sizes[m] - errors.below[m] > (sizes[m] - sizes[j]) / 2]
-        return next((m for m in uncertain if own[m] > allowed / 4), last if last in uncertain else j)
+        return next((m for m in uncertain if pair_errors[m] > allowed / 4), last if last in uncertain else j)
 
     def estimated(self) -> Estimates:
         """Estimated errors, with M⁻¹r of the target, or of all pairs if they are few or the target may be settled."""
@@ -537,14 +537,14 @@ class Davidson:
         The *family* consists of these vectors and all that join during the search (docs/concepts/bounds.md). The
         residual shows directions to which M is blind: where θ falls by more than predicted, the ratio grows.
         """
-        found = self.found
+        pairs = self.found
         self.searched = self.reach * (1 - self.slack)
-        predicted = list(zip(found.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
-        worst = int((found.residuals / found.values.abs())[: self.k].argmax())
+        predicted = list(zip(pairs.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
+        worst = int((pairs.residuals / pairs.values.abs())[: self.k].argmax())
         size = self.space.size
         self.family = torch.zeros(size, size, dtype=torch.float64, device="cpu")
         self.begin()
-        for row in [*self.random(FRESH + self.proofs - 1), found.remainders[worst].clone()]:
+        for row in [*self.random(FRESH + self.proofs - 1), pairs.remainders[worst].clone()]:
             self.join(row[None])
         U, images = self.space.vectors(self.space.pairs(3 * self.products.error)[:, : self.k])
         for (before, energy), now in zip(predicted, (U * images).sum(1).abs().tolist(), strict=False):

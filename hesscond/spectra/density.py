@@ -65,9 +65,9 @@ class Recurrence:
         for part in np.array_split(inner, max(1, -(-len(inner) // CHUNK))):
             nodes, weights = self.radau(x[part])
             # x is a node, up to rounding
-            own = np.abs(nodes - x[part][:, None]).argmin(1)[:, None]
-            total = np.take_along_axis(np.cumsum(weights, 1), own, 1)
-            lower[part] = (total - np.take_along_axis(weights, own, 1))[:, 0]
+            nearest = np.abs(nodes - x[part][:, None]).argmin(1)[:, None]
+            total = np.take_along_axis(np.cumsum(weights, 1), nearest, 1)
+            lower[part] = (total - np.take_along_axis(weights, nearest, 1))[:, 0]
             upper[part] = np.minimum(total[:, 0], 1.0)
         return lower, upper
 
@@ -209,13 +209,13 @@ def probes_at_once(
     if method == "dense" or steps == 0:
         return 0
     bytes_of_one = order * dtype.itemsize
-    one = steps + WORKING
-    if memory is not None and one * bytes_of_one > memory:
+    vectors = steps + WORKING
+    if memory is not None and vectors * bytes_of_one > memory:
         raise ConfigError(
-            f"{one} vectors of length {order} take {one * bytes_of_one / 1e6:.0f} MB, more than the memory of "
+            f"{vectors} vectors of length {order} take {vectors * bytes_of_one / 1e6:.0f} MB, more than the memory of "
             f"{memory / 1e6:.0f} MB: allow more, or at most {int(memory) // bytes_of_one - WORKING} steps"
         )
-    return max(1, min(probes, int(MEMORY if memory is None else memory) // (one * bytes_of_one)))
+    return max(1, min(probes, int(MEMORY if memory is None else memory) // (vectors * bytes_of_one)))
 
 
 def density(
@@ -277,21 +277,21 @@ def density(
     block = probes_at_once(A.order, probes=probes, steps=steps, method=method, dtype=A.dtype, memory=bytes_of(memory))
     if not block:
         return dense_density(A, known)
-    found: list[Recurrence] = []
+    runs: list[Recurrence] = []
     products = 0
     starts = unit_vectors(A.order, probes, seed, known, A.device)
-    while len(found) < probes:
-        width = min(block, probes - len(found))
-        own = recurrences(A, starts, width, steps, null_space=known)
+    while len(runs) < probes:
+        width = min(block, probes - len(runs))
+        group = recurrences(A, starts, width, steps, null_space=known)
         # all take part in the products until the last one has ended
-        products += width * max(len(one.alphas) for one in own)
-        found += own
-    if not all(np.isfinite(one.alphas).all() and np.isfinite(one.betas).all() for one in found):
+        products += width * max(len(run.alphas) for run in group)
+        runs += group
+    if not all(np.isfinite(run.alphas).all() and np.isfinite(run.betas).all() for run in runs):
         raise MatrixError("products of the operator are not finite: look at the loss and the parameters")
-    extent = max(float(np.abs(one.gauss()[0]).max()) for one in found)
+    extent = max(float(np.abs(run.gauss()[0]).max()) for run in runs)
     rounding = max(A.rounding, ROUNDING * torch.finfo(A.dtype).eps)
     return Density.of(
-        found,
+        runs,
         order=A.order,
         null=0 if known is None else known.dimension,
         psd=A.psd,
@@ -434,13 +434,13 @@ class Density(Shown):
     @classmethod
     def of(cls, recurrences: Sequence[Recurrence], *, order: int, null: int, **facts: object) -> Density:
         """Density from Lanczos recurrences, one per probe."""
-        longest = max(len(one.alphas) for one in recurrences)
+        longest = max(len(run.alphas) for run in recurrences)
         nodes, weights, residuals = np.zeros((3, len(recurrences), longest))
-        for row, one in enumerate(recurrences):
-            found, shares, distances = one.gauss()
-            nodes[row, : len(found)], nodes[row, len(found) :] = found, found[-1]
-            weights[row, : len(found)] = shares * ((order - null) / order)
-            residuals[row, : len(found)] = distances
+        for row, run in enumerate(recurrences):
+            points, shares, distances = run.gauss()
+            nodes[row, : len(points)], nodes[row, len(points) :] = points, points[-1]
+            weights[row, : len(points)] = shares * ((order - null) / order)
+            residuals[row, : len(points)] = distances
         return cls(
             torch.from_numpy(nodes),
             torch.from_numpy(weights),
@@ -499,7 +499,7 @@ class Density(Shown):
         """
         at = x.numpy()
         if self.probes:
-            pairs = [(one.below(at - self.blur)[0], one.below(at + self.blur)[1]) for one in self.recurrences]
+            pairs = [(run.below(at - self.blur)[0], run.below(at + self.blur)[1]) for run in self.recurrences]
         else:
             nodes = self.nodes[0].numpy()
             sides = np.searchsorted(nodes, at - self.blur, "left"), np.searchsorted(nodes, at + self.blur, "right")

@@ -53,8 +53,8 @@ class FactorForm(base.Form):
         signs = as_array(self.signs)
         if self.spread is None and ((signs < 0).all() or (signs > 0).all()):
             # ±H ≥ 0 is known as accurately as F
-            found = replace(self, signs=None, least_rank=None).condition(rtol=rtol)
-            return replace(found, negative=found.rank if (signs < 0).all() else 0)
+            kappa = replace(self, signs=None, least_rank=None).condition(rtol=rtol)
+            return replace(kappa, negative=kappa.rank if (signs < 0).all() else 0)
         return reductions.signed_condition(
             self.factor, self.signs, rank_bound=self.rank_bound, rtol=rtol, error=self.error, spread=self.spread
         )
@@ -213,9 +213,9 @@ class ProductForm(base.Form):
             return zero_matrix(self.operator.order)
         return super().measured(rtol)
 
-    def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """Return ``found``, unresolved if it has rank 0: the asymmetry of products does not measure their terms."""
-        return found if found.rank or found.is_zero else unresolved(found, found.cause)
+    def doubted(self, kappa: ConditionNumber) -> ConditionNumber:
+        """Return ``kappa``, unresolved if it has rank 0: the asymmetry of products does not measure their terms."""
+        return kappa if kappa.rank or kappa.is_zero else unresolved(kappa, kappa.cause)
 
 
 def condition_number(

@@ -222,15 +222,15 @@ class Run:
 
     def kept(self, chosen: torch.Tensor, errors: torch.Tensor, first: int) -> torch.Tensor:
         """Ritz vectors that a restart keeps."""
-        process, found = self.process, len(chosen)
+        process, count = self.process, len(chosen)
         if process.complete:
             return chosen
-        room = process.basis.capacity - len(process.next) - (process.size - found)
-        kept = min(first + (found - first) // 2, room)
+        room = process.basis.capacity - len(process.next) - (process.size - count)
+        kept = min(first + (count - first) // 2, room)
         far = 0
         while far < (kept - first) // 2 and errors[chosen[-1 - far]] <= FAR * self.norm:
             far += 1
-        return torch.cat([chosen[: kept - far], chosen[found - far :]])
+        return torch.cat([chosen[: kept - far], chosen[count - far :]])
 
     def spent(self) -> bool:
         """Whether only the products that measure the residuals are left."""
@@ -294,11 +294,11 @@ class Run:
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
         lower, upper = eigen.intervals(values, residuals, self.rounding, rest)
-        own = rest is None and self.own
-        if own:
+        alone = rest is None and self.own
+        if alone:
             lower, upper = self.outermost(values, lower, upper)
         settled = residuals <= self.tol * self.norm
-        searched = own or rest is not None or self.missed >= 1
+        searched = alone or rest is not None or self.missed >= 1
         converged = bool(settled.all()) and searched and self.stopped is None
         exponent = process.exponent or 0
         count, products = len(order), process.products

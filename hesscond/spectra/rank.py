@@ -98,13 +98,13 @@ def exact_rank(matrix: object, *, seed: int = 0) -> ExactRank:
     # the share of primes that can divide one nonzero minor
     share = min(bits / 22 / PRIMES, 0.5)
     generator = np.random.default_rng(seed)
-    found, failure, primes = 0, 1.0, []
-    while failure > FAILURE and found < len(core):
+    largest, failure, primes = 0, 1.0, []
+    while failure > FAILURE and largest < len(core):
         p = random_prime(generator)
         primes.append(p)
-        found = max(found, modular_rank(residues(mantissas, exponents, p), p))
+        largest = max(largest, modular_rank(residues(mantissas, exponents, p), p))
         failure *= share
-    return ExactRank(found, given.shape, tuple(primes), 0.0 if found == len(core) else failure)
+    return ExactRank(largest, given.shape, tuple(primes), 0.0 if largest == len(core) else failure)
 
 
 def affordable_rank(core: np.ndarray) -> int | None:
@@ -157,9 +157,9 @@ def residues(mantissas: np.ndarray, exponents: np.ndarray, p: int) -> np.ndarray
 
 def modular_rank(A: np.ndarray, p: int) -> int:
     """Rank modulo p of residues (m, n), by Gaussian elimination in blocks of columns, which overwrites them."""
-    rows, found = len(A), 0
+    rows, pivots = len(A), 0
     for start in range(0, A.shape[1], BLOCK):
-        rest = A[found:, start:]
+        rest = A[pivots:, start:]
         panel, trailing = rest[:, :BLOCK], rest[:, BLOCK:]
         L = np.zeros((len(rest), BLOCK))
         k = 0
@@ -173,13 +173,13 @@ def modular_rank(A: np.ndarray, p: int) -> int:
             L[k + 1 :, k] = reduced(panel[k + 1 :, j] * pow(int(panel[k, j]), -1, p), p)
             panel[k + 1 :, j:] = reduced(panel[k + 1 :, j:] - np.outer(L[k + 1 :, k], panel[k, j:]), p)
             k += 1
-            if found + k == rows:
+            if pivots + k == rows:
                 return rows
         for i in range(k):
             trailing[i] = reduced(trailing[i] - L[i, :i] @ trailing[:i], p)
         trailing[k:] = reduced(trailing[k:] - L[k:, :k] @ trailing[:k], p)
-        found += k
-    return found
+        pivots += k
+    return pivots
 
 
 def reduced(x: np.ndarray, p: int) -> np.ndarray:
@@ -308,21 +308,21 @@ def rank(matrix: object, *, error: float | None = None) -> Rank:
     errors = np.full(len(sigma), condition.error_factor(*core.shape) * unit + carried)
     values = condition.Values(sigma, errors, np.full(len(sigma), condition.NOISE * unit + carried), 1, "SVD")
     limit = structural_rank_bound(core)
-    found = condition.conclude(values, order=order, limit=limit, scale=scale)
-    assert found.rank_decision in ("structural", "numerical", "unresolved")
-    rest = float(sigma[found.rank]) if found.rank < limit else 0.0
+    conclusion = condition.conclude(values, order=order, limit=limit, scale=scale)
+    assert conclusion.rank_decision in ("structural", "numerical", "unresolved")
+    rest = float(sigma[conclusion.rank]) if conclusion.rank < limit else 0.0
     return Rank(
-        found.rank,
-        found.rank,
-        found.rank if found.resolved else limit,
+        conclusion.rank,
+        conclusion.rank,
+        conclusion.rank if conclusion.resolved else limit,
         shape,
         math.ldexp(float(errors[0]), scale),
-        found.lambda_max,
-        found.lambda_min,
+        conclusion.lambda_max,
+        conclusion.lambda_min,
         math.ldexp(rest, scale),
-        found.gap,
-        found.resolved,
-        found.rank_decision,
+        conclusion.gap,
+        conclusion.resolved,
+        conclusion.rank_decision,
     )
 
 

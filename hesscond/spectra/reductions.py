@@ -66,14 +66,14 @@ def factor_condition(
         jacobi_order=jacobi_order,
     )
     with few_threads(matrix):
-        found = form.measured(rtol)
-    if found.rank_decision == "numerical" and power == 2:
+        kappa = form.measured(rtol)
+    if kappa.rank_decision == "numerical" and power == 2:
         # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
         above = np.abs(core) > (bounds[:, None] if bounds.ndim == 1 and transposed else bounds)
-        if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > found.rank:
-            found = unresolved(found, causes.SCALES)
-    return within_range(found, matrix, core)
+        if equilibrated_rank(core[np.ix_(above.any(1), above.any(0))]) > kappa.rank:
+            kappa = unresolved(kappa, causes.SCALES)
+    return within_range(kappa, matrix, core)
 
 
 def bounds_of(core: np.ndarray, known: base.RankBound | None) -> list[base.RankBound]:
@@ -156,10 +156,10 @@ def uncertain_condition(
     error, graded = error_factor(*shape) * unit + given_norm, entries is not None
     form = base.EigenvalueForm(matrix, order, scale, bounds, None, error, NOISE * unit, graded, entries)
     with few_threads(matrix):
-        found = form.measured(rtol)
-    if found.rank == 0:
-        return found.because(causes.ALL_ROUNDING)
-    return found.because(causes.SUMMED) if found.cause == causes.BELOW_BOUND else found
+        kappa = form.measured(rtol)
+    if kappa.rank == 0:
+        return kappa.because(causes.ALL_ROUNDING)
+    return kappa.because(causes.SUMMED) if kappa.cause == causes.BELOW_BOUND else kappa
 
 
 def rounded_condition(
@@ -261,7 +261,7 @@ def signed_condition(
     if spread is not None:
         d = np.ldexp(spread[columns], -scale)
         size, total = size + carried(basis, d, d), total + float(d @ d)
-    found = uncertain_condition(
+    kappa = uncertain_condition(
         *(matrix, size, total, core.shape),
         given=given,
         given_norm=whole * (2 * norm + whole),
@@ -270,10 +270,10 @@ def signed_condition(
         scale=2 * scale,
         rtol=rtol,
     )
-    if found.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > found.rank:
+    if kappa.rank_decision == "numerical" and spread is None and noise == 0 and equilibrated_rank(core) > kappa.rank:
         # rows or columns that are small as a whole are no round-off
-        found = unresolved(found, causes.SCALES)
-    return found
+        kappa = unresolved(kappa, causes.SCALES)
+    return kappa
 
 
 def factor_eigenvalues(factor: object, condition: ConditionNumber) -> np.ndarray:
@@ -305,9 +305,9 @@ def factor_eigenpairs(factor: object, condition: ConditionNumber) -> tuple[np.nd
 def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber) -> tuple[np.ndarray, np.ndarray]:
     """Nonzero eigenvalues (r,) of Fᵀ diag(signs) F, descending, and orthonormal eigenvectors (n, r), as κ was found."""
     core, sign, scale, _, columns = prepared(factor, signs)
-    found = np.zeros((len(columns), condition.rank))
+    eigenvectors = np.zeros((len(columns), condition.rank))
     if condition.rank == 0:
-        return np.zeros(0), found
+        return np.zeros(0), eigenvectors
     matrix, _, basis = small_form(core, sign)
     if "Jacobi" in condition.solver:
         magnitudes, sign, _, vectors = jacobi.signed_jacobi(matrix)
@@ -316,5 +316,5 @@ def signed_eigenpairs(factor: object, signs: object, condition: ConditionNumber)
         values, vectors = np.linalg.eigh(matrix)
     largest = np.argsort(-np.abs(values), kind="stable")[: condition.rank]
     kept = largest[np.argsort(-values[largest], kind="stable")]
-    found[columns] = vectors[:, kept] if basis is None else basis @ vectors[:, kept]
-    return np.ldexp(values[kept], 2 * scale), found
+    eigenvectors[columns] = vectors[:, kept] if basis is None else basis @ vectors[:, kept]
+    return np.ldexp(values[kept], 2 * scale), eigenvectors

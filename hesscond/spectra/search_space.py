@@ -174,12 +174,12 @@ class SingularSpace(RitzSpace):
         sizes, Y = sizes.flip(0), right.flip(0).T
         start = 0
         while start < len(sizes):
-            own = slice(start, start + int((sizes[start:] <= SIMILAR * sizes[start]).sum()))
-            start = max(own.stop, start + 1)
-            if own.stop - own.start > 1:
-                inside = Y[:, own].T @ self.H.T @ (self.R @ Y[:, own])
+            cluster = slice(start, start + int((sizes[start:] <= SIMILAR * sizes[start]).sum()))
+            start = max(cluster.stop, start + 1)
+            if cluster.stop - cluster.start > 1:
+                inside = Y[:, cluster].T @ self.H.T @ (self.R @ Y[:, cluster])
                 values, Z = torch.linalg.eigh((inside + inside.T) / 2)
-                Y[:, own] = Y[:, own] @ Z[:, values.abs().argsort(stable=True)]
+                Y[:, cluster] = Y[:, cluster] @ Z[:, values.abs().argsort(stable=True)]
         return Y
 
     def vectors(self, Y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -43,34 +43,34 @@ class Form:
 
     def measured(self, rtol: float) -> ConditionNumber:
         """κ(H) with no entry lost, by the cheapest solver that resolves it."""
-        found: ConditionNumber | None = None
+        best: ConditionNumber | None = None
         for solver in fitting(self, rtol):
             result = solver.values(self, rtol)
-            if isinstance(result, ConditionNumber) and (found is None or result.resolved):
-                found = result
-            if found is not None and found.resolved:
+            if isinstance(result, ConditionNumber) and (best is None or result.resolved):
+                best = result
+            if best is not None and best.resolved:
                 break
-        assert found is not None
-        return found
+        assert best is not None
+        return best
 
     def condition(self, *, rtol: float = 1e-8) -> ConditionNumber:
         """Return κ(H), with an interval no wider than ``rtol`` if a more expensive solver can achieve it."""
         return conditions([self], rtol=rtol)[0]
 
-    def doubted(self, found: ConditionNumber) -> ConditionNumber:
-        """Return ``found``; unresolved if zeros may be underflow, zero if all values are of the size of rounding."""
-        decided = found.resolved or found.rank == 0
-        lost = self.least_rank is not None and decided and found.rank < self.least_rank()
+    def doubted(self, kappa: ConditionNumber) -> ConditionNumber:
+        """Return ``kappa``; unresolved if zeros may be underflow, zero if all values are of the size of rounding."""
+        decided = kappa.resolved or kappa.rank == 0
+        lost = self.least_rank is not None and decided and kappa.rank < self.least_rank()
         if lost:
-            return unresolved(found, self.lost)
-        return zero_if_rounding(found.because(found.cause.joined(self.lost)))
+            return unresolved(kappa, self.lost)
+        return zero_if_rounding(kappa.because(kappa.cause.joined(self.lost)))
 
 
-def zero_if_rounding(found: ConditionNumber) -> ConditionNumber:
-    """Return ``found``, or zero if no eigenvalue exceeds the rounding of the terms that were summed up."""
-    if found.rank or SURE * found.lambda_max > found.cutoff > 0:
-        return found
-    return replace(zero_matrix(found.nullity), cutoff=found.cutoff)
+def zero_if_rounding(kappa: ConditionNumber) -> ConditionNumber:
+    """Return ``kappa``, or zero if no eigenvalue exceeds the rounding of the terms that were summed up."""
+    if kappa.rank or SURE * kappa.lambda_max > kappa.cutoff > 0:
+        return kappa
+    return replace(zero_matrix(kappa.nullity), cutoff=kappa.cutoff)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +87,13 @@ class CoreForm(Form):
         """κ from the values of the first solver whose error bounds resolve it to ``rtol``, else from those of all."""
         limit, waiting, solvers = self.order, list(self.bounds), fitting(self, rtol)
         best: ConditionNumber | None = None
-        found: list[Values] = []
+        tries: list[Values] = []
         for number, solver in enumerate(solvers, 1):
             values = solver.values(self, rtol)
             assert isinstance(values, Values)
-            if found:
-                values = sharpened(values, found[-1])
-            found.append(values)
+            if tries:
+                values = sharpened(values, tries[-1])
+            tries.append(values)
             result = conclude(values, order=self.order, limit=limit, scale=self.scale)
             kept = 0 if number >= len(solvers) - 1 else 1
             while result.rank_decision != "structural" and len(waiting) > kept:
@@ -112,7 +112,7 @@ class CoreForm(Form):
             # sizes do not tell a small value from a zero
             return unresolved(best, causes.TOO_LARGE)
         settled = [
-            conclude(values, order=self.order, limit=min(limit, rank), scale=self.scale, exact=True) for values in found
+            conclude(values, order=self.order, limit=min(limit, rank), scale=self.scale, exact=True) for values in tries
         ]
         return min(reversed(settled), key=lambda result: (not result.resolved, result.width, -result.lower))
 
@@ -171,8 +171,8 @@ def eigenvalue_values(core: np.ndarray, error: float, floor: float = 0.0) -> Val
     eigenvalues = np.linalg.eigvalsh(core) if len(core) < LARGE else eigenvalues_of(core)
     eigenvalues = eigenvalues[np.argsort(-np.abs(eigenvalues), kind="stable")]
     magnitudes = np.abs(eigenvalues)
-    found = Values.normwise(magnitudes, core.shape, error, power=1, solver="eigenvalues")
-    return found._replace(floors=found.floors + floor, negative=eigenvalues < 0)
+    values = Values.normwise(magnitudes, core.shape, error, power=1, solver="eigenvalues")
+    return values._replace(floors=values.floors + floor, negative=eigenvalues < 0)
 
 
 Known = TypeVar("Known", bound=Form)
@@ -251,10 +251,10 @@ def is_good_enough(result: ConditionNumber, rtol: float) -> bool:
 def conditions(forms: Sequence[Form], *, rtol: float = 1e-8) -> list[ConditionNumber]:
     """κ of several forms, as by `Form.condition`; factors of one shape without signs are decomposed together."""
     discover()
-    found: dict[int, ConditionNumber] = {}
+    kappas: dict[int, ConditionNumber] = {}
     for solver in STACK_SOLVERS:
-        found |= solver.conditions(forms, rtol)
+        kappas |= solver.conditions(forms, rtol)
     for i in range(len(forms)):
-        if i not in found:
-            found[i] = forms[i].doubted(forms[i].measured(rtol))
-    return [found[i] for i in range(len(forms))]
+        if i not in kappas:
+            kappas[i] = forms[i].doubted(forms[i].measured(rtol))
+    return [kappas[i] for i in range(len(forms))]

@@ -43,8 +43,8 @@ class DualGram(base.Solver[DualForm]):
             return condition.zero_matrix(form.order)
         if not base.GRAM_RANGE[0] < top < base.GRAM_RANGE[1]:
             return None
-        found = gram_condition(K, error, order=form.order, limit=form.rank_bound(), rtol=rtol)
-        return found if found is not None and base.is_good_enough(found, rtol) else None
+        kappa = gram_condition(K, error, order=form.order, limit=form.rank_bound(), rtol=rtol)
+        return kappa if kappa is not None and base.is_good_enough(kappa, rtol) else None
 
 
 @base.register
@@ -62,15 +62,15 @@ class DualTriangular(base.Solver[DualForm]):
         if form.signs is None:
             # another Gram matrix would be no better
             finer = min(rtol, GRAM_RTOL / 2)
-            found = reductions.factor_condition(
+            kappa = reductions.factor_condition(
                 R, rank_bound=form.rank_bound, rtol=finer, error=error, jacobi_order=JACOBI_ORDER
             )
         else:
             whole = float(np.linalg.norm(error))
-            found = reductions.signed_condition(
+            kappa = reductions.signed_condition(
                 R.T, form.signs, rank_bound=form.rank_bound, rtol=rtol, error=whole, noise=form.noise
             )
-        return replace(found, nullity=form.order - found.rank, solver=f"dual {found.solver}")
+        return replace(kappa, nullity=form.order - kappa.rank, solver=f"dual {kappa.solver}")
 
 
 @base.register
@@ -95,21 +95,21 @@ def gram_condition(K: torch.Tensor, error: float, *, order: int, limit: int, rto
     with one_thread():
         values = as_array(torch.linalg.eigvalsh(K)).astype(float)[::-1].clip(min=0.0)
     ends = condition.Values.normwise(values, (len(K), len(K)), error, power=1, solver="dual Gram")
-    found = condition.conclude(ends, order=order, limit=limit, scale=0)
-    if base.is_good_enough(found, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
-        return found
+    kappa = condition.conclude(ends, order=order, limit=limit, scale=0)
+    if base.is_good_enough(kappa, rtol) or limit < len(K) or not 2 * error < rtol * values[-1]:
+        return kappa
     return condition.conclude(least_refined(as_array(K), ends, error), order=order, limit=limit, scale=0)
 
 
-def least_refined(K: np.ndarray, found: condition.Values, error: float) -> condition.Values:
+def least_refined(K: np.ndarray, estimates: condition.Values, error: float) -> condition.Values:
     """Eigenvalues of a positive definite K (n, n), the smallest one with an error of second order.
 
-    ``found`` are its eigenvalues, descending, with normwise bounds; ``error`` bounds that of K in the 2-norm.
+    ``estimates`` are its eigenvalues, descending, with normwise bounds; ``error`` bounds that of K in the 2-norm.
 
     With θ = vᵀKv/vᵀv and ρ = ‖Kv − θv‖/‖v‖, in extended precision where the machine has one, and β > θ below the other
     eigenvalues, θ − ρ²/(β − θ) ≤ λ_n ≤ θ (Kato and Temple); v is from two steps of inverse iteration.
     """
-    n, values = len(K), found.magnitudes
+    n, values = len(K), estimates.magnitudes
     v = np.random.default_rng(0).standard_normal(n)
     with warnings.catch_warnings():
         # the shift may be an eigenvalue to the last digit
@@ -120,21 +120,21 @@ def least_refined(K: np.ndarray, found: condition.Values, error: float) -> condi
             v = lu_solve(factors, v, check_finite=False)
             v = v / np.linalg.norm(v)
     if not np.isfinite(v).all():
-        return found
+        return estimates
     wide = v.astype(np.longdouble)
     image = K.astype(np.longdouble) @ wide
     theta = (wide @ image) / (wide @ wide)
     residual = float(np.linalg.norm(image - theta * wide))
     least, rounding = float(theta), (2 * n + 8) * float(np.finfo(np.longdouble).eps) * float(np.linalg.norm(K))
-    apart = float(values[-2] - found.errors[-2]) - least - rounding if n > 1 else math.inf
+    apart = float(values[-2] - estimates.errors[-2]) - least - rounding if n > 1 else math.inf
     if not (apart > 0 and least > 0):
-        return found
+        return estimates
     half = rounding + error + condition.EPS * least
-    magnitudes, below = values.copy(), found.errors.copy()
+    magnitudes, below = values.copy(), estimates.errors.copy()
     above = below.copy()
     magnitudes[-1], above[-1] = least, half
     below[-1] = half + (residual * (1 + 8 * condition.EPS) + rounding) ** 2 / apart
-    return found._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual, refined")
+    return estimates._replace(magnitudes=magnitudes, errors=below, above=above, solver="dual, refined")
 
 
 def above_smallest(K: torch.Tensor) -> float:

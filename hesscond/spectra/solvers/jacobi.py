@@ -41,24 +41,24 @@ class GradedSVD(base.Solver[base.SingularForm]):
         return 10 * m * n**2 + 30 * n**3
 
     def values(self, form: base.SingularForm, rtol: float) -> condition.Values:
-        core, found = form.core, form.normwise
+        core, normwise = form.core, form.normwise
         jacobi = core.shape[1] <= form.jacobi_order
-        if not jacobi and found.magnitudes[-1] <= found.errors[-1]:
-            return found
+        if not jacobi and normwise.magnitudes[-1] <= normwise.errors[-1]:
+            return normwise
         least = smallest_singular_value(core)
         if least is None or max(least.excess, least.upper / least.value - 1) > SHARP:
             if not jacobi:
-                return found
+                return normwise
             return jacobi_values(core, form.error, across_rows=form.across_rows, power=form.power, least=least)
         carried = float(felt(form.error, least.u[:, None], least.v[:, None], across_rows=form.across_rows)[0])
         # values that are not distinguished from zero are no smaller than the smallest
-        unknown = found.magnitudes <= found.errors + least.value
+        unknown = normwise.magnitudes <= normwise.errors + least.value
         unknown[-1] = True
-        values = np.where(unknown, least.value, found.magnitudes)
-        below = np.where(unknown, least.value - least.lower + carried, found.errors)
-        above = np.where(unknown, found.magnitudes + found.errors - least.value, found.errors)
+        values = np.where(unknown, least.value, normwise.magnitudes)
+        below = np.where(unknown, least.value - least.lower + carried, normwise.errors)
+        above = np.where(unknown, normwise.magnitudes + normwise.errors - least.value, normwise.errors)
         above[-1] = least.upper - least.value + carried
-        return found._replace(magnitudes=values, errors=below, above=above, solver="certified SVD")
+        return normwise._replace(magnitudes=values, errors=below, above=above, solver="certified SVD")
 
 
 @base.register
@@ -152,8 +152,8 @@ def roundoff_of_entries(core: np.ndarray, values: np.ndarray, u: np.ndarray, v: 
 
 def weighted(entries: np.ndarray, u: np.ndarray, v: np.ndarray) -> np.ndarray:
     r"""Bounds \|u_k\|ᵀ·entries·\|v_k\| (n,) of the change of σ_k by errors of the entries."""
-    found: np.ndarray = np.einsum("ik,ik->k", np.abs(u), entries @ np.abs(v))
-    return found
+    bounds: np.ndarray = np.einsum("ik,ik->k", np.abs(u), entries @ np.abs(v))
+    return bounds
 
 
 def graded_errors(

@@ -74,11 +74,11 @@ class Iteration(base.Solver[forms.ProductForm]):
             max_products=limits.products,
         )
         known_null = order - A.order + (0 if null_space is None else null_space.dimension)
-        found = from_ends(order, largest, bottom, known_null, psd=A.psd)
+        kappa = from_ends(order, largest, bottom, known_null, psd=A.psd)
         message = (bottom if not bottom.converged or largest.converged else largest).message.partition(" (")[0]
         formable = A.order <= limits.dense_order and not limits.holds(A.order)
         # half of the memory is for the graphs
-        return found.because(
+        return kappa.because(
             causes.unconverged(message, A.order, 2 * 8 * forms.MATRICES * A.order**2 if formable else 0)
         )
 
@@ -94,7 +94,7 @@ def dense_condition(
     for start in range(0, len(given), ROWS):
         rows = given[start : start + ROWS] / largest
         parts.append((np.linalg.norm(rows - given[:, start : start + ROWS].T / largest), np.linalg.norm(rows)))
-    asymmetry, scale = (largest * float(np.linalg.norm(own)) for own in zip(*parts, strict=True))
+    asymmetry, scale = (largest * float(np.linalg.norm(norms)) for norms in zip(*parts, strict=True))
     # round-off of float64 at least; of the precision of the products if that is coarser
     coarse = rounding * scale if matrix.dtype != torch.float64 else 0.0
     error = max(SAFETY * asymmetry / 2, condition.NOISE * condition.EPS * scale, coarse)
@@ -104,7 +104,7 @@ def dense_condition(
     H /= 2
     if jacobi:
         rank_bound = None if bound is None else partial(int, bound)
-        found = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error + more, floor=error)
+        kappa = symmetric_condition(H, rank_bound=rank_bound, rtol=rtol, error=error + more, floor=error)
     else:
         alive = H.any(1)
         if not alive.any():
@@ -113,15 +113,15 @@ def dense_condition(
             H = H[np.ix_(alive, alive)]
         exponent = int(np.frexp(max(H.max(), -H.min()))[1])
         values = base.eigenvalue_values(
-            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(own, -exponent)) for own in (error + more, error))
+            np.ldexp(H, -exponent, out=H), *(float(np.ldexp(size, -exponent)) for size in (error + more, error))
         )
-        found = condition.conclude(values, order=order, limit=order if bound is None else bound, scale=exponent)
+        kappa = condition.conclude(values, order=order, limit=order if bound is None else bound, scale=exponent)
     del H
-    if found.cause in (causes.BELOW_BOUND, causes.NONE_TOLD):
-        return found.because(causes.BY_DIFFERENCES if more else causes.SUMMED)
-    if found.rank_decision == "numerical" and equilibrated_rank(given) > found.rank:
-        return condition.unresolved(found, causes.SCALES)
-    return found
+    if kappa.cause in (causes.BELOW_BOUND, causes.NONE_TOLD):
+        return kappa.because(causes.BY_DIFFERENCES if more else causes.SUMMED)
+    if kappa.rank_decision == "numerical" and equilibrated_rank(given) > kappa.rank:
+        return condition.unresolved(kappa, causes.SCALES)
+    return kappa
 
 
 def equilibrated_rank(H: np.ndarray) -> int:
@@ -192,11 +192,11 @@ def from_ends(order: int, ends: EigenResult, bottom: EigenResult, known: int, *,
     # the same eigenvalue may have been found from both ends
     reached = [magnitude_interval(bottom, i)[1] for i in range(len(bottom.eigenvalues))]
     distinct = max(reached, default=math.inf) < low
-    counts = [int((found.upper < 0).sum()) for found in (ends, bottom)]
+    counts = [int((side.upper < 0).sum()) for side in (ends, bottom)]
     seen_negative = sum(counts) if resolved and distinct else max(counts)
     uncertain = max(1.0, low / most)
     # the eigenvalues that were distinguished from zero, if not all were
-    nonzeros = [sum(r is found for _, r, _ in nonzero) for found in (ends, bottom)]
+    nonzeros = [sum(r is side for _, r, _ in nonzero) for side in (ends, bottom)]
     counted = sum(nonzeros) if distinct else max(nonzeros)
     rank = order - nullity if resolved else counted
     return ConditionNumber(

@@ -80,15 +80,15 @@ class RowGrams(base.StackSolver):
                     matrix = as_array(form.factor)
                     if matrix.ndim == 2 and matrix.shape[1] >= len(matrix) > 0:
                         wide.setdefault(len(matrix), {})[i] = form, matrix
-        found = {}
+        kappas = {}
         for members in wide.values():
             values = gram_values_of([(matrix, form.error) for form, matrix in members.values()])
-            for (i, (form, matrix)), one in zip(members.items(), values, strict=True):
-                if one is not None:
-                    result = condition.conclude(one, order=matrix.shape[1], limit=len(matrix), scale=0)
+            for (i, (form, matrix)), spectrum in zip(members.items(), values, strict=True):
+                if spectrum is not None:
+                    result = condition.conclude(spectrum, order=matrix.shape[1], limit=len(matrix), scale=0)
                     if base.is_good_enough(result, rtol):
-                        found[i] = form.doubted(result)
-        return found
+                        kappas[i] = form.doubted(result)
+        return kappas
 
 
 def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> list[condition.Values | None]:
@@ -102,7 +102,7 @@ def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> 
     top = grams.diagonal(axis1=1, axis2=2).sum(1)
     # false for NaN too: the next solver will say what is wrong
     fit = np.flatnonzero((top > base.GRAM_RANGE[0]) & (top < base.GRAM_RANGE[1]))
-    found: list[condition.Values | None] = [None] * len(factors)
+    values: list[condition.Values | None] = [None] * len(factors)
     if len(fit):
         with few_threads(factors[0][0]):
             spectra = base.eigenvalues_of(grams[fit] if len(fit) < len(factors) else grams)
@@ -110,8 +110,8 @@ def gram_values_of(factors: Sequence[tuple[np.ndarray, float | np.ndarray]]) -> 
             matrix, error = factors[i]
             whole = float(np.linalg.norm(error)) if np.ndim(error) else float(error)
             # rows of zeros have added as many zeros
-            found[i] = from_gram_eigenvalues(ascending[padding:], matrix.shape, whole)
-    return found
+            values[i] = from_gram_eigenvalues(ascending[padding:], matrix.shape, whole)
+    return values
 
 
 def from_gram_eigenvalues(ascending: np.ndarray, shape: tuple[int, int], error: float = 0.0) -> condition.Values:
