@@ -277,7 +277,7 @@ class Masks(Observer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.masked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @classmethod
     def around(cls, func: Any, args: Any) -> AbstractContextManager[Any]:
@@ -288,18 +288,18 @@ class Masks(Observer):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, packet = func(*args, **(kwargs or {})), func.overloadpacket
         if packet in self.SOFTMAXES:
-            self.found.append((result, args[0] < -MASKED))
+            self.masked.append((result, args[0] < -MASKED))
         elif packet in self.SUMS and not kwargs:
             for number, x in enumerate(args):
                 # a tensor that is added to in place is no longer constant
                 if isinstance(x, torch.Tensor) and not x.requires_grad and x is not result:
                     shift = -x if number and packet is torch.ops.aten.sub else x
-                    self.found.append((result, shift <= SHIFTED))
+                    self.masked.append((result, shift <= SHIFTED))
         return result
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        for result, mask in self.found:
+        for result, mask in self.masked:
             node: Any = result.grad_fn
             if node is not None and bool(mask.any()):
                 node.metadata[HIDDEN] = mask

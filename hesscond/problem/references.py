@@ -36,7 +36,7 @@ class References:
     """Tensors that a model and its loss refer to, other than as parameters and buffers of the model's modules."""
 
     def __init__(self, model: nn.Module, loss: object = None) -> None:
-        self.found: list[Place] = []
+        self.places: list[Place] = []
         self._seen: set[int] = set()
         self._waiting: deque[tuple[str, Any, Callable[[Any], None], int]] = deque()
         modules = dict(model.named_modules())
@@ -55,7 +55,7 @@ class References:
 
     def _visit(self, name: str, value: Any, put: Callable[[Any], None], depth: int) -> None:
         if isinstance(value, torch.Tensor):
-            self.found.append((name, value, put))
+            self.places.append((name, value, put))
             return
         empty = isinstance(value, CONTAINERS) and not 0 < length(value) <= LONG
         if not (empty or isinstance(value, PLAIN) or depth > DEPTH or id(value) in self._seen):
@@ -99,7 +99,7 @@ class References:
     @contextmanager
     def replaced(self, copies: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Context in which tensors with a copy, given by the tensor's id, and views of them are replaced."""
-        changed = [(put, value, copy) for _, value, put in self.found if (copy := copy_of(value, copies)) is not None]
+        changed = [(put, value, copy) for _, value, put in self.places if (copy := copy_of(value, copies)) is not None]
         try:
             for put, _, copy in changed:
                 put(copy)
@@ -111,7 +111,7 @@ class References:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name, each once."""
         first: dict[int, tuple[str, nn.Parameter]] = {}
-        for name, value, _ in self.found:
+        for name, value, _ in self.places:
             if isinstance(value, nn.Parameter) and value.requires_grad:
                 first.setdefault(id(value), (name, value))
         return dict(first.values())

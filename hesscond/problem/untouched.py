@@ -30,14 +30,14 @@ class RandomState:
     cpu: torch.Tensor
     devices: dict[torch.device, torch.Tensor]
     host: tuple[Any, Any] | None  # of Python and numpy; None: not kept
-    own: tuple[tuple[Generator, Any], ...] = ()
+    further: tuple[tuple[Generator, Any], ...] = ()
 
     @classmethod
     def now(cls, devices: Iterable[torch.device], generators: Iterable[Generator] = ()) -> RandomState:
         """Present state of the CPU, of some accelerators, and of other ``generators``."""
         states = tuple((generator, state_of(generator)) for generator in generators)
         host = random.getstate(), np.random.get_state()  # noqa: NPY002 - the user's code may draw from it
-        return replace(cls.of_torch(devices), host=host, own=states)
+        return replace(cls.of_torch(devices), host=host, further=states)
 
     @classmethod
     def of_torch(cls, devices: Iterable[torch.device]) -> RandomState:
@@ -52,13 +52,13 @@ class RandomState:
         if self.host is not None:
             random.setstate(self.host[0])
             np.random.set_state(self.host[1])  # noqa: NPY002
-        for generator, state in self.own:
+        for generator, state in self.further:
             set_state(generator, state)
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Context in which this is the present state; the previous state is restored afterwards."""
-        with untouched_randomness(self.devices, [generator for generator, _ in self.own]):
+        with untouched_randomness(self.devices, [generator for generator, _ in self.further]):
             self.restore()
             yield
 

@@ -196,7 +196,7 @@ class Weights:
         else:
             # a loss may run the model
             with untouched(self.model, self.loss_fn), plainly(self.model):
-                masses = self._found_out(Part(inputs, target, evaluation.samples), whole, evaluation)
+                masses = self._by_trial(Part(inputs, target, evaluation.samples), whole, evaluation)
         self.masses = {rule: [*self.masses.get(rule, self.masses.get(rule.plain, [])), m] for rule, m in masses.items()}
         self.count += 1
         rule, m = next(iter(masses.items()))
@@ -244,7 +244,7 @@ class Weights:
 
     # inference of the rule
 
-    def _found_out(self, given: Part, outputs: Part, evaluation: Evaluation) -> dict[Rule, float]:
+    def _by_trial(self, given: Part, outputs: Part, evaluation: Evaluation) -> dict[Rule, float]:
         """Weight of the batch by each rule that may still hold."""
         # a loss that the model computed is not one of the outputs
         inner = any(t.ndim == 0 and t.requires_grad for t in containers.tensors_of(evaluation.output))

@@ -84,12 +84,12 @@ class ConditionNumber:
         return self.value
 
     def __repr__(self) -> str:
-        return f"<ConditionNumber: {self._said('')}>"
+        return f"<ConditionNumber: {self._described('')}>"
 
     def __str__(self) -> str:
-        return self._said(f": {self.reason}" if self.reason else "")
+        return self._described(f": {self.reason}" if self.reason else "")
 
-    def _said(self, why: str) -> str:
+    def _described(self, why: str) -> str:
         order = self.rank + self.nullity
         if self.is_zero:
             return f"no κ: {self.reason} (rank 0 of {order})"
@@ -104,7 +104,7 @@ class ConditionNumber:
         names = ("lower", "upper", "lambda_max", "lambda_min", "rank", "nullity", "negative", "cutoff", "gap")
         numbers = [(name, f"{getattr(self, name):.6g}") for name in names]
         words = [(name, getattr(self, name)) for name in ("rank_decision", "solver", "reason", "advice")]
-        return html_table([], [("κ", self._said("")), *numbers, *(pair for pair in words if pair[1])])
+        return html_table([], [("κ", self._described("")), *numbers, *(pair for pair in words if pair[1])])
 
     @property
     def reason(self) -> str:

@@ -269,7 +269,7 @@ class Estimates:
 class Davidson:
     """Search for the k eigenvalues of smallest nonzero |λ| of an operator A that was scaled to norm about 1."""
 
-    found: Approximations
+    pairs: Approximations
     estimates: Estimates
     way: Correction | None  # present method of expansion; None: M⁻¹r (generalized Davidson, Morgan and Scott 1986)
     ways: list[Correction | None]  # those to be tried one after the other as each stagnates
@@ -327,7 +327,7 @@ class Davidson:
             self.measure()
             if self.exclude_null():
                 continue
-            target = self.next_target() if len(self.found.values) else None
+            target = self.next_target() if len(self.pairs.values) else None
             if target is None:
                 if self.complete or self.reach >= self.searched:
                     return
@@ -345,7 +345,7 @@ class Davidson:
     @property
     def reach(self) -> float:
         """Largest |θ| of the wanted approximations."""
-        return float(self.found.values[: self.k].abs().max())
+        return float(self.pairs.values[: self.k].abs().max())
 
     @property
     def slack(self) -> float:
@@ -367,8 +367,8 @@ class Davidson:
         while self.space.size <= self.k and not self.complete:
             self.join(self.random(1))  # null vectors were left out
         if self.space.size == 0:
-            none, vectors = torch.zeros(0, dtype=torch.float64, device="cpu"), self.excluded.found[:0]
-            self.found = Approximations(none, [], none, none, vectors, vectors)
+            none, vectors = torch.zeros(0, dtype=torch.float64, device="cpu"), self.excluded.vectors[:0]
+            self.pairs = Approximations(none, [], none, none, vectors, vectors)
             return
         Y = self.space.pairs(3 * self.products.error)
         new = self.newest(Y)
@@ -379,7 +379,7 @@ class Davidson:
         remainders.sub_(theta * vectors)
         values = theta[:, 0].double().cpu()
         residuals = torch.linalg.vector_norm(remainders, dim=1).double().cpu()
-        self.found = Approximations(Y, indices, values, residuals, vectors, remainders, new)
+        self.pairs = Approximations(Y, indices, values, residuals, vectors, remainders, new)
         if residuals[count - 1] <= FOUND * abs(values[count - 1]) and self.columns < self.space.capacity // 2:
             self.columns += 1  # what is found says nothing of what is not
 
@@ -393,7 +393,7 @@ class Davidson:
 
     def exclude_null(self) -> bool:
         """Exclude a vector that is annihilated, or nearly so; return whether there was one."""
-        noise, pairs = self.products.error, self.found
+        noise, pairs = self.products.error, self.pairs
         for i, (value, residual) in enumerate(zip(pairs.values.tolist(), pairs.residuals.tolist(), strict=True)):
             if self.products.psd and value < -4 * noise:
                 raise MatrixError(
@@ -406,7 +406,7 @@ class Davidson:
             self.dubious += not null
             self.excluded.add(pairs.vectors[i : i + 1], residual)
             others = torch.arange(self.space.size, device="cpu") != pairs.indices[i]
-            if len(self.excluded.found) > NULL_LIMIT:
+            if len(self.excluded.vectors) > NULL_LIMIT:
                 self.stopped = f"more than {NULL_LIMIT} null directions: give their span as null_space"
             self.rotate(search_space.complement(pairs.coefficients(i), pairs.Y[:, others]))
             self.ratio.history.clear()
@@ -417,20 +417,20 @@ class Davidson:
 
     def next_target(self) -> int | None:
         """Index of the pair to improve next; None if all wanted pairs are settled and nothing smaller is left."""
-        self.target = min(self.target, len(self.found.values) - 1)
+        self.target = min(self.target, len(self.pairs.values) - 1)
         self.estimates = self.estimated()
-        magnitudes, noise = self.found.values.abs().tolist(), self.products.error
+        magnitudes, noise = self.pairs.values.abs().tolist(), self.products.error
         allowed = [max(self.tol * size, noise) for size in magnitudes[: self.k]]
         close = [
             norm <= CLOSE * size and norm + noise <= size / 2
-            for norm, size in zip(self.found.residuals.tolist(), magnitudes, strict=True)
+            for norm, size in zip(self.pairs.residuals.tolist(), magnitudes, strict=True)
         ]
         absolute, below = self.estimates.errors.absolute, self.estimates.errors.below
         self.settled = [close[i] and absolute[i] <= allowed[i] for i in range(len(allowed))]
         if not all(self.settled):
             i = self.settled.index(False)
             return self.to_improve(i, allowed[i]) if close[i] else i
-        unclear = [i for i in map(self.found.indices.index, self.found.new) if i >= self.k and not self.clear(i)]
+        unclear = [i for i in map(self.pairs.indices.index, self.pairs.new) if i >= self.k and not self.clear(i)]
         if unclear and not self.complete:
             return unclear[0]
         if self.beyond >= self.reach * (1 - self.slack):
@@ -439,7 +439,7 @@ class Davidson:
 
     def clear(self, i: int) -> bool:
         """Whether a pair has almost no component of eigenvalues below the wanted ones, or has the same value as one."""
-        size, reach = float(self.found.values[i].abs()), self.reach
+        size, reach = float(self.pairs.values[i].abs()), self.reach
         return size - self.estimates.errors.below[i] <= max(CLEAR * (size - reach), self.slack * reach)
 
     @property
@@ -454,9 +454,9 @@ class Davidson:
 
     def to_improve(self, i: int, allowed: float) -> int:
         """Index of the pair that dominates the error of the i-th: itself, one of its group, or the first beyond."""
-        errors, last = self.estimates.errors, len(self.found.values) - 1
-        sizes = self.found.values.abs()
-        pair_errors = torch.minimum(self.found.residuals**2 / sizes, self.estimates.energies)
+        errors, last = self.estimates.errors, len(self.pairs.values) - 1
+        sizes = self.pairs.values.abs()
+        pair_errors = torch.minimum(self.pairs.residuals**2 / sizes, self.estimates.energies)
         j = int(pair_errors[: max(errors.group[i], i + 1)].argmax())
         if self.complete or pair_errors[j] > allowed / 4:
             return j
@@ -467,8 +467,8 @@ class Davidson:
     def estimated(self) -> Estimates:
         """Estimated errors, with M⁻¹r of the target, or of all pairs if they are few or the target may be settled."""
         sizes, residuals, target, noise = (
-            self.found.values.abs(),
-            self.found.residuals,
+            self.pairs.values.abs(),
+            self.pairs.residuals,
             self.target,
             self.products.error,
         )
@@ -477,7 +477,7 @@ class Davidson:
         unknown, squared = torch.full_like(residuals, math.inf), float(residuals[target] ** 2)
         if self.inverse is None:
             self.ratio.observe(float(sizes[target]), squared, noise)
-            return Estimates(errors, unknown, unknown[:0], self.found.remainders.new_zeros(0, 0))
+            return Estimates(errors, unknown, unknown[:0], self.pairs.remainders.new_zeros(0, 0))
         few = len(sizes) <= 4 or target >= self.k
         solved, energies = self.solve(range(len(sizes)) if few else [target])
         small = float(sizes[target]) <= 3 * noise
@@ -495,9 +495,9 @@ class Davidson:
 
     def solve(self, chosen: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return M⁻¹r (c, n) and η = rᵀM⁻¹r of the chosen pairs (other pairs: 0 and ∞); ∞ where M is not positive."""
-        rows, solved = list(chosen), torch.zeros_like(self.found.remainders)
+        rows, solved = list(chosen), torch.zeros_like(self.pairs.remainders)
         solved[rows] = self.solutions(rows)
-        energies = (solved * self.found.remainders).sum(1).double().cpu()
+        energies = (solved * self.pairs.remainders).sum(1).double().cpu()
         known = torch.zeros(len(energies), dtype=torch.bool, device="cpu")
         known[rows] = True
         return solved, torch.where(known & (energies >= 0) & torch.isfinite(energies), energies, math.inf)
@@ -506,7 +506,7 @@ class Davidson:
         """Return (M − shift)⁻¹r (c, n) of the pairs ``rows``."""
         assert self.inverse is not None
         # along null vectors the residual is rounding, which M⁻¹ would enlarge
-        remainders = self.excluded.remove(self.found.remainders[rows])
+        remainders = self.excluded.remove(self.pairs.remainders[rows])
         return self.inverse.solve(remainders.T, shift).T.to(remainders)
 
     # -- expansion ----------------------------------------------------------------------------------------------------
@@ -523,12 +523,12 @@ class Davidson:
             self.next_way()
             self.ratio.history.clear()
         if self.way is not None:
-            direction = self.way.direction(self.found, target, self.max_products - self.products.count)
+            direction = self.way.direction(self.pairs, target, self.max_products - self.products.count)
         else:
             direction = self.estimates.solved[target : target + 1]
             if self.shift or not bool(direction.any()):
                 direction = self.solutions([target], self.shift)
-        self.before, self.current = self.current, self.found.coefficients(target)
+        self.before, self.current = self.current, self.pairs.coefficients(target)
         self.join(direction)
 
     def search(self) -> None:
@@ -537,7 +537,7 @@ class Davidson:
         The *family* consists of these vectors and all that join during the search (docs/concepts/bounds.md). The
         residual shows directions to which M is blind: where θ falls by more than predicted, the ratio grows.
         """
-        pairs = self.found
+        pairs = self.pairs
         self.searched = self.reach * (1 - self.slack)
         predicted = list(zip(pairs.values.abs().tolist(), self.estimates.unscaled.tolist(), strict=False))[: self.k]
         worst = int((pairs.residuals / pairs.values.abs())[: self.k].argmax())
@@ -554,7 +554,7 @@ class Davidson:
 
     def random(self, count: int) -> torch.Tensor:
         """Random vectors (count, n), multiplied by (M − shift)⁻¹ to enlarge components of small eigenvalues."""
-        return search_space.random_rows(count, self.excluded.found, self.inverse, self.fresh, self.shift)
+        return search_space.random_rows(count, self.excluded.vectors, self.inverse, self.fresh, self.shift)
 
     def begin(self) -> None:
         """Start again with the first method of expansion."""

@@ -150,7 +150,7 @@ class Run:
         return max(self.tol * self.norm, self.rounding)
 
     @property
-    def own(self) -> bool:
+    def conclusive(self) -> bool:
         """Whether the iteration itself shows that nothing is further out: it seeks one value from a random start."""
         return self.wanted.k == 1 and self.missed < 1 and self.process.roots is not None and self.process.first == 0
 
@@ -188,7 +188,7 @@ class Run:
             if self.process.complete:
                 rest = self.others()
                 break
-            if self.missed >= 1 or self.own:
+            if self.missed >= 1 or self.conclusive:
                 break
             rest = self.search()
             if rest is not None:
@@ -208,7 +208,7 @@ class Run:
                 errors = process.estimates(Y)
                 estimates = errors[chosen[:count]]
                 settled = process.complete or bool((estimates <= self.target).all())
-                if settled and self.own and not process.complete:
+                if settled and self.conclusive and not process.complete:
                     # as many products again, and the interval is as wide as it is then
                     self.patience = self.patience or 2 * process.products + MORE
                     limits = self.wanted.limits(values[chosen[:count]], self.target)
@@ -294,7 +294,7 @@ class Run:
         order = self.values.argsort(descending=True, stable=True)
         values, residuals = self.values[order], self.residuals[order]
         lower, upper = eigen.intervals(values, residuals, self.rounding, rest)
-        alone = rest is None and self.own
+        alone = rest is None and self.conclusive
         if alone:
             lower, upper = self.outermost(values, lower, upper)
         settled = residuals <= self.tol * self.norm

@@ -63,25 +63,25 @@ class Excluded:
     """Subspace that a search leaves out: a known null space, and null vectors found during the search."""
 
     def __init__(self, known: Subspace | None, order: int, device: torch.device) -> None:
-        self.known, self.found = known, torch.empty(0, order, dtype=torch.float64, device=device)
+        self.known, self.vectors = known, torch.empty(0, order, dtype=torch.float64, device=device)
         self.residuals: list[float] = []  # ‖Av‖ of each row
 
     @property
     def dimension(self) -> int:
         """Dimension of the excluded subspace."""
-        return len(self.found) + (0 if self.known is None else self.known.dimension)
+        return len(self.vectors) + (0 if self.known is None else self.known.dimension)
 
     def remove(self, rows: torch.Tensor) -> torch.Tensor:
         """Return ``rows`` (p, n) without their components in the excluded subspace."""
         if self.known is not None:
             rows = self.known.remove(rows.T).T
-        if len(self.found):
-            rows = rows - (rows @ self.found.T) @ self.found
+        if len(self.vectors):
+            rows = rows - (rows @ self.vectors.T) @ self.vectors
         return rows
 
     def add(self, row: torch.Tensor, residual: float) -> None:
         """Exclude a unit vector (1, n) as well."""
-        self.found = torch.cat([self.found, row])
+        self.vectors = torch.cat([self.vectors, row])
         self.residuals.append(residual)
 
 

@@ -205,12 +205,12 @@ def sizes(order: int, k: int, memory: float | None, *, psd: bool) -> tuple[int, 
 def conclusion(search: davidson.Davidson, vectors: int) -> EigenResult:
     """Rayleigh–Ritz with the wanted vectors, true residuals, intervals and a verdict."""
     products, excluded = search.products, search.excluded
-    count = min(search.k, len(search.found.values))
+    count = min(search.k, len(search.pairs.values))
     if count == 0:
         return nothing(products, excluded, vectors, search.stopped)
-    values, U, residuals = rayleigh_ritz(products, search.found.vectors[:count])
-    noise, null, least = products.error, len(excluded.found), float(values.abs().min())
-    drift = float(residuals.max()) > 2 * float(search.found.residuals[:count].max()) + 4 * noise
+    values, U, residuals = rayleigh_ritz(products, search.pairs.vectors[:count])
+    noise, null, least = products.error, len(excluded.vectors), float(values.abs().min())
+    drift = float(residuals.max()) > 2 * float(search.pairs.residuals[:count].max()) + 4 * noise
     reason = search.stopped
     if reason is None and search.dubious:
         reason = f"{search.dubious} eigenvalues of the size of round-off may be zero or not"
@@ -232,7 +232,7 @@ def conclusion(search: davidson.Davidson, vectors: int) -> EigenResult:
     settled = torch.tensor([*search.settled, *[False] * count][:count], device="cpu")[place] & (not drift)
     how = f"{', then '.join(search.used)}; {products.count} products"
     if converged:
-        sizes = search.found.values.abs().tolist()
+        sizes = search.pairs.values.abs().tolist()
         errors = zip(search.estimates.errors.absolute[:count], sizes, strict=False)
         error = max(max(error, size - search.floor) / size for error, size in errors)
         message = (
@@ -299,9 +299,9 @@ def advice(search: davidson.Davidson) -> str:
 def nothing(products: CountedProducts, excluded: Excluded, vectors: int, stopped: str | None = None) -> EigenResult:
     """Result if no eigenvalue is nonzero, or none was found."""
     none, settled = torch.zeros(0, dtype=torch.float64, device="cpu"), torch.zeros(0, dtype=torch.bool, device="cpu")
-    vector = torch.zeros(products.order, 0, dtype=excluded.found.dtype, device=products.device)
+    vector = torch.zeros(products.order, 0, dtype=excluded.vectors.dtype, device=products.device)
     known = 0 if excluded.known is None else excluded.known.dimension
-    null = products.order - known if products.norm == 0 else len(excluded.found)
+    null = products.order - known if products.norm == 0 else len(excluded.vectors)
     message = "no eigenvalue can be distinguished from zero" if stopped is None else f"not converged: {stopped}"
     ritz = none, vector, none, none, none
     return result(products, ritz, settled, stopped is None, null=null, vectors=vectors, message=message)
