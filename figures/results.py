@@ -277,7 +277,14 @@ def paper_of(study: str, panel: str, method: str) -> str:
 def all_runs() -> pd.DataFrame:
     """Rows of all runs of these studies."""
     names = ("small-comparisons", "bnp-comparisons", "prec", "cwo-branches")
-    built_in = ("bnp-figure-3", "bnp-figure-4-cnn", "bnp-figure-5-batch-128", "bnp-table-1", "transformers")
+    built_in = (
+        "bnp-figure-3",
+        "bnp-figure-4-cnn",
+        "bnp-figure-5-batch-128",
+        "bnp-figure-5-batch-2",
+        "bnp-table-1",
+        "transformers",
+    )
     return pd.concat(map(read, names + built_in), ignore_index=True).fillna({"panel": ""})
 
 
@@ -743,6 +750,7 @@ table("bnp-figure-3", lambda: claims_with_numbers(built_in("bnp-figure-3")))
 table("bnp-figure-4-cnn", lambda: claims_with_numbers(built_in("bnp-figure-4", "cnn5-batch-1")))
 table("bnp-table-1", lambda: claims_with_numbers(built_in("bnp-table-1")))
 table("bnp-figure-5-batch-128", lambda: claims_with_numbers(built_in("bnp-figure-5", "batch-128")))
+table("bnp-figure-5-batch-2", lambda: claims_with_numbers(built_in("bnp-figure-5", "batch-2")))
 table("bnp-small-batches", lambda: claims_with_numbers(small("bnp-figure-5")))
 table("cwo-branches", branches)
 table("prec", lambda: claims_with_numbers(small("prec")))
