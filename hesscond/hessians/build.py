@@ -41,10 +41,10 @@ def unit_hessians(captured: LayerCapture, units: Sequence[int], memory: int) -> 
             rows = captured.H_hat
         else:
             rows = inputs.slice(0, inputs.blocks)[:, :, inputs.geometry.group(units[0])].flatten(0, 1)
-        found = [with_diagonal_curvature(captured, curvature, rows, column) for column in columns]
+        hessians = [with_diagonal_curvature(captured, curvature, rows, column) for column in columns]
     else:
-        found = with_factored_curvature(captured.narrowed(units), units, memory)
-    return [replace(hessian, features=features) for hessian in found]
+        hessians = with_factored_curvature(captured.narrowed(units), units, memory)
+    return [replace(hessian, features=features) for hessian in hessians]
 
 
 def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Tensor, column: int) -> FactoredHessian:
@@ -72,15 +72,15 @@ def with_factored_curvature(captured: LayerCapture, units: Sequence[int], memory
     assert isinstance(S, FactoredS)
     terms = (S.B != 0).any(3)
     factors, errors = captured.unit_rows(units, memory // 8), captured.row_rounding(units)
-    spreads, found = captured.spread(units), list[FactoredHessian]()
+    spreads, batch = captured.spread(units), list[FactoredHessian]()
     for column, rows in enumerate(factors):
         spread = None if spreads is None else spreads[column]
         sign = None if S.sign is None else S.sign[:, :, min(column, S.sign.shape[2] - 1)].flatten()
         # the rank of a block is at most the number of its active positions
         active = (S.B[:, :, column] != 0).any(0).sum(1)
         limit = None if captured.vanishing else int(torch.minimum(terms[:, :, column].sum(0), active).sum())
-        found.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.loses_entries))
-    return found
+        batch.append(FactoredHessian(rows, None, mixed(sign), errors[column], 1, limit, spread, captured.loses_entries))
+    return batch
 
 
 def mixed(sign: torch.Tensor | None) -> torch.Tensor | None:
@@ -115,7 +115,7 @@ def unit_conditions(
     """κ of every captured unit, decomposed together where S ≥ 0 is exact."""
     if (stack := shared_stack(captured, P, rtol=rtol, memory=memory)) is not None:
         return conditions(stack, rtol=rtol)
-    found: list[condition.ConditionNumber] = []
+    kappas: list[condition.ConditionNumber] = []
     for units in runs(captured, memory):
         hessians = [hessian.in_coordinates(P) for hessian in unit_hessians(captured, units, memory)]
         batch = [
@@ -125,10 +125,10 @@ def unit_conditions(
         ]
         if len(batch) < len(hessians) or len(batch) == 1:
             threads = threads_for(captured.inputs.device)
-            found += side_by_side(lambda hessian: hessian.condition_number(rtol=rtol), hessians, threads)
+            kappas += side_by_side(lambda hessian: hessian.condition_number(rtol=rtol), hessians, threads)
         else:
-            found += batch_conditions(batch, rtol)
-    return found
+            kappas += batch_conditions(batch, rtol)
+    return kappas
 
 
 def shared_stack(
@@ -181,12 +181,12 @@ def runs(captured: LayerCapture, memory: int) -> list[list[int]]:
     geometry, curvature = captured.inputs.geometry, captured.curvature
     step = len(captured.units)
     if isinstance(curvature, FactoredS):
-        one = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
-        step = max(1, memory // 4 // max(one, 1))
-    found: list[list[int]] = []
+        unit_bytes = 8 * curvature.B.shape[0] * curvature.B.shape[1] * geometry.n_params
+        step = max(1, memory // 4 // max(unit_bytes, 1))
+    chunks: list[list[int]] = []
     for unit in captured.units:
-        if found and len(found[-1]) < step and geometry.group(found[-1][0]) == geometry.group(unit):
-            found[-1].append(unit)
+        if chunks and len(chunks[-1]) < step and geometry.group(chunks[-1][0]) == geometry.group(unit):
+            chunks[-1].append(unit)
         else:
-            found.append([unit])
-    return found
+            chunks.append([unit])
+    return chunks

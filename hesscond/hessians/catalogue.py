@@ -56,8 +56,8 @@ class Catalogue:
 
     def block(self, name: str) -> Block:
         """Block of a module, parameter or part of one; a ConfigError names the nearest names."""
-        if (own := self._exact(name)) is not None:
-            return own
+        if (block := self._exact(name)) is not None:
+            return block
         if (match := PART.fullmatch(name)) and (whole := self._exact(match[1])) is not None:
             return self._part(name, whole, match[1], match[2])
         raise ConfigError(f"no layer {name!r} to probe in the model: {self._nearest(name)}")
@@ -140,8 +140,8 @@ class Catalogue:
         """Block of a module's parameters: units are the rows of the first, and of others with as many rows."""
         if kinds.is_layer(module) and not is_computed(module):
             prefix = "" if module is self.model else f"{name}."
-            own = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
-            pieces = self._pieces(sorted(own), None if kinds.is_turned(module) else kinds.Geometry.of(module).units)
+            keys = {f"{prefix}weight", f"{prefix}bias"} & set(self.parameters)
+            pieces = self._pieces(sorted(keys), None if kinds.is_turned(module) else kinds.Geometry.of(module).units)
             return Block(name, pieces, range(kinds.Geometry.of(module).units), layer=module)
         undivided, count = "", None
         mine = [key for key in inside if self.owner(key) is module]
@@ -173,10 +173,10 @@ class Catalogue:
         owner = self.home(block.name, block.parameters[0])
         if not block.units or isinstance(owner, PACKING) or is_transposed_dense(owner):
             return [block]
-        found = {piece.parameter: uses.of(piece.parameter) for piece in block.pieces}
-        weights = {key: self._by_units(key, use.units) for key, use in found.items() if use.units is not None}
+        parameter_uses = {piece.parameter: uses.of(piece.parameter) for piece in block.pieces}
+        weights = {key: self._by_units(key, use.units) for key, use in parameter_uses.items() if use.units is not None}
         divided = {piece.parameter: piece for piece in block.pieces if piece.rows is not None}
-        reasons = {key: found[key].reason for key in divided}
+        reasons = {key: parameter_uses[key].reason for key in divided}
         turned = {key: TURNED for key, piece in divided.items() if weights.get(key, piece).shape != piece.shape}
         if block.table or any(len(piece.rows or ()) < piece.count for piece in divided.values()):
             refuse_unclear(block.name, reasons | turned)
@@ -195,7 +195,7 @@ class Catalogue:
         parts: list[Block] = []
         while first := next((weights[piece.parameter] for piece in left if piece.parameter in weights), None):
             members = self._with_outputs_of(first, left, weights, uses)
-            biases = [key for key, own in members.items() if key not in weights and own.width == 1]
+            biases = [key for key, piece in members.items() if key not in weights and piece.width == 1]
             pieces = [members[piece.parameter] for piece in block.pieces if piece.parameter in members]
             pieces.sort(key=lambda piece: piece.parameter not in biases)
             named = not parts and (block.name != ROOT or len(pieces) == len(block.pieces))
@@ -208,12 +208,12 @@ class Catalogue:
     ) -> dict[str, Piece]:
         """Parameters with the same outputs as a first weight, by name, with rows in the order of its rows."""
         members = {first.parameter: first}
-        for key, own in (queue := [(first.parameter, first)]):
+        for key, source in (queue := [(first.parameter, first)]):
             for name in (piece.parameter for piece in left if piece.parameter not in members):
                 if (order := uses.order(key, name)) is not None:
                     every = range(self.parameters[name].ndim)
                     other = weights[name] if name in weights else self._by_units(name, every)
-                    members[name] = replace(other, rows=ranged([order[row] for row in own.rows or ()]))
+                    members[name] = replace(other, rows=ranged([order[row] for row in source.rows or ()]))
                     queue.append((name, members[name]))
         return members
 
@@ -323,7 +323,7 @@ class Catalogue:
     def _attention_parts(self, base: str, module: nn.MultiheadAttention) -> dict[str, Block]:
         """Query, key and value of `torch.nn.MultiheadAttention`, as rows of its weight and bias."""
         E, prefix = module.embed_dim, "" if module is self.model else f"{base}."
-        found = {}
+        parts = {}
         for label, rows in thirds(3 * E, module.num_heads).items():
             pieces = []
             if module.in_proj_bias is not None:
@@ -332,37 +332,37 @@ class Catalogue:
             weight = f"{prefix}in_proj_weight" if packed else f"{prefix}{label[0]}_proj_weight"
             first = 0 if packed else E * "qkv".index(label[0])
             pieces.append(Piece(weight, self._shape(weight), range(rows.start - first, rows.stop - first)))
-            found[label] = Block(f"{base}[{label}]", tuple(pieces), rows)
-        return found
+            parts[label] = Block(f"{base}[{label}]", tuple(pieces), rows)
+        return parts
 
     def _recurrent_parts(self, base: str, module: nn.RNNBase) -> dict[str, Block]:
         """Layers, directions and gates of a recurrent module; the projection belongs to no unit."""
         prefix = "" if module is self.model else f"{base}."
         gates, runs = gates_of(module), runs_of(module)
-        found = {}
+        parts = {}
         for run in runs:
-            own = [f"{prefix}{key}" for key in module._parameters if key.endswith(f"_{run}")]
+            keys = [f"{prefix}{key}" for key in module._parameters if key.endswith(f"_{run}")]
             count = self._shape(f"{prefix}weight_ih_{run}")[1]
             pieces = tuple(
                 replace(piece, rows=None) if "weight_hr" in piece.parameter else piece
-                for piece in self._pieces(own, count)
+                for piece in self._pieces(keys, count)
             )
-            found[run] = Block(f"{base}[{run}]", pieces, range(count))
+            parts[run] = Block(f"{base}[{run}]", pieces, range(count))
         for run in runs:
-            size = len(found[run].units) // max(len(gates), 1)
+            size = len(parts[run].units) // max(len(gates), 1)
             for label in [f"{run}."] if len(runs) > 1 else ["", f"{run}."]:
-                found |= {
-                    f"{label}{gate}": found[run].at(range(k * size, (k + 1) * size), f"{base}[{label}{gate}]")
+                parts |= {
+                    f"{label}{gate}": parts[run].at(range(k * size, (k + 1) * size), f"{base}[{label}{gate}]")
                     for k, gate in enumerate(gates)
                 }
-        return found
+        return parts
 
     # several blocks
 
     @cached_property
     def natural(self) -> dict[str, Block]:
         """Blocks that contain every trained parameter once, in the order of the modules."""
-        found: dict[str, Block] = {}
+        partition: dict[str, Block] = {}
         seen: set[str] = set()
         for path, module in self.modules.items():
             if "parametrizations" in path.split("."):
@@ -374,11 +374,11 @@ class Catalogue:
             # the one parameter of a model is named as in it
             bare = not path and len(mine) == 1 and not kinds.is_layer(module)
             blocks = self._undivided(path or ROOT, module, mine) if fresh and not bare else []
-            found |= {block.name: block for block in blocks if is_trained(block, set(fresh))}
-            covered = {key for block in blocks if block.name in found for key in block.parameters}
-            found |= {key: self.bare(key) for key in fresh if key not in covered}
+            partition |= {block.name: block for block in blocks if is_trained(block, set(fresh))}
+            covered = {key for block in blocks if block.name in partition for key in block.parameters}
+            partition |= {key: self.bare(key) for key in fresh if key not in covered}
             seen.update(mine)
-        return found
+        return partition
 
     def _undivided(self, name: str, module: nn.Module, mine: Sequence[str]) -> list[Block]:
         """Block of a module without others inside, or blocks of what torch packs in it; none: each parameter is one."""
@@ -398,23 +398,23 @@ class Catalogue:
 
     def named(self, names: Iterable[str], level: str) -> dict[str, bool]:
         """Blocks by names and globs, and whether only globs match each, so that it may be skipped."""
-        found: dict[str, bool] = {}
+        optional: dict[str, bool] = {}
         for name in names:
             if not isinstance(name, str):
                 raise ConfigError(f"layers must be names, as in layers=['fc1'], and {name!r} is none")
             if not self.is_glob(name):
-                found[name] = False
+                optional[name] = False
                 parameter = self.block(name).parameters[0]
                 if without_part(name) in self.parameters and not self.parameters[parameter].requires_grad:
                     raise ConfigError(frozen(parameter))
                 continue
-            for own in self.matching(name):
-                block = self.block(own)
+            for match in self.matching(name):
+                block = self.block(match)
                 # at this level, parameters that belong to no unit form separate blocks
                 apart = level == "unit" and block.units and block.layer is None
-                for key in (own, *(piece.parameter for piece in block.pieces if apart and piece.rows is None)):
-                    found.setdefault(key, True)
-        return found
+                for key in (match, *(piece.parameter for piece in block.pieces if apart and piece.rows is None)):
+                    optional.setdefault(key, True)
+        return optional
 
     def matching(self, pattern: str) -> list[str]:
         """Names of blocks that match a glob, without overlap, and without frozen ones unless no others match."""
@@ -433,8 +433,8 @@ class Catalogue:
         if match := PART.fullmatch(pattern):
             names = [n for n in (*self._module_names(), *self._parameter_names()) if fnmatchcase(n, match[1])]
             return [f"{n}[{match[2]}]" for n in names if match[2] in self.parts(n) or ":" in match[2]]
-        own = [n for n in self.natural if fnmatchcase(n, pattern) or fnmatchcase(without_part(n), pattern)]
-        return own + [n for n in (*self._parameter_names(), *self._module_names()) if fnmatchcase(n, pattern)]
+        matches = [n for n in self.natural if fnmatchcase(n, pattern) or fnmatchcase(without_part(n), pattern)]
+        return matches + [n for n in (*self._parameter_names(), *self._module_names()) if fnmatchcase(n, pattern)]
 
     def _module_names(self) -> list[str]:
         return [name for name, module in self.modules.items() if name and self._inside(name, module)]
@@ -484,7 +484,7 @@ class Choice:
             if name in named:
                 raise ConfigError(f"block {name!r} is also the name of a layer: give it another name")
         catalogue.refuse_overlap(
-            [catalogue.group(name, own) for name, own in members.items()],
+            [catalogue.group(name, group_members) for name, group_members in members.items()],
             "{0} is in block {1!r} and in block {2!r}: every parameter can be in one of them",
         )
         return cls(tuple(named), frozenset(name for name, optional in named.items() if optional), members)
@@ -493,8 +493,8 @@ class Choice:
         """Blocks of a model."""
         catalogue = Catalogue(model)
         names = list(eligible_layers(model)) if self.names is None else self.names
-        found = {name: catalogue.block(name) for name in names}
-        return found | {name: catalogue.group(name, members) for name, members in self.groups.items()}
+        blocks = {name: catalogue.block(name) for name in names}
+        return blocks | {name: catalogue.group(name, members) for name, members in self.groups.items()}
 
     def without(self, names: Container[str]) -> Choice:
         """Same blocks without some of them."""
@@ -518,9 +518,9 @@ def class_name(module: nn.Module) -> str:
 
 def is_trained(block: Block, parameters: set[str]) -> bool:
     """Whether a block is measured where these parameters are trained."""
-    own = set(block.parameters)
+    names = set(block.parameters)
     # in a layer that is measured as a whole, a frozen weight next to a bias does no harm
-    return own <= parameters if block.layer is None else bool(own & parameters)
+    return names <= parameters if block.layer is None else bool(names & parameters)
 
 
 def frozen(parameter: str) -> str:
@@ -538,19 +538,19 @@ def is_transposed_dense(module: nn.Module) -> bool:
 def thirds(count: int, number: int) -> dict[str, range]:
     """Rows of query, key and value, each a third of ``count``, and of their heads."""
     size = count // 3
-    found: dict[str, range] = {}
+    ranges: dict[str, range] = {}
     for k, letter in enumerate("qkv"):
-        found |= heads(letter, range(k * size, (k + 1) * size), number)
-    return found
+        ranges |= heads(letter, range(k * size, (k + 1) * size), number)
+    return ranges
 
 
 def heads(letter: str, rows: range, number: int) -> dict[str, range]:
     """Rows of a projection and of each of its heads."""
-    found = {letter: rows}
+    ranges = {letter: rows}
     if number and len(rows) % number == 0:
         size = len(rows) // number
-        found |= {f"{letter}.{k}": rows[k * size : (k + 1) * size] for k in range(number)}
-    return found
+        ranges |= {f"{letter}.{k}": rows[k * size : (k + 1) * size] for k in range(number)}
+    return ranges
 
 
 def ranged(rows: Sequence[int]) -> Sequence[int]:

@@ -58,9 +58,9 @@ def extrapolated(
                 )
             )
             apart = max(float((row[-1][0] - other).norm()) for other in (finer, even))
-            own = apart + float(row[-1][1].norm()) + floor
-            if own <= error:
-                best, error, rounding = row[-1][0], own, floor
+            bound = apart + float(row[-1][1].norm()) + floor
+            if bound <= error:
+                best, error, rounding = row[-1][0], bound, floor
         before = row
         if error <= NEAR * floor:
             break
@@ -100,8 +100,8 @@ class DifferencedLinearization(Linearization):
             even, odd = (plus - minus) / (2 * step), (plus + minus - 2 * center) / (2 * step)
             return even, odd, EPS / step * (length + float(even.norm()))
 
-        found, error, rounding = extrapolated(sample)
-        return relative * found, relative * error, relative * rounding
+        limit, error, rounding = extrapolated(sample)
+        return relative * limit, relative * error, relative * rounding
 
     def curvature(self, seeds: Tensors, among: Sequence[int]) -> tuple[float, float]:
         """Second derivative of the loss along a direction, by differences of it alone, and a bound of its error."""
@@ -109,11 +109,11 @@ class DifferencedLinearization(Linearization):
 
         def sample(step: float) -> tuple[torch.Tensor, torch.Tensor, float]:
             plus, minus = (float(self._moved(seeds, among, way * step / relative)[1].detach()) for way in (1, -1))
-            found = self.gradient[0].new_tensor((plus - 2 * self.loss + minus) / step**2)
-            return found, torch.zeros_like(found), 4 * EPS * abs(self.loss) / step**2
+            difference = self.gradient[0].new_tensor((plus - 2 * self.loss + minus) / step**2)
+            return difference, torch.zeros_like(difference), 4 * EPS * abs(self.loss) / step**2
 
-        found, error, _ = extrapolated(sample)
-        return relative**2 * float(found), relative**2 * error
+        limit, error, _ = extrapolated(sample)
+        return relative**2 * float(limit), relative**2 * error
 
     def _moved(self, seeds: Tensors, among: Sequence[int], step: float) -> tuple[Tensors, torch.Tensor]:
         """Leaves moved by a step along a direction, and the loss there."""
@@ -125,15 +125,15 @@ class DifferencedLinearization(Linearization):
 
     def _gradient(self, seeds: Tensors, among: Sequence[int], step: float) -> Tensors:
         moved, loss = self._moved(seeds, among, step)
-        found = [g.detach() for g in gradients([loss], moved, None)]
-        if not all(map(is_finite, found)):
+        gradient = [g.detach() for g in gradients([loss], moved, None)]
+        if not all(map(is_finite, gradient)):
             raise CaptureError("the gradient is NaN or infinite nearby")
-        return found
+        return gradient
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among
-        found, _, _ = self.along(seeds, chosen, lambda tensors: torch.cat([t.reshape(-1) for t in tensors]))
-        parts = found.split([seed.numel() for seed in seeds])
+        vector, _, _ = self.along(seeds, chosen, lambda tensors: torch.cat([t.reshape(-1) for t in tensors]))
+        parts = vector.split([seed.numel() for seed in seeds])
         return [part.view_as(seed) for part, seed in zip(parts, seeds, strict=True)]
 
 
@@ -174,8 +174,8 @@ class DifferencedOperator(HessianOperator):
 
     def _weighted(self) -> list[tuple[float, DifferencedLinearization]]:
         """Linearizations with their shares in the loss."""
-        found = [(self.weights[number] / self.total_mass, own) for number, own in self.linearizations()]
-        return [(share, own) for share, own in found if isinstance(own, DifferencedLinearization)]
+        terms = [(self.weights[number] / self.total_mass, matrix) for number, matrix in self.linearizations()]
+        return [(share, matrix) for share, matrix in terms if isinstance(matrix, DifferencedLinearization)]
 
     @cached_property
     def _formed(self) -> tuple[torch.Tensor, float]:
@@ -189,11 +189,11 @@ class DifferencedOperator(HessianOperator):
             unit = torch.zeros_like(self.point)
             unit[column] = 1
             seeds = self.layout.tensors_of(unit)
-            found = [(share, own.along(seeds, self._chosen, self.layout.vector_of)) for share, own in parts]
-            H[:, column] = torch.stack([share * product for share, (product, _, _) in found]).sum(0)
+            estimates = [(share, matrix.along(seeds, self._chosen, self.layout.vector_of)) for share, matrix in parts]
+            H[:, column] = torch.stack([share * product for share, (product, _, _) in estimates]).sum(0)
             for k in (0, 1):
-                errors[k, column] = sum(abs(share) * own[1 + k] for share, own in found)
-        error, rounding = (SAFETY * float(own.norm()) for own in errors)
+                errors[k, column] = sum(abs(share) * estimate[1 + k] for share, estimate in estimates)
+        error, rounding = (SAFETY * float(row.norm()) for row in errors)
         error = max(error, SAFETY * float((H - H.T).norm()) / 2)
         if error > max(COARSE * float(H.norm()), ROUNDED * rounding):
             raise CaptureError(
@@ -220,8 +220,8 @@ class DifferencedOperator(HessianOperator):
     def curvature(self, v: torch.Tensor) -> tuple[float, float]:
         """VᵀHv by differences of the loss alone, which share nothing with its gradient, and a bound of the error."""
         seeds = self.layout.tensors_of(v)
-        found = [(share, own.curvature(seeds, self._chosen)) for share, own in self._weighted()]
-        return sum(s * value for s, (value, _) in found), sum(abs(s) * error for s, (_, error) in found)
+        estimates = [(share, matrix.curvature(seeds, self._chosen)) for share, matrix in self._weighted()]
+        return sum(s * value for s, (value, _) in estimates), sum(abs(s) * error for s, (_, error) in estimates)
 
 
 class Held(TorchFunctionMode):
@@ -246,20 +246,20 @@ class Held(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(found)))
+        output = func(*args, **(kwargs or {}))
+        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(output)))
         if not constant or inside_function():
-            return found
+            return output
         if self._place is None:
-            self._values.append(mapped(found, lambda t: t.detach().clone()))
-            return found
+            self._values.append(mapped(output, lambda t: t.detach().clone()))
+            return output
         if self._place >= len(self._values):
             raise RuntimeError("the model takes another path")
         value = self._values[self._place]
         self._place += 1
-        if args and found is args[0]:
-            found.copy_(value)
-            return found
+        if args and output is args[0]:
+            output.copy_(value)
+            return output
         return mapped(value, torch.clone)
 
 

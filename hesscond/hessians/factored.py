@@ -66,23 +66,23 @@ class FactoredHessian(base.KeptHessian):
         return F.T @ (images if self.sign is None else images * self.sign[:, None])
 
     def scales(self) -> torch.Tensor:
-        found = torch.linalg.vector_norm(self.plain.factor(), dim=0)
+        scales = torch.linalg.vector_norm(self.plain.factor(), dim=0)
         if self.spread is not None:
-            found = torch.maximum(found, base.LOST_IN_SQUARE * self.spread)
+            scales = torch.maximum(scales, base.LOST_IN_SQUARE * self.spread)
         if self.row_error is not None:
-            found = torch.maximum(found, base.LOST_IN_FACTOR * self.column_errors())
-        return found
+            scales = torch.maximum(scales, base.LOST_IN_FACTOR * self.column_errors())
+        return scales
 
     def damped_condition(self, damping: float, *, rtol: float) -> ConditionNumber:
         """κ from the factor [F; √λ I]."""
         F = self.factor()
         error = torch.as_tensor(self.factor_error(), device=F.device)
-        own = torch.cat([F, damping**0.5 * torch.eye(F.shape[1], dtype=F.dtype, device=F.device)])
-        sign = None if self.sign is None else torch.cat([self.sign, torch.ones_like(own[len(F) :, 0]).to(self.sign)])
+        rows = torch.cat([F, damping**0.5 * torch.eye(F.shape[1], dtype=F.dtype, device=F.device)])
+        sign = None if self.sign is None else torch.cat([self.sign, torch.ones_like(rows[len(F) :, 0]).to(self.sign)])
         error = (error.norm(dim=0) if error.ndim == 2 else error.expand(F.shape[1])).to(F)
-        found = spread_in(self.spread, self.P, self.units)
-        spread = None if found is None else F.new_tensor(found)
-        damped = FactoredHessian(own, None, sign, error if bool(error.any()) else None, spread=spread)
+        bounds = spread_in(self.spread, self.P, self.units)
+        spread = None if bounds is None else F.new_tensor(bounds)
+        damped = FactoredHessian(rows, None, sign, error if bool(error.any()) else None, spread=spread)
         return damped.condition_number(rtol=rtol)
 
     def column_errors(self) -> torch.Tensor:
@@ -94,15 +94,15 @@ class FactoredHessian(base.KeptHessian):
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         return conditions_of([self], rtol=rtol)[0]
 
-    def settled(self, form: FactorForm, found: ConditionNumber, *, rtol: float) -> ConditionNumber:
+    def settled(self, form: FactorForm, kappa: ConditionNumber, *, rtol: float) -> ConditionNumber:
         """κ of a form, with the rank in the plain coordinates where that decides: P does not increase it."""
-        found = within_features(form, found, self.features, rtol)
+        kappa = within_features(form, kappa, self.features, rtol)
         # the rounding of P may hide what is zero in the plain coordinates
-        if found.resolved or self.P is None or not self.P.cancels:
-            return found
+        if kappa.resolved or self.P is None or not self.P.cancels:
+            return kappa
         plain = self.plain.condition_number(rtol=rtol)
-        if not plain.resolved or found.rank != plain.rank:
-            return found
+        if not plain.resolved or kappa.rank != plain.rank:
+            return kappa
         return replace(form, rank_bound=lambda: plain.rank).condition(rtol=rtol)
 
     def form(self, factor: torch.Tensor | None = None) -> FactorForm:
@@ -188,24 +188,24 @@ def feature_rank(captured: LayerCapture, units: Sequence[int], memory: int) -> R
 
     def rank(group: int) -> int:
         if group not in inputs.ranks:
-            found = FactorForm(inputs.slice(0, inputs.blocks)[:, :, group].flatten(0, 1)).condition()
-            inputs.ranks[group] = found.rank if found.resolved else geometry.n_params
+            kappa = FactorForm(inputs.slice(0, inputs.blocks)[:, :, group].flatten(0, 1)).condition()
+            inputs.ranks[group] = kappa.rank if kappa.resolved else geometry.n_params
         return inputs.ranks[group]
 
     return lambda: sum(rank(geometry.group(unit)) for unit in units)
 
 
 def within_features(
-    form: FactorForm | DualForm | SummedForm, found: ConditionNumber, features: RankBound | None, rtol: float
+    form: FactorForm | DualForm | SummedForm, kappa: ConditionNumber, features: RankBound | None, rtol: float
 ) -> ConditionNumber:
-    """κ ``found``, or with the numerical rank of Ĥ, if H = ĤᵀSĤ certainly has as many nonzero eigenvalues.
+    """``kappa``, or κ with the numerical rank of Ĥ, if H = ĤᵀSĤ certainly has as many nonzero eigenvalues.
 
     The null space of Ĥ is one of H, whatever the rounding of S.
     """
-    if found.resolved or features is None or found.rank == 0 or found.rank != (limit := features()):
-        return found
+    if kappa.resolved or features is None or kappa.rank == 0 or kappa.rank != (limit := features()):
+        return kappa
     bounded = replace(form, rank_bound=lambda: limit).condition(rtol=rtol)
-    return replace(bounded, rank_decision="numerical") if bounded.resolved else found
+    return replace(bounded, rank_decision="numerical") if bounded.resolved else kappa
 
 
 def signed_norm(K: torch.Tensor, sign: torch.Tensor | None) -> float:
@@ -218,9 +218,9 @@ def signed_norm(K: torch.Tensor, sign: torch.Tensor | None) -> float:
 
 def factors_of(hessians: Sequence[FactoredHessian]) -> list[torch.Tensor]:
     """Factors of Hessians; those with rows of one shape and one type of P are formed together."""
-    found: dict[int, torch.Tensor] = {}
-    kinds = [(own.root is None, own.units, type(own.P)) for own in hessians]
-    for members in statistics.by_shape([own.rows for own in hessians], kinds):
+    factor_by_index: dict[int, torch.Tensor] = {}
+    kinds = [(hessian.root is None, hessian.units, type(hessian.P)) for hessian in hessians]
+    for members in statistics.by_shape([hessian.rows for hessian in hessians], kinds):
         rows, units = statistics.stacked([hessians[k].rows for k in members]), hessians[members[0]].units
         roots = [root for k in members if (root := hessians[k].root) is not None]
         root = statistics.stacked(roots)[..., None] if roots else None
@@ -229,22 +229,22 @@ def factors_of(hessians: Sequence[FactoredHessian]) -> list[torch.Tensor]:
             factors = type(systems[0]).multiplied_each(rows, systems, units, root)
         else:
             factors = (rows if root is None else rows * root).unbind()
-        found |= zip(members, factors, strict=True)
-    return [found[k] for k in range(len(hessians))]
+        factor_by_index |= zip(members, factors, strict=True)
+    return [factor_by_index[k] for k in range(len(hessians))]
 
 
 def conditions_of(hessians: Sequence[FactoredHessian], *, rtol: float = 1e-8) -> list[ConditionNumber]:
     """κ of several Hessians; factors of one shape are decomposed together."""
-    forms = [own.form(factor) for own, factor in zip(hessians, factors_of(hessians), strict=True)]
-    found = conditions(forms, rtol=rtol)
-    return [own.settled(form, kappa, rtol=rtol) for own, form, kappa in zip(hessians, forms, found, strict=True)]
+    forms = [block.form(factor) for block, factor in zip(hessians, factors_of(hessians), strict=True)]
+    kappas = conditions(forms, rtol=rtol)
+    return [block.settled(form, kappa, rtol=rtol) for block, form, kappa in zip(hessians, forms, kappas, strict=True)]
 
 
 def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
     """Traces of Hessians; those of one shape are summed up together."""
-    found = [0.0] * len(hessians)
+    traces = [0.0] * len(hessians)
     factors = factors_of(hessians)
-    for members in statistics.by_shape(factors, [own.sign is None for own in hessians]):
+    for members in statistics.by_shape(factors, [hessian.sign is None for hessian in hessians]):
         squares = statistics.stacked([factors[k] for k in members]).square()
         signs = [sign for k in members if (sign := hessians[k].sign) is not None]
         if signs:
@@ -253,8 +253,8 @@ def traces_of(hessians: Sequence[FactoredHessian]) -> list[float]:
         with threads.one_thread():
             sums = squares.sum(-2).sum(-1).tolist()
         for k, trace in zip(members, sums, strict=True):
-            found[k] = trace
-    return found
+            traces[k] = trace
+    return traces
 
 
 def spread_in(spread: torch.Tensor | None, P: base.Preconditioner | None, units: int) -> np.ndarray | None:
@@ -268,5 +268,5 @@ def spread_in(spread: torch.Tensor | None, P: base.Preconditioner | None, units:
 
 def noise_of(spread: torch.Tensor | None, P: base.Preconditioner | None, units: int) -> float:
     """Round-off ‖|P|ᵀd‖² in PᵀHP, in units of eps."""
-    found = spread_in(spread, P, units)
-    return 0.0 if found is None else float(found @ found)
+    bounds = spread_in(spread, P, units)
+    return 0.0 if bounds is None else float(bounds @ bounds)

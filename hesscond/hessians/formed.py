@@ -89,12 +89,12 @@ class UnitMatrices:
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
         """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
         largest = int(self.H.flatten(1).norm(dim=1).argmax())
-        own, H = index[largest], self.H[largest]
+        rows, H = index[largest], self.H[largest]
         v = backward.scattered_signs(operator.point)
         least = float((operator @ v).abs().amax())
-        v = torch.zeros_like(v).index_copy_(0, own, v[own])
-        product = (operator @ v)[own]
-        apart = float((product - H @ v[own]).norm())
+        v = torch.zeros_like(v).index_copy_(0, rows, v[rows])
+        product = (operator @ v)[rows]
+        apart = float((product - H @ v[rows]).norm())
         spread = self.spread.square().add(least).sqrt()
         rounding = CONFIRMED * EPS * float(spread[largest].norm() * spread[largest].sum())
         if not apart <= max(TOLERANCE * float(product.norm()), rounding):
@@ -110,40 +110,40 @@ def unit_matrices(
     ``blocks`` have an operator `restricted` from H, and the rows (u, w) of the units; κ of a unit takes ``matrices``
     more matrices of its order. The largest matrix of a block is compared.
     """
-    found: dict[str, UnitMatrices] = {}
+    hessians: dict[str, UnitMatrices] = {}
     left = dict(blocks)
     for number, linearization in H.linearizations():
         loss, weight = linearization.evaluation.loss, H.weights[number] / H.total_mass
         wanted = [
             ParameterRows(
                 name,
-                own.leaves_of(linearization.leaves),
-                own.order,
+                operator.leaves_of(linearization.leaves),
+                operator.order,
                 index,
-                own.layout.tensors_of,
-                own.layout.vector_of,
+                operator.layout.tensors_of,
+                operator.layout.vector_of,
             )
-            for name, (own, index) in left.items()
+            for name, (operator, index) in left.items()
         ]
         budget = backward.Budget(memory, 1, linearization.largest, H.device)
         with graph.differentiable():
             separators = Separators(loss, wanted, linearization.evaluation.samples, budget)
             for rows in wanted:
-                budget.taken = 8 * sum(own.H.numel() for own in found.values())
+                budget.taken = 8 * sum(block.H.numel() for block in hessians.values())
                 segment = separators.segment(rows, rows.index.numel(), rows.index.shape[1])
                 if segment is None or not separators.room_for_rows(segment, rows.index, matrices):
-                    found.pop(rows.name, None)
+                    hessians.pop(rows.name, None)
                     del left[rows.name]
                 else:
                     H_batch, spread, terms = separators.rows(segment, rows.index)
                     if weight != 1:
                         H_batch, spread = H_batch.mul_(weight), spread * weight**0.5
-                    if (sums := found.get(rows.name)) is not None:
+                    if (sums := hessians.get(rows.name)) is not None:
                         H_batch, spread = sums.H.add_(H_batch), torch.hypot(sums.spread, spread)
-                        terms = [mine + own for mine, own in zip(sums.terms, terms, strict=True)]
-                    found[rows.name] = UnitMatrices(H_batch, spread, terms)
+                        terms = [mine + count for mine, count in zip(sums.terms, terms, strict=True)]
+                    hessians[rows.name] = UnitMatrices(H_batch, spread, terms)
                 del segment
                 separators.release(rows)
         del linearization
-    confirmed = {name: own.confirmed(*blocks[name]) for name, own in found.items()}
-    return {name: own for name, own in confirmed.items() if own is not None}
+    confirmed = {name: block.confirmed(*blocks[name]) for name, block in hessians.items()}
+    return {name: block for name, block in confirmed.items() if block is not None}

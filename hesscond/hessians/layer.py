@@ -76,8 +76,8 @@ class LayerHessian(base.KeptHessian):
     @cached_property
     def _spread(self) -> torch.Tensor | None:
         """Spread (m n̂,), see `LayerCapture.spread`."""
-        own = [self.captured.spread([unit]) for unit in range(self.units)]
-        present = [spread[0] for spread in own if spread is not None]
+        spreads = [self.captured.spread([unit]) for unit in range(self.units)]
+        present = [spread[0] for spread in spreads if spread is not None]
         return torch.cat(present) if present else None
 
     def matrix(self) -> torch.Tensor:
@@ -96,8 +96,8 @@ class LayerHessian(base.KeptHessian):
         errors = [bounds.entries() for bounds in by_unit if bounds is not None]
         error = torch.cat(errors, 1) if errors else None
         limit, lost = self.rank_bound(), self.captured.loses_entries
-        own = (rows, None, self.sign, error, self.units, limit, self._spread, lost, self.features)
-        return factored.FactoredHessian(*own, P=self.P)
+        arguments = (rows, None, self.sign, error, self.units, limit, self._spread, lost, self.features)
+        return factored.FactoredHessian(*arguments, P=self.P)
 
     def product(self, vectors: torch.Tensor) -> torch.Tensor:
         """Product (k, c), without F where there is one position a sample."""
@@ -113,20 +113,20 @@ class LayerHessian(base.KeptHessian):
                 for rows, units in self._rows()
             )
             images = images if signs is None else images * signs
-            found = [
+            products = [
                 torch.einsum("juc,jk->ukc", torch.einsum("rju,rjc->juc", b[:, :, units], images), rows)
                 for rows, units in self._rows()
             ]
-            return torch.cat(found).flatten(0, 1)
+            return torch.cat(products).flatten(0, 1)
         if self._in_pairs:
             features = self.captured.inputs.slice(0, B.shape[1])[:, :, 0]
             room = max(1, self.memory // 8 // (8 * B[0].numel()))
-            found = []
+            products = []
             for part in by_unit.split(room, 2):
                 images = torch.einsum("rjup,jpuc->rjc", B, torch.einsum("jpk,ukc->jpuc", features, part))
                 weights = torch.einsum("rjup,rjc->jpuc", B, images if signs is None else images * signs)
-                found.append(torch.einsum("jpuc,jpk->ukc", weights, features).flatten(0, 1))
-            return torch.cat(found, 1)
+                products.append(torch.einsum("jpuc,jpk->ukc", weights, features).flatten(0, 1))
+            return torch.cat(products, 1)
         images, start = vectors.new_zeros(self.count, vectors.shape[1]), 0
         for panel in self._unit_panels(self.P):
             images += (panel @ by_unit[start : start + len(panel)]).sum(0)
@@ -166,14 +166,14 @@ class LayerHessian(base.KeptHessian):
     def scales(self) -> torch.Tensor:
         """Norms (k,) of the columns of F, no smaller than their errors allow."""
         if self._one_position:
-            found = (self._factor.B[..., 0].square().sum(0).T @ self.captured.H_hat.square()).sqrt().flatten()
+            norms = (self._factor.B[..., 0].square().sum(0).T @ self.captured.H_hat.square()).sqrt().flatten()
         else:
-            found = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
+            norms = torch.cat([torch.linalg.vector_norm(panel, dim=1).flatten() for panel in self._unit_panels(None)])
         if self._spread is not None:
-            found = torch.maximum(found, base.LOST_IN_SQUARE * self._spread)
+            norms = torch.maximum(norms, base.LOST_IN_SQUARE * self._spread)
         bounds = self.captured.row_rounding(range(self.units))
         errors = [(b.sizes.square().sum(0) @ b.lengths.square()).sqrt() for b in bounds if b is not None]
-        return torch.maximum(found, base.LOST_IN_FACTOR * torch.cat(errors)) if errors else found
+        return torch.maximum(norms, base.LOST_IN_FACTOR * torch.cat(errors)) if errors else norms
 
     def condition_number(self, *, rtol: float = 1e-8) -> ConditionNumber:
         if not self.has_dual:
@@ -265,9 +265,9 @@ class LayerHessian(base.KeptHessian):
                 rows = slice(first * positions, (first + step) * positions)
                 # of two terms, the later one follows by symmetry
                 pairs = torch.einsum("au,sbu->asb", outer[r, rows], outer[r:]) * inner[rows, None]
-                own = pairs.unflatten(0, (-1, positions)).unflatten(3, (blocks, positions)).sum((1, 4))
-                K[r, first : first + step, r:] = own
-                K[r:, :, r, first : first + step] = own.permute(1, 2, 0)
+                entries = pairs.unflatten(0, (-1, positions)).unflatten(3, (blocks, positions)).sum((1, 4))
+                K[r, first : first + step, r:] = entries
+                K[r:, :, r, first : first + step] = entries.permute(1, 2, 0)
         lengths = (outer.norm(dim=2) * features.norm(dim=1)).unflatten(1, (blocks, positions)).sum(2)
         growth = max(16.0, units**0.5 + features.shape[1] ** 0.5 + positions)
         return K.view(self.count, self.count), growth * EPS * float(lengths.square().sum())
@@ -308,9 +308,9 @@ class LayerHessian(base.KeptHessian):
         if self.P is None:
             yield self.captured.H_hat, slice(None)
             return
-        own = self.P.by_unit(range(self.units))
-        for unit, one in enumerate(own):
-            yield one.right_multiply(self.captured.H_hat), slice(None) if len(own) == 1 else slice(unit, unit + 1)
+        systems = self.P.by_unit(range(self.units))
+        for unit, P in enumerate(systems):
+            yield P.right_multiply(self.captured.H_hat), slice(None) if len(systems) == 1 else slice(unit, unit + 1)
 
     def _panels(self) -> Iterator[torch.Tensor]:
         """Panels (·, R J) of Fᵀ; with one position a sample, in a basis of Ĥ's row space of at most N columns."""
@@ -325,8 +325,8 @@ class LayerHessian(base.KeptHessian):
         for rows, units in self._rows():
             if rows.shape[1] > len(rows):
                 rows = torch.linalg.qr(rows.T, mode="r").R.T
-            own = B[:, :, units, 0].permute(2, 0, 1)
-            for b in own.split(max(1, wanted // rows.shape[1])):
+            by_unit = B[:, :, units, 0].permute(2, 0, 1)
+            for b in by_unit.split(max(1, wanted // rows.shape[1])):
                 parts.append((b[:, None] * rows.T[None, :, None, :]).reshape(-1, self.count))
                 length += len(parts[-1])
                 if length >= wanted:
@@ -338,17 +338,17 @@ class LayerHessian(base.KeptHessian):
     def _unit_panels(self, P: base.Preconditioner | None) -> Iterator[torch.Tensor]:
         """Factors F_iP (u, R J, k) of some units at a time."""
         geometry = self.captured.inputs.geometry
-        one = 8 * self.count * geometry.n_params
+        unit_bytes = 8 * self.count * geometry.n_params
         per_group = geometry.units // geometry.groups
-        step = max(1, min(per_group, self.memory // 8 // one))
+        step = max(1, min(per_group, self.memory // 8 // unit_bytes))
         for first in range(0, geometry.units, per_group):
             for start in range(first, first + per_group, step):
                 chosen = range(start, min(start + step, first + per_group))
                 rows = self.captured.unit_rows(chosen, self.memory // 8)
                 if P is not None:
-                    own = P.by_unit(chosen)
-                    pairs = zip(own * len(rows) if len(own) == 1 else own, rows, strict=True)
-                    rows = torch.stack([one.right_multiply(each) for one, each in pairs])
+                    systems = P.by_unit(chosen)
+                    pairs = zip(systems * len(rows) if len(systems) == 1 else systems, rows, strict=True)
+                    rows = torch.stack([system.right_multiply(each) for system, each in pairs])
                 yield rows
 
     @property

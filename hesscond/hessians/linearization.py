@@ -52,7 +52,7 @@ class Linearization(ABC):
 
     def products(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         """Products with k directions (k, *shape), equal to `product` up to rounding."""
-        each = [self.product(own, among) for own in zip(*seeds, strict=True)]
+        each = [self.product(direction, among) for direction in zip(*seeds, strict=True)]
         return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
     @cached_property
@@ -77,11 +77,11 @@ class HessianLinearization(Linearization):
         graph.refuse_wrong_derivatives([evaluation.loss.grad_fn])
         # the loss is convex, and everything between the leaves and it piecewise linear
         self.psd = self.depends and is_convex(evaluation.loss)
-        found = gradients([evaluation.loss], self.leaves, None, create_graph=True)
+        gradient = gradients([evaluation.loss], self.leaves, None, create_graph=True)
         # the graph of what is constant or absent is not needed
-        self._slopes = [g if g.requires_grad else None for g in found]
+        self._slopes = [g if g.requires_grad else None for g in gradient]
         self._together: dict[tuple[int, ...], backward.Derivatives] = {}
-        return found
+        return gradient
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among
@@ -98,9 +98,9 @@ class HessianLinearization(Linearization):
         if chosen not in self._together:
             self._together[chosen] = backward.Derivatives([self._slopes[i] for i in chosen], leaves)
         with graph.differentiable():
-            found = self._together[chosen](seeds)
+            images = self._together[chosen](seeds)
         count = len(seeds[0])
-        return [leaf.new_zeros(count, *leaf.shape) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+        return [leaf.new_zeros(count, *leaf.shape) if g is None else g for g, leaf in zip(images, leaves, strict=True)]
 
     def ends(self) -> Iterator[Any]:
         return (g.grad_fn for g in self._slopes if g is not None)

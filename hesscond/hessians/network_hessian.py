@@ -99,9 +99,9 @@ class NetworkHessian(base.BlockHessian):
         refuse_dense(self.order, self.limits.memory)
         H = self.operator.to_dense().to(torch.float64)
         for rows, columns in zip(H.split(matrix_free.ROWS), H.split(matrix_free.ROWS, 1), strict=True):
-            own = (rows + columns.T) / 2
-            rows.copy_(own)
-            columns.copy_(own.T)
+            mean = (rows + columns.T) / 2
+            rows.copy_(mean)
+            columns.copy_(mean.T)
         return H
 
     def bounded(self, uncertainty: float = 0.0) -> bounded.Bounded | None:
@@ -125,7 +125,7 @@ class NetworkHessian(base.BlockHessian):
                 "level='network' products=60 asks for λ_max and a lower bound of κ"
             )
         kappa = forms.ProductForm(self.operator, lambda: self.known.hints, self.limits).condition(rtol=rtol)
-        if kappa.resolved and kappa.nullity > sum(own.dimension for own in self.known.directions) and self._saturated():
+        if kappa.resolved and kappa.nullity > sum(V.dimension for V in self.known.directions) and self._saturated():
             kappa = condition.unresolved(kappa, self._saturated())
         kappa = kappa.because(kappa.cause.joined(self._saturated()))
         if self.operator.error:
@@ -142,9 +142,9 @@ class NetworkHessian(base.BlockHessian):
         change = UnitCoordinates(P, range(1), self.order, dtype=self.operator.dtype, device=self.operator.device)
         error = self.error * P.scaled_norm(self.scales(), 1) if self.error else 0.0
         changed = Congruence(self.operator, change)
-        found = NetworkHessian(changed, self.limits, error=error, saturated=self._saturated)
-        found._plain, found.P = self.plain, P if self.P is None else self.P @ P
-        return found
+        hessian = NetworkHessian(changed, self.limits, error=error, saturated=self._saturated)
+        hessian._plain, hessian.P = self.plain, P if self.P is None else self.P @ P
+        return hessian
 
     def eigenpairs(self) -> tuple[torch.Tensor, torch.Tensor]:
         refuse_dense(self.order, self.limits.memory, matrix_free.EIGENVECTORS, "eigenvectors")
@@ -155,10 +155,10 @@ class NetworkHessian(base.BlockHessian):
         """(n, 2) eigenvectors of the largest and the smallest (algebraic) eigenvalue, to about 1e-4."""
         if self.order <= SMALL:
             return torch.linalg.eigh(self.matrix()).eigenvectors[:, [-1, 0]]
-        found = lanczos(
+        pairs = lanczos(
             self.operator, 1, "both", tol=1e-4, missed=1.0, memory=self.limits.memory, seed=self.limits.seed
         )
-        return found.eigenvectors[:, [0, -1]]
+        return pairs.eigenvectors[:, [0, -1]]
 
 
 def refuse_products(*_: Any, **__: Any) -> NoReturn:
@@ -200,18 +200,18 @@ class ZeroPaddedHessian(base.BlockHessian):
 
     def matrix(self) -> torch.Tensor:
         refuse_dense(self.order, self._memory)
-        own = self.inner.matrix()
-        found = own.new_zeros(self.order, self.order)
-        found[self._index[:, None], self._index] = own
-        return found
+        block = self.inner.matrix()
+        matrix = block.new_zeros(self.order, self.order)
+        matrix[self._index[:, None], self._index] = block
+        return matrix
 
     def diagonal(self) -> torch.Tensor:
         return self._padded(self.inner.diagonal()[:, None])[:, 0]
 
     def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
-        found = self.inner.estimated_diagonal(probes, seed)
-        value, error = (self._padded(own[:, None])[:, 0] for own in (found.value, found.error))
-        return replace(found, value=value, error=error)
+        estimate = self.inner.estimated_diagonal(probes, seed)
+        value, error = (self._padded(vector[:, None])[:, 0] for vector in (estimate.value, estimate.error))
+        return replace(estimate, value=value, error=error)
 
     def trace(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         return self.inner.trace(probes, seed)

@@ -145,21 +145,21 @@ class NetworkOperator(operator.SymmetricOperator):
     def restricted(self, layout: Layout) -> Self:
         """Return the rows and columns in a layout of some of the parameters or parts of them, with the same graphs."""
         place = {id(parameter): i for i, parameter in enumerate(self.layout.tensors)}
-        found = copy(self)
+        restriction = copy(self)
         for measured in ("rounding", "extremes", "_formed"):
-            vars(found).pop(measured, None)
-        found.layout, found.placements = layout, self._placed(layout, self.problem.model)
-        own = [place[id(parameter)] for parameter in layout.tensors]
-        found._among = own if self._among is None else [self._among[i] for i in own]
-        operator.SymmetricOperator.__init__(found, layout.order, self.dtype, self.device)
+            vars(restriction).pop(measured, None)
+        restriction.layout, restriction.placements = layout, self._placed(layout, self.problem.model)
+        indices = [place[id(parameter)] for parameter in layout.tensors]
+        restriction._among = indices if self._among is None else [self._among[i] for i in indices]
+        operator.SymmetricOperator.__init__(restriction, layout.order, self.dtype, self.device)
         for name in ("point", "gradient"):
             tensors = self.layout.tensors_of(getattr(self, name))
-            setattr(found, name, layout.vector_of([tensors[i] for i in own]))
-        return found
+            setattr(restriction, name, layout.vector_of([tensors[i] for i in indices]))
+        return restriction
 
     def _placed(self, layout: Layout, model: nn.Module) -> list[Placement]:
         """Layers of a layout, without those too large for null directions and inverses."""
-        return [own for own in placements(layout, model) if own.squares <= self._squares] if self._squares else []
+        return [layer for layer in placements(layout, model) if layer.squares <= self._squares] if self._squares else []
 
     @abstractmethod
     def _linearized(self, evaluation: WatchedEvaluation, drawn: Drawn) -> Linearization:
@@ -190,10 +190,10 @@ class NetworkOperator(operator.SymmetricOperator):
 
     def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Inverse of `unflatten`: (n,)."""
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         wanted = {name: tuple(shape) for name, shape in zip(self.names, self.layout.shapes, strict=True)}
-        if found != wanted:
-            raise ConfigError(f"a vector of this operator is made of {wanted}, not {found}")
+        if shapes != wanted:
+            raise ConfigError(f"a vector of this operator is made of {wanted}, not {shapes}")
         return self.layout.vector_of([tensors[name] for name in self.names])
 
     # the data
@@ -274,20 +274,20 @@ class NetworkOperator(operator.SymmetricOperator):
     # products
 
     def multiply(self, vectors: torch.Tensor) -> torch.Tensor:
-        found = self._mean(vectors.T.contiguous()).T
+        products = self._mean(vectors.T.contiguous()).T
         OBSERVER.get()(vectors.shape[1])
-        return found
+        return products
 
     def _mean(self, rows: torch.Tensor) -> torch.Tensor:
         """Σ_k m_k A_k v / Σ_k m_k for each v of ``rows`` (k, n), over the batches in their order."""
         total = None
         for number, linearization in self.linearizations():
-            found = self._products(linearization, rows)
+            products = self._products(linearization, rows)
             weight = self.weights[number]
             if total is None:
-                total = found if weight == 1 else found.mul_(weight)
+                total = products if weight == 1 else products.mul_(weight)
             else:
-                total.add_(found, alpha=weight)
+                total.add_(products, alpha=weight)
             del linearization
         assert total is not None
         if self.total_mass != 1:
@@ -304,9 +304,9 @@ class NetworkOperator(operator.SymmetricOperator):
         budget = backward.Budget(self.problem.memory, 1, linearization.largest, self.device)
         parts = []
         for some in rows.split(budget.cached(len(rows), 2 * self.order, budget.largest)):
-            seeds = [torch.stack(own) for own in zip(*map(self.layout.tensors_of, some), strict=True)]
-            found = linearization.products(seeds, self._among)
-            parts += [self.layout.vector_of(own) for own in zip(*found, strict=True)]
+            seeds = [torch.stack(tensors) for tensors in zip(*map(self.layout.tensors_of, some), strict=True)]
+            products = linearization.products(seeds, self._among)
+            parts += [self.layout.vector_of(tensors) for tensors in zip(*products, strict=True)]
         return torch.stack(parts)
 
     def linearizations(self) -> Iterator[tuple[int, Linearization]]:
@@ -321,7 +321,7 @@ class NetworkOperator(operator.SymmetricOperator):
     @cached_property
     def uses(self) -> Uses:
         """Uses of the parameters in the loss of the first batch that counts."""
-        linearization = next(own for _, own in self.linearizations())
+        linearization = next(matrix for _, matrix in self.linearizations())
         snapshot = self.problem.snapshot
         leaves = dict(zip(self.names, snapshot.leaves, strict=True))
         return Uses(linearization.evaluation.loss, leaves, snapshot.parameters)

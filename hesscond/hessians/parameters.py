@@ -65,17 +65,17 @@ class Layout:
         import pandas as pd
 
         plain = {
-            id(own): layer
+            id(parameter): layer
             for layer in eligible_layers(model).values()
             if is_plain(layer)
-            for own in own_parameters(layer)
+            for parameter in own_parameters(layer)
         }
         layers = [plain.get(id(tensor)) for tensor in self.tensors]
         # number of each entry among those of all the parameters, one after another
         sizes = torch.tensor([prod(shape) for shape in self.shapes], device="cpu")
         numbers, device = torch.arange(int(sizes.sum()), device="cpu").split(sizes.tolist()), self.tensors[0].device
-        own = [one.view(shape).to(device) for one, shape in zip(numbers, self.shapes, strict=True)]
-        entries, starts = self.vector_of(own).cpu(), sizes.cumsum(0) - sizes
+        tensors = [part.view(shape).to(device) for part, shape in zip(numbers, self.shapes, strict=True)]
+        entries, starts = self.vector_of(tensors).cpu(), sizes.cumsum(0) - sizes
         owners = torch.bucketize(entries, starts, right=True) - 1
         rows = []
         for owner, offset in zip(owners.tolist(), (entries - starts[owners]).tolist(), strict=True):
@@ -130,23 +130,23 @@ class UnitLayout(Layout):
 
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
         """Weight and bias of each layer, zero in the units that are left out."""
-        found = []
+        tensors = []
         for name, layer in self.layers.items():
             geometry, units, rows = self.geometries[name], self.units[name], self.rows(name, vector)
             if len(units) < geometry.units:
                 rows = rows.new_zeros(geometry.units, geometry.n_params).index_copy_(0, self._index(name, rows), rows)
-            found += [part[0] for part in parameter_tensors(layer, rows[None])]
-        return found
+            tensors += [part[0] for part in parameter_tensors(layer, rows[None])]
+        return tensors
 
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        given, found = iter(tensors), []
+        given, parts = iter(tensors), []
         for name, layer in self.layers.items():
             geometry = self.geometries[name]
             rows = parameter_rows(layer, [next(given)[None] for _ in range(1 + geometry.bias)])[0]
             if len(self.units[name]) < geometry.units:
                 rows = rows[self._index(name, rows)]
-            found.append(rows.reshape(-1))
-        return found[0] if len(found) == 1 else torch.cat(found)
+            parts.append(rows.reshape(-1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _index(self, layer: str, like: torch.Tensor) -> torch.Tensor:
         return torch.tensor(self.units[layer], device=like.device)
@@ -169,15 +169,15 @@ class BlockLayout(Layout):
         self.whole = all(index is None for *_, index in self._pieces)
 
     def tensors_of(self, vector: torch.Tensor) -> Sequence[torch.Tensor]:
-        found: dict[int, torch.Tensor] = {}
+        flat: dict[int, torch.Tensor] = {}
         for number, span, index in self._pieces:
             if index is None:
-                found[number] = vector[span]
+                flat[number] = vector[span]
                 continue
-            if number not in found:
-                found[number] = vector.new_zeros(self.shapes[number].numel())
-            found[number].index_copy_(0, index, vector[span])
-        return [found[number].view(shape) for number, shape in enumerate(self.shapes)]
+            if number not in flat:
+                flat[number] = vector.new_zeros(self.shapes[number].numel())
+            flat[number].index_copy_(0, index, vector[span])
+        return [flat[number].view(shape) for number, shape in enumerate(self.shapes)]
 
     def vector_of(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = [tensor.reshape(-1) for tensor in tensors]
@@ -215,7 +215,7 @@ def layout_of(
 
 def parameters_of(model: nn.Module, name: str, layer: kinds.Layer) -> list[tuple[str, nn.Parameter]]:
     """Weight and bias of a layer with their names."""
-    found = []
+    pairs = []
     for attribute in ("weight", "bias"):
         if attribute == "bias" and not kinds.has_bias(layer):
             continue
@@ -224,17 +224,17 @@ def parameters_of(model: nn.Module, name: str, layer: kinds.Layer) -> list[tuple
             raise CaptureError(
                 f"the {attribute} of layer {name!r} is computed from other parameters: name these with parameters="
             )
-        found.append((attribute if layer is model else f"{name}.{attribute}", value))
-    return found
+        pairs.append((attribute if layer is model else f"{name}.{attribute}", value))
+    return pairs
 
 
 def refuse_twice(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> None:
     """Raise a ConfigError if a parameter is there twice."""
-    seen: dict[int, str] = {}
+    first: dict[int, str] = {}
     for name, parameter in zip(names, parameters, strict=True):
-        if id(parameter) in seen:
-            raise ConfigError(f"{seen[id(parameter)]!r} and {name!r} are one parameter: name it once")
-        seen[id(parameter)] = name
+        if id(parameter) in first:
+            raise ConfigError(f"{first[id(parameter)]!r} and {name!r} are one parameter: name it once")
+        first[id(parameter)] = name
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
     """Layers all of whose weights are in the layout; of layers that share a weight, the first."""
     numbers = layout.tensors_of(torch.arange(1, layout.order + 1, device=layout.tensors[0].device))
     rows = {id(p): number.cpu() - 1 for p, number in zip(layout.tensors, numbers, strict=True)}
-    found = []
+    places = []
     for name, layer in eligible_layers(model).items():
         # how a computed weight or a custom forward pass uses the parameters is not known
         if not is_plain(layer):
@@ -276,18 +276,18 @@ def placements(layout: Layout, model: nn.Module) -> list[Placement]:
         if weight is None or bool((weight < 0).any()):
             continue
         index = unit_weights(layer, weight[None])[0]
-        bias = rows.pop(id(own), None) if (own := layer._parameters.get("bias")) is not None else None
+        bias = rows.pop(id(tensor), None) if (tensor := layer._parameters.get("bias")) is not None else None
         if bias is not None and bool((bias < 0).any()):
             bias = None
         if bias is not None:
             index = torch.cat([bias[:, None], index], 1)
-        found.append(Placement(name, layer, index, int(kinds.has_bias(layer) and bias is None)))
-    return found
+        places.append(Placement(name, layer, index, int(kinds.has_bias(layer) and bias is None)))
+    return places
 
 
-def covered(found: list[Placement], order: int) -> torch.Tensor:
+def covered(places: list[Placement], order: int) -> torch.Tensor:
     """Mask (order,) of the rows that belong to some layer."""
     mask = torch.zeros(order, dtype=torch.bool, device="cpu")
-    for placement in found:
+    for placement in places:
         mask[placement.index.flatten()] = True
     return mask

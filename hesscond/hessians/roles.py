@@ -89,21 +89,21 @@ def role_of(name: str) -> Role:
     attribute = inside[-1]
     if attribute in ("weight", "bias") and len(inside) > 1:
         inside.pop()
-    said, depth = LETTERS.get(part.rstrip("]").partition(".")[0]), None
+    part_kind, depth = LETTERS.get(part.rstrip("]").partition(".")[0]), None
     # the last number is that of the layer itself, except for packed attention in a list
-    for place, component in enumerate(inside if said else inside[:-1]):
-        if found := DEPTH.fullmatch(component):
-            depth, inside = int(found[1]), inside[place + 1 :]
+    for place, component in enumerate(inside if part_kind else inside[:-1]):
+        if match := DEPTH.fullmatch(component):
+            depth, inside = int(match[1]), inside[place + 1 :]
             break
-    if said:
-        return Role(said, depth)
+    if part_kind:
+        return Role(part_kind, depth)
     if re.match(r"[ifgorzn]\]|l\d", part):
         return Role("recurrent", depth)
     kind = rest = ".".join(inside)
-    within = depth is not None or any(re.fullmatch(ATTENTION, one, re.IGNORECASE) for one in inside[:-1])
+    within = depth is not None or any(re.fullmatch(ATTENTION, module, re.IGNORECASE) for module in inside[:-1])
     fits = {"anywhere": True, "within": within, "outside": depth is None}
-    for one, (where, pattern) in CONVENTIONS.items():
+    for candidate, (where, pattern) in CONVENTIONS.items():
         if fits[where] and re.fullmatch(rf"(?:.*\.)?(?:{pattern})", rest, re.IGNORECASE):
-            kind = one
+            kind = candidate
             break
     return Role("bias" if "bias" in attribute and kind not in ("norm", "recurrent") else kind, depth)

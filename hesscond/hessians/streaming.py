@@ -128,8 +128,8 @@ def stream(
     statistics: dict[str, Any] = {}
     for captures, weight in batches:
         for name, captured in captures.items():
-            if (found := collect(name, captured.inputs)) is not None:
-                statistics[name] = statistics[name].merged(found) if name in statistics else found
+            if (summary := collect(name, captured.inputs)) is not None:
+                statistics[name] = statistics[name].merged(summary) if name in statistics else summary
             (add_layer if whole else add_units)(blocks, captured, weight, memory)
     return {key: block.hessian(total()) for key, block in blocks.items()}, statistics
 
@@ -141,8 +141,8 @@ def add_units(
     for units in build.runs(captured, memory):
         hessians = build.unit_hessians(captured, units, memory)
         order = captured.inputs.geometry.n_params
-        own = [blocks.setdefault((captured.name, unit), StreamedBlock(order)) for unit in units]
-        pairs = list(zip(own, hessians, strict=True))
+        unit_blocks = [blocks.setdefault((captured.name, unit), StreamedBlock(order)) for unit in units]
+        pairs = list(zip(unit_blocks, hessians, strict=True))
         # tall and narrow: one thread each is faster than many within a decomposition
         side_by_side(lambda pair: pair[0].add(pair[1], weight), pairs, threads_for(captured.inputs.device))
 

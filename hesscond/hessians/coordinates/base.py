@@ -47,8 +47,8 @@ class BlockHessian(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # pickling a view would pickle all of its storage
-        kept = {name: own for name, own in vars(self).items() if name != "features"}
-        return {name: own.clone() if is_part(own) else own for name, own in kept.items()}
+        kept = {name: value for name, value in vars(self).items() if name != "features"}
+        return {name: value.clone() if is_part(value) else value for name, value in kept.items()}
 
     @property
     @abstractmethod
@@ -91,8 +91,8 @@ class BlockHessian(ABC):
 
     def estimated_diagonal(self, probes: int | None, seed: int) -> estimates.Estimate[torch.Tensor]:
         """Diagonal (k,), from random vectors if only products are known; ``probes`` None: as many as it takes."""
-        found = self.diagonal()
-        return estimates.Estimate(found, torch.zeros_like(found), 0, 0)
+        diagonal = self.diagonal()
+        return estimates.Estimate(diagonal, torch.zeros_like(diagonal), 0, 0)
 
     def trace(self, probes: int | None, seed: int) -> estimates.Estimate[float]:
         """Trace, as by `estimated_diagonal`."""
@@ -260,8 +260,8 @@ class Preconditioner(Coordinates):
 
     def dense(self, units: int, order: int, device: torch.device | None = None) -> torch.Tensor:
         """P of all units (m n̂, k)."""
-        own = self.matrices(units, order, device)
-        return torch.block_diag(*own * (self._inner(units) // len(own)))
+        matrices = self.matrices(units, order, device)
+        return torch.block_diag(*matrices * (self._inner(units) // len(matrices)))
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times P."""
@@ -271,36 +271,36 @@ class Preconditioner(Coordinates):
             return parts[0].right_multiply(rows)
         if len(parts) == 1:
             return parts[0].right_multiply(rows.reshape(len(rows) * inner, -1)).reshape(len(rows), -1)
-        own = rows.unflatten(1, (inner, -1)).unbind(1)
-        return torch.cat([P.right_multiply(part) for P, part in zip(parts, own, strict=True)], 1)
+        by_unit = rows.unflatten(1, (inner, -1)).unbind(1)
+        return torch.cat([P.right_multiply(part) for P, part in zip(parts, by_unit, strict=True)], 1)
 
     @classmethod
     def multiplied_each(
         cls, rows: torch.Tensor, systems: Sequence[Self], units: int, root: torch.Tensor | None = None
     ) -> Sequence[torch.Tensor]:
         """``rows`` (k, r, m n̂) times the P of each of k systems, then ``root`` (k, r, 1) times that."""
-        own = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True)]
-        return own if root is None else [part * by for part, by in zip(own, root, strict=True)]
+        products = [P.multiplied(part, units) for P, part in zip(systems, rows, strict=True)]
+        return products if root is None else [part * by for part, by in zip(products, root, strict=True)]
 
     def expanded(self, rows: torch.Tensor, units: int, order: int) -> torch.Tensor:
         """``rows`` (r, k) times Pᵀ, for m n̂ = ``order``: the transposed derivative of rows ↦ rows P."""
         point = rows.new_zeros(len(rows), order, requires_grad=True)
         with torch.enable_grad():
-            (found,) = torch.autograd.grad(self.multiplied(point, units), point, rows)
-        return found
+            (product,) = torch.autograd.grad(self.multiplied(point, units), point, rows)
+        return product
 
     def carried(self, rows: torch.Tensor, units: int) -> torch.Tensor:
         """``rows`` (r, m n̂) times |P|: bounds of errors in θ as bounds in z."""
-        own = self.matrices(units, rows.shape[1] // units, rows.device)
+        matrices = self.matrices(units, rows.shape[1] // units, rows.device)
         by_unit = rows.unflatten(1, (self._inner(units), -1))
-        if len(own) == 1:
-            return (by_unit @ own[0].abs()).flatten(1)
-        return torch.cat([part @ P.abs() for part, P in zip(by_unit.unbind(1), own, strict=True)], 1)
+        if len(matrices) == 1:
+            return (by_unit @ matrices[0].abs()).flatten(1)
+        return torch.cat([part @ P.abs() for part, P in zip(by_unit.unbind(1), matrices, strict=True)], 1)
 
     def scaled_norm(self, scales: torch.Tensor, units: int) -> float:
         """‖diag(d) P‖² in the Frobenius norm, for d (m n̂,)."""
-        own = self.matrices(units, len(scales) // units, scales.device)
-        lengths = torch.stack([P.square().sum(1) for P in own])
+        matrices = self.matrices(units, len(scales) // units, scales.device)
+        lengths = torch.stack([P.square().sum(1) for P in matrices])
         return float((scales.view(self._inner(units), -1).square() * lengths).sum())
 
     def _inner(self, units: int) -> int:

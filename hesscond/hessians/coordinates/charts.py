@@ -121,12 +121,12 @@ def positions_of(operator: NetworkOperator, layers: Iterable[str] | None) -> dic
     """Indices (m, n) of the units' weights in the vectors of an operator of layers (None: all)."""
     layout = operator.unit_layout
     rows = torch.arange(operator.order, device=operator.device)
-    found = {}
+    positions = {}
     for name in layout.parts if layers is None else layers:
         if name not in layout.parts:
             raise ConfigError(f"the operator has no layer {name!r} to constrain: it has {', '.join(layout.parts)}")
-        found[name] = layout.rows(name, rows)[:, int(layout.geometries[name].bias) :]
-    return found
+        positions[name] = layout.rows(name, rows)[:, int(layout.geometries[name].bias) :]
+    return positions
 
 
 def refuse_off_manifold(layer: str, weights: torch.Tensor, *, sphere: bool, centred: bool) -> None:

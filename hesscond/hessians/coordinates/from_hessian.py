@@ -100,10 +100,10 @@ def optima(hessian: base.BlockHessian) -> dict[str, float]:
     Empty where it has negative eigenvalues, or no factor is known: it is then defined, but no method is known for it.
     """
     try:
-        own = semidefinite(hessian, "diagonal")
-        factor = own.factor()
+        factored = semidefinite(hessian, "diagonal")
+        factor = factored.factor()
         diagonal = optimal_diagonal_scaling(factor, side="column")
-        kronecker = best_kronecker(own, factor)
+        kronecker = best_kronecker(factored, factor)
     except (ConfigError, MatrixError):
         return {}
     return {

@@ -218,8 +218,8 @@ class CentringScaling(Preconditioner):
         kept = live.sum(1).tolist()
         columns = live.nonzero()[:, 1].split(kept)
         return [
-            own if own.shape[1] == count else own.gather(1, at.expand(len(own), -1))
-            for own, count, at in zip(product, kept, columns, strict=True)
+            matrix if matrix.shape[1] == count else matrix.gather(1, at.expand(len(matrix), -1))
+            for matrix, count, at in zip(product, kept, columns, strict=True)
         ]
 
     @property
@@ -235,8 +235,8 @@ def scaling_conditions(sigmas: torch.Tensor, *, bias: bool) -> list[float]:
     least = values.min(1, where=live, initial=1.0 if bias else math.inf)
     most = values.max(1, where=live, initial=1.0 if bias else -math.inf)
     with np.errstate(over="ignore", invalid="ignore"):
-        found: list[float] = (most / least).tolist()
-    return found
+        kappas: list[float] = (most / least).tolist()
+    return kappas
 
 
 def by_group(

@@ -116,11 +116,11 @@ class Mapped(Preconditioner):
         return z if len(self._moved) == rows.shape[1] else z[:, self._moved]
 
     def expanded(self, rows: torch.Tensor, units: int, order: int) -> torch.Tensor:
-        z, found = rows.new_zeros(2, len(rows), order)
+        z, theta = rows.new_zeros(2, len(rows), order)
         z[:, self._moved] = rows
         for P, where in self.places:
-            found[:, where] = P.multiply(z[:, where])
-        return found
+            theta[:, where] = P.multiply(z[:, where])
+        return theta
 
     def _by_entry(self, f: Callable[[torch.Tensor], torch.Tensor]) -> Mapped:
         return Mapped(tuple((P.by_entry(f), where) for P, where in self.places), self.shape, self.name)
@@ -144,8 +144,8 @@ class Mapped(Preconditioner):
         if m == 1:
             return self
         if self._separate:
-            own = tuple((P.of_row(unit), where.view(m, -1)[unit] - unit * n) for P, where in self.places)
-            return Mapped(own, (1, n), self.name)
+            places = tuple((P.of_row(unit), where.view(m, -1)[unit] - unit * n) for P, where in self.places)
+            return Mapped(places, (1, n), self.name)
         rows = self.places[0][0].v.new_zeros(n, m, n)
         rows[:, unit] = torch.eye(n, dtype=rows.dtype, device=rows.device)
         return DensePreconditioner(torch.linalg.qr(self.right_multiply(rows.flatten(1)).T, mode="r").R.T, self.name)
@@ -161,9 +161,9 @@ def layer_map(
     there = [P for P in maps if P is not None]
     numbers = layers.parameter_tensors(layer, torch.arange(math.prod(shape), device=there[0].v.device).view(1, *shape))
     if len(there) == len(maps) and all(P.diagonal for P in there):
-        d = [P.v.reshape(own.shape) for P, own in zip(there, numbers, strict=True)]
+        d = [P.v.reshape(index.shape) for P, index in zip(there, numbers, strict=True)]
         return Scaling(layers.parameter_rows(layer, d)[0], name)
-    places = [(P, own.flatten()) for P, own in zip(maps, numbers, strict=True) if P is not None]
+    places = [(P, index.flatten()) for P, index in zip(maps, numbers, strict=True) if P is not None]
     return Mapped(tuple(places), shape, name)
 
 
@@ -177,8 +177,8 @@ class ParameterMaps:
     def of(self, layout: Layout) -> Preconditioner:
         """P of the entries in a layout; a ConfigError if a map mixes entries of the layout with others."""
         maps = [self.maps[name] for name in layout.names]
-        if all(own.diagonal for own in maps):
-            d = [own.v.reshape(shape) for own, shape in zip(maps, layout.shapes, strict=True)]
+        if all(P.diagonal for P in maps):
+            d = [P.v.reshape(shape) for P, shape in zip(maps, layout.shapes, strict=True)]
             return Scaling(layout.vector_of(d), self.name)
         numbers = layout.tensors_of(torch.arange(1, layout.order + 1, device=layout.tensors[0].device))
         for name, number in zip(layout.names, numbers, strict=True):
@@ -187,5 +187,5 @@ class ParameterMaps:
                     f"{self.name!r} mixes the entries of parameters, and a part of {name!r} has no such coordinates: "
                     "measure all of it at level='layer', or level='network'"
                 )
-        places = tuple((own, n.flatten() - 1) for own, n in zip(maps, numbers, strict=True))
+        places = tuple((P, n.flatten() - 1) for P, n in zip(maps, numbers, strict=True))
         return Mapped(places, (1, layout.order), self.name)

@@ -69,7 +69,7 @@ class NullDirections:
 
 def combined(directions: Sequence[NullDirections]) -> Subspace | None:
     """Sum of subspaces that are orthogonal to one another, if there are any."""
-    parts = [own.subspace for own in directions if own.dimension]
+    parts = [group.subspace for group in directions if group.dimension]
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else OrthogonalSum(parts)
@@ -106,12 +106,12 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     if saturated:
         # parameters without effect in double precision may have some
         zero = torch.zeros_like(zero)
-    found: list[NullDirections] = []
+    directions: list[NullDirections] = []
     for placement in operator.placements:
-        found += in_layer(operator, placement, rows.get(placement.name), zero, saturated=saturated)
+        directions += in_layer(operator, placement, rows.get(placement.name), zero, saturated=saturated)
     outside = ~parameters.covered(operator.placements, operator.order)
-    found += elsewhere(operator, zero, outside.to(operator.device))
-    return [own for own in found if holds(operator, own.subspace)]
+    directions += elsewhere(operator, zero, outside.to(operator.device))
+    return [group for group in directions if holds(operator, group.subspace)]
 
 
 def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
@@ -128,15 +128,15 @@ def given_rows(operator: NetworkOperator) -> dict[str, list[RowSpace]]:
         if not evaluation.loss.requires_grad:
             continue
         for name in [name for name in candidates if evaluation.calls.get(name)]:
-            own = candidates[name]
-            groups = blocks.setdefault(name, [StreamedBlock(own.index.shape[1]) for _ in range(own.geometry.groups)])
-            inputs = own.request(evaluation).inputs_by_sample(evaluation.samples)
+            site = candidates[name]
+            groups = blocks.setdefault(name, [StreamedBlock(site.index.shape[1]) for _ in range(site.geometry.groups)])
+            inputs = site.request(evaluation).inputs_by_sample(evaluation.samples)
             for start, stop in inputs.steps(CHUNK):
-                rows = inputs.slice(start, stop)[..., own.first :].flatten(0, 1)
+                rows = inputs.slice(start, stop)[..., site.first :].flatten(0, 1)
                 for group, block in enumerate(groups):
                     add_rows(block, rows[:, group], 1.0)
     like = torch.empty(0, dtype=torch.float64, device=operator.device)
-    return {name: [row_space(block, like) for block in own] for name, own in blocks.items() if name in candidates}
+    return {name: [row_space(block, like) for block in parts] for name, parts in blocks.items() if name in candidates}
 
 
 def active_terms(operator: NetworkOperator, placement: parameters.Placement) -> Iterator[Terms]:
@@ -148,8 +148,8 @@ def active_terms(operator: NetworkOperator, placement: parameters.Placement) -> 
         request = placement.request(evaluation)
         inputs = request.inputs_by_sample(evaluation.samples)
         edges = [call.node for call in request.calls]
-        found = torch.autograd.grad(evaluation.loss, edges, retain_graph=True, allow_unused=True)
-        pairs = zip(request.calls, found, strict=True)
+        gradients = torch.autograd.grad(evaluation.loss, edges, retain_graph=True, allow_unused=True)
+        pairs = zip(request.calls, gradients, strict=True)
         slopes = [torch.zeros_like(call.delta) if g is None else g for call, g in pairs]
         B = request.positions([slope[None] for slope in slopes], inputs.blocks)
         yield Terms(inputs, B, 1.0, placement.first, placement.name)
@@ -176,24 +176,24 @@ def in_layer(
     off = zero[index].unflatten(0, (placement.geometry.groups, -1))
     Q_C, Q_A, reasons = aligned(operator, placement, inputs, off)
     product = KroneckerComplement(Q_C, Q_A)
-    found = []
+    spaces = []
     if product.dimension:
         space = placed(operator, index, product)
-        found.append(NullDirections(f"layer {name!r}", "; ".join(reasons), space))
+        spaces.append(NullDirections(f"layer {name!r}", "; ".join(reasons), space))
     if not saturated and inputs is not None and [Q.shape[1] for Q in Q_A] == [rows.rank for rows in inputs]:
         alone = single_units(placement.geometry, inputs, Q_C, lambda: active_terms(operator, placement))
         if alone is not None and holds(operator, placed(operator, index, alone)):
             reason = f"{len(alone.parts)} of its units are active on too few samples to see every direction"
-            found.append(
+            spaces.append(
                 NullDirections(f"rarely active units of layer {name!r}", reason, placed(operator, index, alone))
             )
-            return found
+            return spaces
     # the other single parameters that are orthogonal to these
     single = index.flatten()[off.flatten() & (product.diagonal() < CLOSE)]
     if len(single):
         reason = f"{len(single)} more of its parameters have no effect: no sample uses them"
-        found.append(NullDirections(f"parameters of layer {name!r}", reason, CoordinateSpan(operator.order, single)))
-    return found
+        spaces.append(NullDirections(f"parameters of layer {name!r}", reason, CoordinateSpan(operator.order, single)))
+    return spaces
 
 
 def aligned(
@@ -228,8 +228,8 @@ def aligned(
         reasons.append(f"{int(units.sum())} of its units have no effect")
     if dead:
         reasons.append(f"{dead} of its inputs have no effect")
-    Q_C = without(Q_C, [eye_C[:, own] for own in units])
-    Q_A = without(Q_A, [eye_A[:, own] for own in columns])
+    Q_C = without(Q_C, [eye_C[:, mask] for mask in units])
+    Q_A = without(Q_A, [eye_A[:, mask] for mask in columns])
     return Q_C, Q_A, reasons
 
 
@@ -240,31 +240,31 @@ def placed(operator: NetworkOperator, index: torch.Tensor, subspace: Subspace) -
 
 def without(bases: list[torch.Tensor], directions: list[torch.Tensor]) -> list[torch.Tensor]:
     """Orthonormal bases Q (n, r) without the span of ``directions`` (n, d); Q itself if angles do not decide."""
-    found = []
+    complements = []
     for Q, D in zip(bases, directions, strict=True):
         if D.shape[1] == 0:
-            found.append(Q)
+            complements.append(Q)
             continue
         inner = Q.T @ (D / D.norm(dim=0))
         touched = inner.abs().amax(1) > 0
         # bases of unit vectors remain so
         if bool(((inner == 0) | (inner == 1)).all()):
-            found.append(Q[:, ~touched])
+            complements.append(Q[:, ~touched])
             continue
         U, sigma, _ = torch.linalg.svd(inner, full_matrices=True)
         inside = int((sigma > CLOSE).sum())
         vague = bool(((sigma > CLOSE) & (sigma < 1e-3)).any())
-        found.append(Q if vague else Q @ U[:, inside:])
-    return found
+        complements.append(Q if vague else Q @ U[:, inside:])
+    return complements
 
 
 def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tensor) -> list[NullDirections]:
     """Parameters without effect that belong to no layer, single entries or whole tensors."""
     single = (zero & outside).nonzero()[:, 0]
-    found = []
+    directions = []
     if len(single):
         reason = f"{len(single)} parameters of other modules have no effect"
-        found.append(NullDirections("parameters of no layer", reason, CoordinateSpan(operator.order, single)))
+        directions.append(NullDirections("parameters of no layer", reason, CoordinateSpan(operator.order, single)))
     size = float(operator.gradient.norm())
     for name, rows in operator.parts.items():
         index = torch.arange(rows.start, rows.stop, device=operator.device)
@@ -272,8 +272,8 @@ def elsewhere(operator: NetworkOperator, zero: torch.Tensor, outside: torch.Tens
         if len(index) and float(operator.gradient[index].norm()) <= FLAT * size:
             space = CoordinateSpan(operator.order, index)
             if holds(operator, space):
-                found.append(NullDirections(f"parameter {name!r}", "it has no effect, but for rounding", space))
-    return found
+                directions.append(NullDirections(f"parameter {name!r}", "it has no effect, but for rounding", space))
+    return directions
 
 
 def single_units(
@@ -297,11 +297,11 @@ def single_units(
     taken = 0
     for unit, block in blocks.items():
         space = inputs[geometry.group(unit)]
-        own = row_space(block, space.Q)
-        if own.rank >= space.rank:
+        subspace = row_space(block, space.Q)
+        if subspace.rank >= space.rank:
             continue
         # the span of all rows without those of the unit
-        rest = torch.linalg.qr(space.Q.T @ own.Q, mode="complete").Q[:, own.rank :]
+        rest = torch.linalg.qr(space.Q.T @ subspace.Q, mode="complete").Q[:, subspace.rank :]
         taken += 8 * width * rest.shape[1]
         if taken > KEPT:
             break

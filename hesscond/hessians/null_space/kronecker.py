@@ -80,9 +80,9 @@ class KroneckerFactors:
     def eigenvectors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Eigenvectors Q_C (G, m/G, r_C) and Q_A (G, n̂, r_A) of C ⊗ A, and its eigenvalues (G, r_C, r_A)."""
         both = (self._C, self._A)
-        eigen_C, eigen_A = ([row_space(block, self._like).eigenvectors() for block in own] for own in both)
-        C, A = (subspace.stacked([values[None] for values, _ in own])[:, 0] for own in (eigen_C, eigen_A))
-        Q_C, Q_A = (subspace.stacked([Q for _, Q in own]) for own in (eigen_C, eigen_A))
+        eigen_C, eigen_A = ([row_space(block, self._like).eigenvectors() for block in blocks] for blocks in both)
+        C, A = (subspace.stacked([values[None] for values, _ in pairs])[:, 0] for pairs in (eigen_C, eigen_A))
+        Q_C, Q_A = (subspace.stacked([Q for _, Q in pairs]) for pairs in (eigen_C, eigen_A))
         return Q_C, Q_A, C[:, :, None] * A[:, None, :] / self.rows
 
 
@@ -192,8 +192,8 @@ def row_space(block: StreamedBlock, like: torch.Tensor) -> RowSpace:
     _, sigma, Vh = torch.linalg.svd(scaled, full_matrices=False)
     carried = 0.0 if error is None else float((error[live] / lengths[live]).square().sum().sqrt())
     values = condition.Values.normwise(sigma.cpu().numpy(), tuple(scaled.shape), carried, power=2, solver="SVD")
-    found = condition.conclude(values, order=len(live), limit=len(live), scale=0)
-    rank = found.rank if found.resolved else None
+    kappa = condition.conclude(values, order=len(live), limit=len(live), scale=0)
+    rank = kappa.rank if kappa.resolved else None
     Q = R.new_zeros(n, len(live) if rank is None else rank)
     if rank is None or rank == len(live):
         Q[live, torch.arange(len(live), device=R.device)] = 1
@@ -240,13 +240,13 @@ def network_inverse(operator: NetworkOperator, *, null_space: subspace.Subspace 
     blocks: list[tuple[torch.Tensor, ApproximateInverse]] = []
     # no layers: weights are computed from other parameters, or parameters belong to other modules
     if layers:
-        for own in terms():
-            placement = layers[own.name]
-            factors.setdefault(own.name, KroneckerFactors(placement.geometry, placement.index.shape[1])).add(own)
-        bases = {name: own.eigenvectors() for name, own in factors.items()}
+        for term in terms():
+            placement = layers[term.name]
+            factors.setdefault(term.name, KroneckerFactors(placement.geometry, placement.index.shape[1])).add(term)
+        bases = {name: factor.eigenvectors() for name, factor in factors.items()}
         diagonals = {name: torch.zeros_like(products) for name, (_, _, products) in bases.items()}
-        for own in terms():
-            diagonals[own.name] += own.weight * eigenbasis_diagonal(own, *bases[own.name][:2])
+        for term in terms():
+            diagonals[term.name] += term.weight * eigenbasis_diagonal(term, *bases[term.name][:2])
         for name, (Q_C, Q_A, products) in bases.items():
             # the sums over other samples were not zero
             values = torch.maximum(diagonals[name], LEAST * products) / operator.total_mass
@@ -267,21 +267,21 @@ def sampled_terms(
     evaluation: WatchedEvaluation, layers: Mapping[str, parameters.Placement], weight: float, generator: torch.Generator
 ) -> Iterator[Terms]:
     """Random rank-one terms of each layer: Jᵀb of random b with the curvature of the loss for their mean of bbᵀ."""
-    requests = [own.request(evaluation) for name, own in layers.items() if evaluation.calls.get(name)]
+    requests = [placement.request(evaluation) for name, placement in layers.items() if evaluation.calls.get(name)]
     if not requests or not evaluation.loss.requires_grad:
         return
     edges = [call.node for request in requests for call in request.calls]
-    found: list[list[torch.Tensor]] = [[] for _ in requests]
+    terms: list[list[torch.Tensor]] = [[] for _ in requests]
     for outputs, seeds in random_seeds(evaluation, generator):
         gradients = iter(torch.autograd.grad(outputs, edges, seeds, retain_graph=True, allow_unused=True))
-        for request, own in zip(requests, found, strict=True):
+        for request, rows in zip(requests, terms, strict=True):
             parts = [next(gradients) for _ in request.calls]
             if any(part is not None for part in parts):
                 blocks = evaluation.samples if request.splits(evaluation.samples) else 1
-                own.append(request.positions([None if part is None else part[None] for part in parts], blocks))
-    for request, own in zip(requests, found, strict=True):
-        if own:
-            B = torch.cat(own) / len(own) ** 0.5
+                rows.append(request.positions([None if part is None else part[None] for part in parts], blocks))
+    for request, rows in zip(requests, terms, strict=True):
+        if rows:
+            B = torch.cat(rows) / len(rows) ** 0.5
             inputs = request.inputs(B.shape[1])
             yield Terms(inputs, B, weight, layers[request.name].first, request.name)
 

@@ -105,10 +105,10 @@ def remaining(
     """Coordinates without null directions, which are orthogonal to one another, and the directions left in them."""
     layers: list[tuple[torch.Tensor, KroneckerComplement]] = []
     others: list[NullDirections] = []
-    for own in directions:
-        layer = kronecker_of(own.subspace)
+    for group in directions:
+        layer = kronecker_of(group.subspace)
         if layer is None:
-            others.append(own)
+            others.append(group)
         else:
             layers.append(layer)
     left: list[NullDirections] = []
@@ -118,16 +118,16 @@ def remaining(
     for number, (index, _) in enumerate(layers):
         owner[index.flatten()] = number
     units = [selected(space.Q_C[0]) for _, space in layers]
-    for own in others:
-        bases = unit_bases(own.subspace, layers, owner)
-        if isinstance(own.subspace, CoordinateSpan) and bool((owner[own.subspace.index] < 0).all()):
-            dropped[own.subspace.index] = True
+    for group in others:
+        bases = unit_bases(group.subspace, layers, owner)
+        if isinstance(group.subspace, CoordinateSpan) and bool((owner[group.subspace.index] < 0).all()):
+            dropped[group.subspace.index] = True
         elif bases is not None and all(units[number] is not None for number in bases):
             for number, by_unit in bases.items():
                 for unit, Q in by_unit.items():
                     extra.setdefault(number, {}).setdefault(unit, []).append(Q)
         else:
-            left.append(own)
+            left.append(group)
     pieces = [piece_of(index, space, extra.get(number, {})) for number, (index, space) in enumerate(layers)]
     rest = ((owner < 0) & ~dropped).nonzero()[:, 0]
     Z = RemainingCoordinates(order, pieces, rest, dtype=dtype, device=device)
@@ -158,7 +158,7 @@ def unit_bases(
 ) -> dict[int, dict[int, torch.Tensor]] | None:
     """Orthonormal bases (n̂, d), by layer and unit, of directions that each belong to one unit; None: they do not."""
     if isinstance(subspace, CoordinateSpan):
-        found: dict[int, dict[int, torch.Tensor]] = {}
+        by_layer: dict[int, dict[int, torch.Tensor]] = {}
         numbers = owner[subspace.index]
         if bool((numbers < 0).any()):
             return None
@@ -166,8 +166,8 @@ def unit_bases(
             index = layers[number][0]
             chosen = torch.isin(index, subspace.index)
             eye = torch.eye(index.shape[1], dtype=torch.float64, device=index.device)
-            found[number] = {int(u): eye[:, chosen[u]] for u in chosen.any(1).nonzero()[:, 0].tolist()}
-        return found
+            by_layer[number] = {int(u): eye[:, chosen[u]] for u in chosen.any(1).nonzero()[:, 0].tolist()}
+        return by_layer
     if not (isinstance(subspace, DirectSum) and len(subspace.parts) == 1):
         return None
     where, inner = subspace.parts[0]
