@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -116,16 +116,11 @@ def lean_convolutions(ends: Iterable[Any]) -> Iterator[None]:
         options = (stride, padding, dilation, not turned, output_padding, node._saved_groups)
         return torch.ops.aten.convolution(g, weight, None, *options), *grad_inputs[1:]
 
-    hooks = [
-        node.register_hook(partial(lean, node))
-        for node in nodes(ends)
-        if node.name() == "ConvolutionBackward0" and len(node._saved_stride) == node._saved_weight.ndim - 2
-    ]
-    try:
+    with ExitStack() as hooks:
+        for node in nodes(ends):
+            if node.name() == "ConvolutionBackward0" and len(node._saved_stride) == node._saved_weight.ndim - 2:
+                hooks.enter_context(node.register_hook(partial(lean, node)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def joined(halves: Sequence[Sequence[torch.Tensor | None]]) -> list[torch.Tensor | None]:
@@ -256,12 +251,10 @@ def enlarged_rounding(ends: Iterable[Any], seed: int) -> Iterator[None]:
         size.uniform_(1 - most, 1 + most, generator=generators[g.device])
         return g * size.to(g.real.dtype if g.is_complex() else g.dtype)
 
-    hooks = [node.register_prehook(change) for node in places]
-    try:
+    with ExitStack() as hooks:
+        for node in places:
+            hooks.enter_context(node.register_prehook(change))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def sizes_of_terms(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,14 +18,26 @@ from hesscond.report.tables import FORMATS
 
 #: Figure that is not drawn from runs but from the trials of a statement.
 RATE = "rate"
+KINDS = [*registry.FIGURES, RATE]
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
 Quantity = Annotated[str | None, typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}.")]
 
 
+def one_of(what: str, names: Collection[str]) -> Callable[[str], str]:
+    """Check that a figure, table or format is one of ``names``, before other arguments are missed."""
+
+    def check(name: str) -> str:
+        if name not in names:
+            raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, names)}")
+        return name
+
+    return check
+
+
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join([*registry.FIGURES, RATE]))],
+    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS), callback=one_of("figure", KINDS))],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(pages.METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
@@ -46,8 +59,6 @@ def figure(
 
     Example: hesscond figure conditioning runs/fc-digits-1 -o conditioning.pdf --preset icml2024
     """
-    if kind != RATE and kind not in registry.FIGURES:
-        raise ConfigError(f"unknown figure {kind!r}: {did_you_mean(kind, [*registry.FIGURES, RATE])}")
     if width != "column" and preset is None:
         raise ConfigError("--width needs a --preset: it is that of a template")
     page = pages.COLUMN if preset is None else pages.venue_page(preset, width)  # type: ignore[arg-type]
@@ -94,9 +105,9 @@ def drawn_rate(names: list[str], page: pages.Page) -> Any:
 
 
 def table(
-    kind: Annotated[str, typer.Argument(help=" | ".join(registry.TABLES))],
+    kind: Annotated[str, typer.Argument(help=" | ".join(registry.TABLES), callback=one_of("table", registry.TABLES))],
     runs: options.Runs,
-    format: Annotated[str, typer.Option(help=" | ".join(FORMATS))] = "text",
+    format: Annotated[str, typer.Option(help=" | ".join(FORMATS), callback=one_of("format", FORMATS))] = "text",
     layer: Layer = None,
     unit: Unit = None,
 ) -> None:
@@ -104,10 +115,6 @@ def table(
 
     Example: hesscond table seeds runs/fc-digits-1 --format latex
     """
-    if kind not in registry.TABLES:
-        raise ConfigError(f"unknown table {kind!r}: {did_you_mean(kind, registry.TABLES)}")
-    if format not in FORMATS:
-        raise ConfigError(f"unknown format {format!r}: {did_you_mean(format, FORMATS)}")
     chosen = registry.TABLES[kind]
     arguments = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)

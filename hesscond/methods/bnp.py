@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any, Literal
 
@@ -190,19 +191,17 @@ class BNP(InputMethod[BNPState]):
         def keep(name: str) -> Any:
             return lambda module, args, output: calls[name].append((args[0], output.shape))
 
-        handles = [state.module.register_forward_hook(keep(name)) for name, state in self.states.items()]
-        try:
-            with in_modes(self.model, [False for _ in self.model.modules()]):
-                for part in self._inputs.split(CHUNK):
-                    self.model(part)
-                    for name, state in self.states.items():
-                        if calls[name]:
-                            partial = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
-                            totals[name] = totals[name].merged(partial) if name in totals else partial
-                        calls[name].clear()
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as stack:
+            for name, state in self.states.items():
+                stack.enter_context(state.module.register_forward_hook(keep(name)))
+            stack.enter_context(in_modes(self.model, [False for _ in self.model.modules()]))
+            for part in self._inputs.split(CHUNK):
+                self.model(part)
+                for name, state in self.states.items():
+                    if calls[name]:
+                        partial = capture.channel_statistics(capture.inputs_of(state.module, calls[name]))
+                        totals[name] = totals[name].merged(partial) if name in totals else partial
+                    calls[name].clear()
         for name, statistics in totals.items():
             state = self.states[name]
             # a channel's are there for each entry of its kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from hesscond.capture.kinds import is_layer, kind_of
 from hesscond.models.layers import Mean
 from hesscond.problem.devices import accelerators_of
+from hesscond.problem.snapshot import in_modes
 from hesscond.problem.untouched import untouched_randomness
 
 #: The columns of the evaluation table other than iteration, epoch and loss.
@@ -79,12 +81,11 @@ def summed(model: nn.Module, inputs: torch.Tensor, count: Callable[[nn.Module, t
     def add(module: nn.Module, args: Any, output: Any) -> None:
         counts.append(count(module, output) if isinstance(output, torch.Tensor) else 0)
 
-    handles = [m.register_forward_hook(add) for m in model.modules() if not any(m.children())]
-    training = model.training
-    model.eval()
-    with untouched_randomness(accelerators_of([inputs])):
+    with ExitStack() as stack:
+        for module in model.modules():
+            if not any(module.children()):
+                stack.enter_context(module.register_forward_hook(add))
+        stack.enter_context(in_modes(model, [False for _ in model.modules()]))
+        stack.enter_context(untouched_randomness(accelerators_of([inputs])))
         model(inputs)
-    model.train(training)
-    for handle in handles:
-        handle.remove()
     return sum(counts)
