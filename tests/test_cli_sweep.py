@@ -13,33 +13,14 @@ import pytest
 
 from hesscond.errors import RunError
 from hesscond.study import find_runs, open_run
+from tests.cli_targets import STUDY
 from tests.runs.run_logs import same_logs
-
-STUDY = """
-name = "tiny"
-description = "for the tests"
-[data]
-name = "digits"
-[model]
-hidden = [8]
-[training]
-batch_size = 60
-iterations = {iterations}
-checkpoint_seconds = {seconds}
-[probe]
-layers = ["fc2"]
-units = [3]
-every = {every}
-train_every_epochs = 0
-[[learning_rates]]
-batch_size = 60
-rate = {{ vanilla = 0.1, bnp = 0.2 }}
-grid = [0.05, 0.1, 0.2]
-"""
 
 
 def study(folder, iterations=12, seconds=30.0, every=4):
-    (folder / "tiny.toml").write_text(STUDY.format(iterations=iterations, seconds=seconds, every=every))
+    text = STUDY.replace("iterations = 3", f"iterations = {iterations}\ncheckpoint_seconds = {seconds}")
+    text = text.replace("rate = {", "grid = [0.05, 0.1, 0.2]\nrate = {").replace("bnp = 0.5", "bnp = 0.2")
+    (folder / "tiny.toml").write_text(f"{text}every = {every}\ntrain_every_epochs = 0\n")
 
 
 @pytest.fixture

@@ -13,26 +13,11 @@ from hesscond.report.sweeps import possible
 from hesscond.study import RunPlan, load_data, load_study, open_run
 from hesscond.study.runner import build_model, chosen
 from hesscond.study.sweep import relative_cost
+from tests.cli_targets import STUDY
 from tests.truth import network_truth
 
 pytestmark = pytest.mark.slow
 
-STUDY = """
-name = "tiny"
-description = "for the tests"
-[data]
-name = "digits"
-[model]
-hidden = [8]
-[training]
-batch_size = 60
-iterations = 12
-[probe]
-layers = ["fc2"]
-units = [3]
-every = 4
-train_every_epochs = 0
-"""
 #: Whole layers and the network on a fixed batch, at the steps of the run.
 WHOLE = """
 name = "whole"
@@ -63,7 +48,9 @@ precision = "float64"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "tiny.toml").write_text(STUDY)
+    text = STUDY.replace("iterations = 3", "iterations = 12")
+    head, probe = text[: text.index("[[learning_rates]]")], text[text.index("[probe]") :]
+    (tmp_path / "tiny.toml").write_text(f"{head}{probe}every = 4\ntrain_every_epochs = 0\n")
     (tmp_path / "whole.toml").write_text(WHOLE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
