@@ -49,12 +49,12 @@ def decisions(kind: str, count: int, seed: int = 0) -> Counter[str]:
     rng, wrong = np.random.default_rng(seed), Counter()
     for _ in range(count):
         A, r = planted(rng, kind)
-        found = hesscond.rank(A)
-        if not found.resolved:
+        rank = hesscond.rank(A)
+        if not rank.resolved:
             wrong["unresolved"] += 1
-            wrong["interval"] += not found.lower <= r <= found.upper
+            wrong["interval"] += not rank.lower <= r <= rank.upper
         else:
-            wrong["hesscond.rank"] += int(found) != r
+            wrong["hesscond.rank"] += int(rank) != r
         s = np.linalg.svd(A, compute_uv=False)
         for name, cutoff in CUTOFFS.items():
             wrong[name] += int((s > cutoff(A, s)).sum()) != r
@@ -67,8 +67,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
     count = parser.parse_args().count
-    found = {kind: decisions(kind, count) for kind in KINDS}
+    errors = {kind: decisions(kind, count) for kind in KINDS}
     rules = (*CUTOFFS, "hesscond.rank", "unresolved")
-    rows = [[kind, *(f"{wrong[rule] / count:.1%}" for rule in rules)] for kind, wrong in found.items()]
+    rows = [[kind, *(f"{wrong[rule] / count:.1%}" for rule in rules)] for kind, wrong in errors.items()]
     show((f"of {count:,} matrices", *(f"wrong: {rule}" for rule in rules[:-1]), rules[-1]), rows)
-    sys.exit(any(wrong["hesscond.rank"] + wrong["interval"] for wrong in found.values()))
+    sys.exit(any(wrong["hesscond.rank"] + wrong["interval"] for wrong in errors.values()))

@@ -72,10 +72,10 @@ class Problem:
     def to(self, *where: torch.dtype | torch.device) -> Problem:
         """The model, which is moved, and its batch in another precision or on another device."""
         inputs, targets = self.batch
-        for one in where:
-            inputs = inputs.to(one) if inputs.is_floating_point() or isinstance(one, torch.device) else inputs
-            targets = targets.to(one) if isinstance(one, torch.device) else targets
-            self.model.to(one)
+        for setting in where:
+            inputs = inputs.to(setting) if inputs.is_floating_point() or isinstance(setting, torch.device) else inputs
+            targets = targets.to(setting) if isinstance(setting, torch.device) else targets
+            self.model.to(setting)
         return replace(self, batch=(inputs, targets))
 
     def gradients(self, create_graph: bool = False) -> tuple[torch.Tensor, ...]:

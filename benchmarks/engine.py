@@ -80,12 +80,12 @@ def tools(section: str, given: argparse.Namespace) -> None:
     else:
         title = "Blocks of a GPT by every tool"
         comparison = compare_blocks(patience, list(BLOCKS)[:1] if given.quick else list(BLOCKS))
-    one = min(processor(comparison.problem.gradients)[0] for _ in range(20))
+    gradient = min(processor(comparison.problem.gradients)[0] for _ in range(20))
     lines = []
     for a in comparison.answers:
         wall = "–" if a.seconds is None else milliseconds(a.seconds)
-        lines.append([a.block, a.tool, wall, "–" if a.processor is None else f"{a.processor / one:,.0f}", a.says])
-    title += f" (float64; quick calls repeated); a gradient: {1e3 * one:.2f} ms of the processor"
+        lines.append([a.block, a.tool, wall, "–" if a.processor is None else f"{a.processor / gradient:,.0f}", a.says])
+    title += f" (float64; quick calls repeated); a gradient: {1e3 * gradient:.2f} ms of the processor"
     show(("block", "tool", "ms", "gradients", "says"), lines, (0, 1, 4), title)
     for label, truth in comparison.truths.items():
         print(f"{label}: {truth}", flush=True)
@@ -95,9 +95,9 @@ def gpt(given: argparse.Namespace) -> None:
     """All units of all blocks of a GPT: embeddings row by row, normalizations, dense layers."""
     problem = characters(2, 4, 8, 2, 12) if given.quick else characters(8, 32, 64, 4, 80)
     probe = partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, "*")
-    spent, (wall, found) = processor(partial(seconds_of, probe, CPU))
-    kappas = cases.conditions(found)
-    worst = max(layer.check.difference for layer in found.values())
+    spent, (wall, layers) = processor(partial(seconds_of, probe, CPU))
+    kappas = cases.conditions(layers)
+    worst = max(layer.check.difference for layer in layers.values())
     print(
         f"\nGPT: {len(kappas)} units, {sum(kappa.resolved for kappa in kappas)} resolved, {worst:.1e} from the "
         f"model's own products; {wall:.1f} s, {spent:.1f} s of the processor"
@@ -128,8 +128,8 @@ def large(given: argparse.Namespace) -> None:
     options = {"level": "network", "products": given.products, "memory": given.memory, "check": False}
     if given.double:
         options["dtype"] = torch.float64
-    seconds, found = processor(partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, **options))
-    used, result = resident("VmHWM") - held, found["network"]
+    seconds, results = processor(partial(hesscond.probe, problem.model, problem.loss_fn, problem.batch, **options))
+    used, result = resident("VmHWM") - held, results["network"]
     one = sorted(gradients + [processor(problem.gradients)[0] for _ in range(3)])[2]
     product, top = processor(lambda: result.operator @ result.operator.point)[0], result.top
     print(
@@ -178,8 +178,8 @@ def kronecker(given: argparse.Namespace) -> None:
         }.items():
             solve = partial(hesscond.optimal_kronecker_scaling, make(), (k, k), rtol=1.1**0.5 - 1)
             seconds, best = processor(solve)
-            found = f"{best.kappa_given**2:.4g}", f"{best.kappa**2:.4g}", f"{best.gap**2 - 1:.1%}"
-            lines.append([f"{k} × {k}, {name}", *found, str(best.evaluations), f"{seconds:.1f}"])
+            cells = f"{best.kappa_given**2:.4g}", f"{best.kappa**2:.4g}", f"{best.gap**2 - 1:.1%}"
+            lines.append([f"{k} × {k}, {name}", *cells, str(best.evaluations), f"{seconds:.1f}"])
             print(lines[-1], file=sys.stderr, flush=True)
     heading = ("layer", "κ(H)", "κ((L ⊗ R)ᵀH(L ⊗ R))", "certified gap − 1", "decompositions", "processor seconds")
     show(heading, lines)

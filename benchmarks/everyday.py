@@ -151,12 +151,12 @@ def waits(quick: bool, device: torch.device, **options: Any) -> Iterator[Task]:
 def timed(task: Task, rounds: int, seconds: float = 60.0) -> tuple[float, float]:
     """Medians of the task in seconds and in gradients, which it alternates with."""
     device = task.problem.batch[0].device
-    one, took = interleaved(
+    gradient, took = interleaved(
         [gradient_row(task.problem), task.row], device, seconds=seconds, rounds=rounds, limit=3600.0
     )
     if took.error:
         raise RuntimeError(took.error)
-    return took.median or 0.0, in_units(took, one) or 0.0
+    return took.median or 0.0, in_units(took, gradient) or 0.0
 
 
 def peak(number: int, memory: float, quick: bool) -> tuple[str, int, str]:
@@ -165,11 +165,11 @@ def peak(number: int, memory: float, quick: bool) -> tuple[str, int, str]:
     problem.gradients()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        found = row.run()
-        said = f"{sum(one.resolved for one in found)} of {len(found)} κ resolved"
+        kappas = row.run()
+        answer = f"{sum(kappa.resolved for kappa in kappas)} of {len(kappas)} κ resolved"
     except hesscond.HesscondError as error:
-        said = f"refused: {type(error).__name__}"
-    return row.what, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), said
+        answer = f"refused: {type(error).__name__}"
+    return row.what, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), answer
 
 
 def peaks(given: Namespace) -> None:
@@ -177,16 +177,16 @@ def peaks(given: Namespace) -> None:
     rows = []
     for number, memory in product(range(2 if given.quick else 8), MEMORY):
         with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            what, size, said = pool.submit(peak, number, memory, given.quick).result()
-        rows.append([what, f"{memory / 1e9:g}", f"{size / 1e9:.2f}", f"{size / memory:.2f}", said])
+            what, size, answer = pool.submit(peak, number, memory, given.quick).result()
+        rows.append([what, f"{memory / 1e9:g}", f"{size / 1e9:.2f}", f"{size / memory:.2f}", answer])
         print(rows[-1], file=sys.stderr, flush=True)
     show(("task", "memory=, GB", "peak, GB", "ratio", "found"), rows, (0, 4))
 
 
-def print_tasks(found: Iterator[Task], commands: list[list[str]], rounds: int, seconds: float) -> None:
+def print_tasks(queue: Iterator[Task], commands: list[list[str]], rounds: int, seconds: float) -> None:
     """The table of tasks, after that of the commands."""
     rows = commands
-    for task in found:
+    for task in queue:
         took, gradients = timed(task, rounds, seconds)
         rows.append([task.row.what, f"{took:.3g}", f"{gradients:,.0f}"])
         print(rows[-1], file=sys.stderr, flush=True)
@@ -198,16 +198,16 @@ def beside(given: Namespace) -> None:
     rows = []
     # quick: those of seconds
     for task in islice(waits(given.quick, CPU), *((1, 6) if given.quick else (None,))):
-        began, found = processor(task.row.run)
+        began, kappas = processor(task.row.run)
         gradient = statistics.median(processor(task.problem.gradients)[0] for _ in range(5))
-        sizes = [max(abs(kappa.lambda_max), abs(kappa.lambda_min)) for kappa in found]
-        says = f"{sum(kappa.resolved for kappa in found)} of {len(found)} κ resolved"
+        sizes = [max(abs(kappa.lambda_max), abs(kappa.lambda_min)) for kappa in kappas]
+        says = f"{sum(kappa.resolved for kappa in kappas)} of {len(kappas)} κ resolved"
         rows.append([task.row.what, "hesscond", f"{began:.3g}", f"{began / gradient:,.0f}", says])
         comparison = Comparison(deepcopy(task.problem).to(torch.float64), 60.0 if given.quick else 900.0)
         ask_others(comparison, task, sizes)
         for answer in comparison.answers:
             took = ["–", "–"] if answer.processor is None else [answer.processor, answer.processor / gradient]
-            cells = [one if isinstance(one, str) else f"{one:,.3g}" for one in took]
+            cells = [value if isinstance(value, str) else f"{value:,.3g}" for value in took]
             rows.append(["", answer.tool, *cells, answer.says])
         for row in rows[-1 - len(comparison.answers) :]:
             print(row, file=sys.stderr, flush=True)
@@ -230,21 +230,21 @@ def ask_others(comparison: Comparison, task: Task, sizes: list[float]) -> None:
     if level == "network":
         asked: list[tuple[str, int | None]] = [("", None)]
     elif names is None:
-        layers = {name: one for name, one in problem.model.named_modules() if isinstance(one, nn.Linear | nn.Conv2d)}
-        asked = [(name, unit) for name, one in layers.items() for unit in range(len(one.weight))]
+        layers = {name: part for name, part in problem.model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
+        asked = [(name, unit) for name, layer in layers.items() for unit in range(len(layer.weight))]
     else:
         asked = [(names[0], unit) for unit in units]
-    if len(asked) > 1 and any(isinstance(one, nn.Conv2d) for one in problem.model.modules()):
+    if len(asked) > 1 and any(isinstance(layer, nn.Conv2d) for layer in problem.model.modules()):
         return  # a unit of it was asked for before
     for tool, derivative in (("torch.func.hessian", in_parts), ("double backward", reverse_over_reverse)):
 
         def spectra(derivative: Callable[..., torch.Tensor] = derivative) -> list[torch.Tensor]:
-            return [torch.linalg.eigvalsh(derivative(*rows_of(problem, *one))) for one in asked]
+            return [torch.linalg.eigvalsh(derivative(*rows_of(problem, *block))) for block in asked]
 
-        def says(found: list[torch.Tensor]) -> str:
-            largest = [float(values.abs().max()) for values in found]
+        def says(eigenvalues: list[torch.Tensor]) -> str:
+            largest = [float(values.abs().max()) for values in eigenvalues]
             worst = max(abs(a - b) / b for a, b in zip(largest, sizes, strict=True) if b)
-            ratio = statistics.median(float(v.abs().max() / v.abs().min()) for v in found)
+            ratio = statistics.median(float(v.abs().max() / v.abs().min()) for v in eigenvalues)
             return f"largest {worst:.0e} off; max/min of |λ| {ratio:.0e} (median)"
 
         comparison.ask(tool, task.row.what, spectra, says)
@@ -271,8 +271,8 @@ def rows_of(problem: Problem, layer: str, unit: int | None) -> tuple[Callable[..
     def loss(theta: torch.Tensor) -> torch.Tensor:
         values = {}
         pieces = theta.split([part.numel() for part in parts])
-        for (name, p), part, own in zip(given.items(), pieces, parts, strict=True):
-            row = part.view_as(own)
+        for (name, p), part, original in zip(given.items(), pieces, parts, strict=True):
+            row = part.view_as(original)
             fixed = p.detach()
             values[name] = row if unit is None else torch.cat([fixed[:unit], row[None], fixed[unit + 1 :]])
         return problem.loss_fn(torch.func.functional_call(problem.model, values, problem.batch[0]), problem.batch[1])
@@ -330,8 +330,8 @@ def growth(given: Namespace) -> None:
         sizes = np.log([value**2 if kind == "positions" else value for value in chosen])
         cells = [f"{kind} {chosen[0]} … {chosen[-1]}{' squared' if kind == 'positions' else ''}"]
         for options in ({}, {"level": "layer", "rtol": 1e-6}):
-            found = [timed(probed("", grown(kind, value), **options), rounds) for value in chosen]
-            seconds, ratios = np.array(found).T
+            timings = [timed(probed("", grown(kind, value), **options), rounds) for value in chosen]
+            seconds, ratios = np.array(timings).T
             gradients = seconds / ratios
             slope, theirs = (np.polyfit(sizes, np.log(part), 1)[0] for part in (seconds, gradients))
             cells += [f"{1e3 * seconds[0]:.3g} … {1e3 * seconds[-1]:.3g}", f"{slope:.1f} ({theirs:.1f})"]
@@ -360,9 +360,9 @@ def second_check(given: Namespace) -> None:
                     run()
 
             alternating = [double, checked, Row(level, without)]
-            found = interleaved(alternating, CPU, **timing)
-            one, on, off = (took.median or 0.0 for took in found)
-            rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / one:.1f}", f"{100 * (on - off) / on:.0f} %"])
+            outcomes = interleaved(alternating, CPU, **timing)
+            unit, on, off = (took.median or 0.0 for took in outcomes)
+            rows.append([name, level, f"{1e3 * on:.0f}", f"{(on - off) / unit:.1f}", f"{100 * (on - off) / on:.0f} %"])
     show(("", "level", "ms", "second check, gradients", "of the call"), rows, (0, 1))
 
 
@@ -410,9 +410,9 @@ def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.de
                 times[k].append(1e3 * seconds / BLOCK)
         for run in runs:
             run.log.close("finished")
-    hand, own, with_probe = (part[1:] for part in times)
-    ratios = [[b / a for a, b in zip(*pair, strict=True)] for pair in ((hand, own), (own, with_probe))]
-    return [statistics.median(part) for part in (hand, own, with_probe, *ratios)]
+    hand, runner, with_probe = (part[1:] for part in times)
+    ratios = [[b / a for a, b in zip(*pair, strict=True)] for pair in ((hand, runner), (runner, with_probe))]
+    return [statistics.median(part) for part in (hand, runner, with_probe, *ratios)]
 
 
 def study(given: Namespace) -> None:
@@ -455,13 +455,13 @@ def watched_times(loop: str, optimizer: str | None, rounds: int, steps: int) -> 
     model = build(network, input_shape=form.input_shape, outputs=form.outputs, generator=generator, **shape)
     loss_fn, batch = make_loss(study), study.training.batch_size or 128
     inputs, targets = data.train_inputs, data.train_targets
-    own = OPTIMIZERS[optimizer or "SGD"](model.parameters())
+    algorithm = OPTIMIZERS[optimizer or "SGD"](model.parameters())
     probed: Any = (inputs[:samples], targets[:samples])
-    watch = hesscond.watch(model, loss_fn, probed, own if optimizer else None, every=1, strict=True, **options)
+    watch = hesscond.watch(model, loss_fn, probed, algorithm if optimizer else None, every=1, strict=True, **options)
     taken, probes = [], []
     for _ in range(rounds):
         for chosen in torch.randint(len(targets), (steps, batch), generator=generator):
-            step = partial(cases.step, model, loss_fn, own, inputs[chosen], targets[chosen])
+            step = partial(cases.step, model, loss_fn, algorithm, inputs[chosen], targets[chosen])
             taken.append(processor(step)[0])
         probes.append(processor(watch.step)[0])
     return statistics.median(taken), probes

@@ -99,13 +99,13 @@ def double_backward(gradient, tensors, directions):
 def differences(gradient, tensors, directions):
     """H v, by central differences of the gradient along v, extrapolated."""
     h = 1e-3 / max(1.0, *(float(v.abs().max()) for v in directions))
-    before, found = [p.clone() for p in tensors], []
+    before, stencil = [p.clone() for p in tensors], []
     for factor in (-2, -1, 1, 2, 0):
         for p, at, v in zip(tensors, before, directions, strict=True):
             p.copy_(at + factor * h * v)
         with torch.enable_grad():
-            found.append(gradient(tensors))
-    return [(8 * (c - b) - (d - a)) / (12 * h) for a, b, c, d, _ in zip(*found, strict=True)]
+            stencil.append(gradient(tensors))
+    return [(8 * (c - b) - (d - a)) / (12 * h) for a, b, c, d, _ in zip(*stencil, strict=True)]
 
 
 def difference(block, unit, parameters, product, gradient):
@@ -117,8 +117,8 @@ def difference(block, unit, parameters, product, gradient):
     for (name, index), entry in zip(places, v.tolist(), strict=True):
         vectors[name][index] = entry
     products = product(gradient, [parameters[name] for name in vectors], list(vectors.values()))
-    found = dict(zip(vectors, products, strict=True))
-    theirs = torch.stack([found[name].detach()[index] for name, index in places])
+    by_name = dict(zip(vectors, products, strict=True))
+    theirs = torch.stack([by_name[name].detach()[index] for name, index in places])
     return float((H @ v - theirs).norm()) / (float(theirs.norm()) or 1.0)
 
 
@@ -514,9 +514,9 @@ def chebyshev():
 #: Kinds of the support table, whose models are those of the tests.
 NAMES = """geometric geometric_loader tensor_dict pinn gradient_penalty all_against_all siamese mixture_of_experts vae
     detection list_of_records kink_quantile embedding_bag loose packed bert vit llama"""
-KINDS = [one for one in CATALOGUE if one.name in NAMES.split()]
-SHARED = {(one.library or "torch", one.title): one for one in KINDS}
-CASES |= {key: one.build for key, one in SHARED.items()}
+KINDS = [kind for kind in CATALOGUE if kind.name in NAMES.split()]
+SHARED = {(kind.library or "torch", kind.title): kind for kind in KINDS}
+CASES |= {key: kind.build for key, kind in SHARED.items()}
 #: Where only differences of gradients are the truth.
 DIFFERENCES = ("odeint_adjoint, rk4", "CTC over a GRU")
 
@@ -538,12 +538,12 @@ the rest with the way to measure it. Written by `benchmarks/first_calls.py`.
 def tried(library, title):
     """Row of the table for a case."""
     torch.manual_seed(0)
-    model, loss, batch, *own = CASES[library, title]()
+    model, loss, batch, *losses = CASES[library, title]()
     twin = SHARED[library, title].twin(model) if (library, title) in SHARED else parts.double(model)
     for p in twin.parameters():
         if p.is_complex():
             p.data = p.data.to(torch.complex128)
-    gradient = functools.partial(gradients, twin, own[0] if own else functools.partial(as_called, loss, batch))
+    gradient = functools.partial(gradients, twin, losses[0] if losses else functools.partial(as_called, loss, batch))
     seeded()
     try:
         result = hesscond.probe(model, loss, batch)

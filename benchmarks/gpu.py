@@ -75,10 +75,10 @@ class Report:
             peaks = [f"{o.what}: {o.peak_bytes / 1e9:.2f} GB" for o in outcomes if o.peak_bytes and any(o.found)]
             parts += ["Peak memory on the device: " + "; ".join(peaks)] if peaks else []
         lines = [
-            [cpu.what, milliseconds(own.median), milliseconds(cpu.median), f"{cpu.median / own.median:.2g}"]
+            [cpu.what, milliseconds(gpu.median), milliseconds(cpu.median), f"{cpu.median / gpu.median:.2g}"]
             for title in self.timings
-            for own, cpu in zip(self.timings[title], self.timings.get(ON_CPU + title, ()), strict=False)
-            if own.median and cpu.median
+            for gpu, cpu in zip(self.timings[title], self.timings.get(ON_CPU + title, ()), strict=False)
+            if gpu.median and cpu.median
         ]
         if lines:
             heading = ("", "device, ms", "CPU, ms", "CPU / device")

@@ -76,8 +76,8 @@ def seconds_of(run: Callable[[], Any], device: torch.device) -> tuple[float, Any
 def processor(run: Callable[[], Any]) -> tuple[float, Any]:
     """Seconds of the processor, best with one thread where others work, and what the call returned."""
     begin = time.process_time()
-    found = run()
-    return time.process_time() - begin, found
+    result = run()
+    return time.process_time() - begin, result
 
 
 @dataclass
@@ -115,11 +115,11 @@ def interleaved(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             held = torch.cuda.memory_allocated(device)
-        outcome.first, found = seconds_of(row.run, device)
+        outcome.first, result = seconds_of(row.run, device)
         if device.type == "cuda":
             outcome.peak_bytes = torch.cuda.max_memory_allocated(device) - held
-        if isinstance(found, list):
-            outcome.found = summary(found)
+        if isinstance(result, list):
+            outcome.found = summary(result)
         warm = seconds_of(row.run, device)[0] if outcome.first < seconds else outcome.first
         outcome.repeats = min(rounds, int(seconds / warm))
 
@@ -146,7 +146,7 @@ def summary(conditions: Sequence[ConditionNumber]) -> list[str]:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The machine and the versions of what matters here."""
-    found = {
+    facts = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -156,8 +156,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
     for name in ("numpy", "scipy", "curvlinops-for-pytorch", "pyhessian", "hessian-eigenthings"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return {**found, "cuda": torch.version.cuda} if device.type == "cuda" else found
+            facts[name] = importlib.metadata.version(name)
+    return {**facts, "cuda": torch.version.cuda} if device.type == "cuda" else facts
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0, -1)) -> str:
@@ -185,7 +185,7 @@ def in_units(outcome: Outcome, unit: Outcome) -> float | None:
     """Median over the turns of a row's time in that of ``unit`` at the same turn, so that slow moments count alike."""
     pairs = list(zip(outcome.times, unit.times, strict=False))
     if pairs:
-        return statistics.median(seconds / one for seconds, one in pairs)
+        return statistics.median(seconds / reference for seconds, reference in pairs)
     return outcome.first / unit.median if outcome.first and unit.median else None
 
 

@@ -93,9 +93,9 @@ def dense_truth(problem: Problem, layer: str) -> Truth:
     return Truth(values[np.abs(values) > 1e-12 * abs(values[0])], len(values))
 
 
-def off(found: float, true: float) -> str:
+def off(computed: float, true: float) -> str:
     """A relative error of the size of a number."""
-    return f"{abs(abs(found) - abs(true)) / abs(true):.0e} off"
+    return f"{abs(abs(computed) - abs(true)) / abs(true):.0e} off"
 
 
 @dataclass
@@ -115,10 +115,10 @@ class Comparison:
         if error is not None:
             self.answers.append(Answer(tool, block, why_not(error)))
             return
-        spent, (seconds, found) = timed
+        spent, (seconds, answer) = timed
         if seconds < QUICK_CALL:
             seconds = statistics.median(seconds_of(call, CPU)[0] for _ in range(3))
-        self.answers.append(Answer(tool, block, says(found), seconds, spent))
+        self.answers.append(Answer(tool, block, says(answer), seconds, spent))
 
     def every_unit(self, layer: str, units: int, label: str) -> None:
         """κ of the first units of a layer: the engine, and dense automatic differentiation."""
@@ -126,7 +126,7 @@ class Comparison:
         truths = [eigenvalues_of(B[:, unit].norm(dim=1)[:, None] * H_hat) for unit in range(units)]
         self.truths[f"{label}, the first" if units > 1 else label] = str(truths[0])
         model, loss_fn, batch = self.problem.model, self.problem.loss_fn, self.problem.batch
-        self.ask("hesscond", label, partial(self.ours, layer, units=range(units)), lambda found: inside(found, truths))
+        self.ask("hesscond", label, partial(self.ours, layer, units=range(units)), lambda kappa: inside(kappa, truths))
 
         def dense() -> list[torch.Tensor]:
             return [
@@ -146,19 +146,19 @@ class Comparison:
         self.truths[label] = str(truth)
         bottom = truth.eigenvalues[-1]
         lowest = min(*truth.eigenvalues, 0.0) if truth.rank < truth.order else min(truth.eigenvalues)
-        self.ask("hesscond", label, partial(self.ours, layer, level="layer"), lambda found: inside(found, [truth]))
+        self.ask("hesscond", label, partial(self.ours, layer, level="layer"), lambda kappas: inside(kappas, [truth]))
         self.tops(layer, label, truth.eigenvalues[0])
         # restarts are limited, since a product that is cut off in the middle leaves torch.func's levels behind
         smallest = partial(self.curvlinops, layer, k=1, which="SM", maxiter=30)
         self.ask("curvlinops, eigsh SM", label, smallest, lambda e: f"smallest {e[0]:.1e}")
         if truth.rank < min(truth.order, MOST_TOLD):
-            told = partial(self.curvlinops, layer, k=truth.rank, which="LM")
+            nonzero = partial(self.curvlinops, layer, k=truth.rank, which="LM")
             tool = f"curvlinops, eigsh k={truth.rank}"
-            self.ask(tool, label, told, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
+            self.ask(tool, label, nonzero, lambda e: f"told the rank: {off(min(e, key=abs), bottom)}")
 
-        def bottom_says(found: Any) -> str:
+        def bottom_says(answer: Any) -> str:
             # of an indefinite matrix the lowest end is another question than the smallest nonzero size
-            return f"lowest {float(found.eigenvalues[0]):.1e} for {lowest:.1e}, converged={bool(found.converged[0])}"
+            return f"lowest {float(answer.eigenvalues[0]):.1e} for {lowest:.1e}, converged={bool(answer.converged[0])}"
 
         steps = min(50, truth.order)
         lower = partial(self.eigenthings, layer, max_iter=steps, which="SA")
@@ -223,9 +223,9 @@ class Comparison:
         )
 
 
-def inside(found: Any, truths: list[Truth]) -> str:
+def inside(kappas: Any, truths: list[Truth]) -> str:
     """How far κ are off, and how many intervals contain the truth (which is itself good to about 1e-11)."""
-    pairs = list(zip(found, truths, strict=True))
+    pairs = list(zip(kappas, truths, strict=True))
     worst = max(abs(kappa.value - truth.kappa) / truth.kappa for kappa, truth in pairs)
     slack = 1e-11
     held = sum(k.lower * (1 - slack) <= t.kappa <= k.upper * (1 + slack) for k, t in pairs)

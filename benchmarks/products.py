@@ -94,8 +94,8 @@ def jvp_of_gradient(problem: Problem, vector: torch.Tensor) -> Callable[[], torc
     def product() -> torch.Tensor:
         # the other backends have no forward mode
         with sdpa_kernel(SDPBackend.MATH):
-            _, found = jvp(grad(loss), (point,), (tangent,))
-        return torch.cat([found[name].reshape(-1) for name in point])
+            _, products = jvp(grad(loss), (point,), (tangent,))
+        return torch.cat([products[name].reshape(-1) for name in point])
 
     return product
 

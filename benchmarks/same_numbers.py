@@ -63,8 +63,8 @@ def probes() -> Iterator[tuple[str, Callable[[], Any]]]:
         for level, stream in product(LEVELS, (False, True) if case(name).streams else (False,)):
             yield f"{name}, {level}, {'stream' if stream else 'batch'}", partial(probe, name, level, stream)
         for level, method in product(levels, methods):
-            said = method if isinstance(method, str) else method.name.split(",")[0]
-            yield f"{name}, {level}, batch, {said}", partial(probe, name, level, False, method)
+            label = method if isinstance(method, str) else method.name.split(",")[0]
+            yield f"{name}, {level}, batch, {label}", partial(probe, name, level, False, method)
     for level in ("unit", "network"):
         yield f"many-samples-tanh, {level}, stream, bnp", partial(probe, "many-samples-tanh", level, True, "bnp")
 
@@ -74,11 +74,11 @@ def probe(name: str, level: str, stream: bool, method: Any = None) -> Any:
     model, loss_fn, batch = case(name).make()
     data = split(batch, (3, samples(batch) - 3)) if stream else batch
     try:
-        found = hesscond.probe(model, loss_fn, data, level=level, method=method)
+        results = hesscond.probe(model, loss_fn, data, level=level, method=method)
     except hesscond.errors.HesscondError as error:
         return {"refused": type(error).__name__}
-    answer: dict[str, Any] = {"skipped": sorted(found.skipped)}
-    for block, layer in found.items():
+    answer: dict[str, Any] = {"skipped": sorted(results.skipped)}
+    for block, layer in results.items():
         units = layer.units if level == "unit" else [None]
         for unit, kappa in zip(units, layer.conditions, strict=True):
             ends = [kappa.value, kappa.lower, kappa.upper, kappa.lambda_max, kappa.lambda_min]
@@ -143,15 +143,15 @@ def main() -> int:
         refused = sum("refused" in answer for answer in answers.values())
         print(f"{len(answers)} answers, {refused} of them refusals")
         return 0
-    before = {name: own for name, own in json.loads(chosen.against.read_text()).items() if chosen.only in name}
+    before = {name: answer for name, answer in json.loads(chosen.against.read_text()).items() if chosen.only in name}
     apart = {name: difference(before.get(name), answers.get(name)) for name in before | answers}
     for name, relative in apart.items():
         if relative:
             print(f"{name}: {'decided otherwise' if relative == math.inf else f'{relative:.1e}'}")
-        own, other = before.get(name, {}), answers.get(name, {})
-        for key in own.keys() | other.keys() if relative == math.inf else ():
-            if difference(own.get(key), other.get(key)) > SAME:
-                print(f"    {key}: {str(own.get(key))[:110]} → {str(other.get(key))[:110]}")
+        recorded, other = before.get(name, {}), answers.get(name, {})
+        for key in recorded.keys() | other.keys() if relative == math.inf else ():
+            if difference(recorded.get(key), other.get(key)) > SAME:
+                print(f"    {key}: {str(recorded.get(key))[:110]} → {str(other.get(key))[:110]}")
     same = sum(relative == 0 for relative in apart.values())
     print(f"{same} of {len(apart)} the same to the last bit; largest difference {max(apart.values()):.1e}")
     return int(max(apart.values()) > SAME)

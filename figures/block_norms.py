@@ -28,10 +28,10 @@ LAYERS = ("fc1", "fc2", "fc3")
 def norms(run: Training, batch: torch.Tensor) -> np.ndarray:
     """λ_max by coordinates (plain, P, P/q) and layer."""
     data = run.inputs[batch], run.targets[batch]
-    found = [hesscond.probe(run.model, run.loss_fn, data, LAYERS, "layer", method=own) for own in (None, "bnp")]
-    plain, own = ([blocks[name].kappa.lambda_max for name in LAYERS] for blocks in found)
+    probes = [hesscond.probe(run.model, run.loss_fn, data, LAYERS, "layer", method=method) for method in (None, "bnp")]
+    plain, bnp = ([blocks[name].kappa.lambda_max for name in LAYERS] for blocks in probes)
     sizes = [run.model.get_submodule(name).in_features for name in LAYERS]
-    return np.array([plain, own, [top / max(n / len(batch), 1) for top, n in zip(own, sizes, strict=True)]])
+    return np.array([plain, bnp, [top / max(n / len(batch), 1) for top, n in zip(bnp, sizes, strict=True)]])
 
 
 def rows_of(standardize: bool, name: str, seed: int) -> list[dict[str, Any]]:
@@ -48,8 +48,8 @@ def rows_of(standardize: bool, name: str, seed: int) -> list[dict[str, Any]]:
                 drawn = torch.randint(len(run.targets), (BATCHES, size), generator=torch.Generator().manual_seed(seed))
                 means = np.exp(np.log([norms(run, part) for part in drawn]).mean(0))
                 about = {"inputs": "standardized" if standardize else "[0, 1]", "method": name, "seed": seed}
-                for layer, (plain, own, scaled) in zip(LAYERS, means.T, strict=True):
-                    rows.append(about | {"iteration": iteration, "layer": layer, "H": plain, "P": own, "Pq": scaled})
+                for layer, (plain, bnp, scaled) in zip(LAYERS, means.T, strict=True):
+                    rows.append(about | {"iteration": iteration, "layer": layer, "H": plain, "P": bnp, "Pq": scaled})
             run.step(iteration, run.inputs[batch], run.targets[batch])
     return rows
 

@@ -47,12 +47,12 @@ def gradient(setup: Setup, step: Step) -> dict[str, torch.Tensor]:
     with untouched(step.model):
         loss = loss_fn(functional_call(step.model, named, (inputs,)), targets)
         parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if own is None else own for (n, p), own in zip(named.items(), parts, strict=True)}
+    return {n: torch.zeros_like(p) if part is None else part for (n, p), part in zip(named.items(), parts, strict=True)}
 
 
 def root_of_step(step: Step, g: dict[str, torch.Tensor], layers: list[str]) -> torch.Tensor:
     """M^½ of the step about to be taken, −ηMg, in the parameters that are trained."""
-    sizes = [own.numel() for own in g.values()]
+    sizes = [tensor.numel() for tensor in g.values()]
     if is_plain(step.method, layers):
         return torch.eye(sum(sizes), dtype=torch.float64)
     columns = []
@@ -89,13 +89,13 @@ def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[s
     assert list(whole.parameters) == list(g)
     A = root @ whole.operator.to_dense().double() @ root
     A = (A + A.T) / 2
-    start = root @ torch.cat([own.reshape(-1) for own in g.values()]).double()
+    start = root @ torch.cat([tensor.reshape(-1) for tensor in g.values()]).double()
     spectrum = of_spectrum(Formed(A))
     values, vectors = np.linalg.eigh(A.numpy())
     squares = (vectors.T @ start.numpy()) ** 2
     top, length = spectrum["lambda_max"], float(start @ start)
-    (own,) = recurrences(Formed(A), [start / length**0.5], 1, PRODUCTS, null_space=None)
-    nodes, weights, _ = own.gauss()
+    (recurrence,) = recurrences(Formed(A), [start / length**0.5], 1, PRODUCTS, null_space=None)
+    nodes, weights, _ = recurrence.gauss()
     row = {
         "loss": loss,
         "resolved": spectrum["resolved"],
@@ -118,8 +118,8 @@ def best_rate(setup: Setup, method: str) -> float:
     for rate in RATES:
         for step in steps(setup, method, 0, rate):
             if step.iteration == TRIAL:
-                found = full_loss(setup, step.model)
-                losses[rate] = found if math.isfinite(found) else math.inf
+                loss = full_loss(setup, step.model)
+                losses[rate] = loss if math.isfinite(loss) else math.inf
                 break
     return min(losses, key=lambda rate: losses[rate])
 
@@ -127,18 +127,18 @@ def best_rate(setup: Setup, method: str) -> float:
 def rows_of(setup: Setup, method: str, seed: int, rate: float, layers: list[str]) -> list[dict[str, Any]]:
     """Rows of a run: what was measured, and the share of the loss that the next iterations took."""
     wanted = {point + ahead for point in POINTS for ahead in AHEAD}
-    losses, found = {}, {}
+    losses, rows = {}, {}
     for step in steps(setup, method, seed, rate):
         if step.iteration in POINTS:
-            found[step.iteration] = measured(setup, step, rate, layers)
+            rows[step.iteration] = measured(setup, step, rate, layers)
         if step.iteration in wanted:
             losses[step.iteration] = full_loss(setup, step.model)
         if step.iteration == max(wanted):
             break
-    for point, row in found.items():
+    for point, row in rows.items():
         row |= {"method": method, "seed": seed, "iteration": point, "rate": rate}
         row |= {f"gain_{s}": 1 - losses[point + s] / row["loss"] for s in AHEAD}
-    return list(found.values())
+    return list(rows.values())
 
 
 def main() -> None:
@@ -166,8 +166,8 @@ def main() -> None:
         if not over:
             writer.writeheader()
         for seed in given.seeds:
-            left = given.methods or [own.name for own in registered()]
-            for method in (one for one in left if (one, str(seed)) not in {(r["method"], r["seed"]) for r in over}):
+            left = given.methods or [method_type.name for method_type in registered()]
+            for method in (name for name in left if (name, str(seed)) not in {(r["method"], r["seed"]) for r in over}):
                 if time.monotonic() > until:
                     return
                 try:

@@ -29,7 +29,7 @@ BLOCKS, BLOCK = 40, 20
 
 def rows_of(run: StoredRun, shares: pd.Series) -> list[dict[str, Any]]:
     """Rows of a run: of the mini-batches, and of the training set; ``shares`` of the run by method for equal times."""
-    found = []
+    records = []
     probe, evaluation = run.table("probe"), run.table("evaluation")
     accuracy = 100 * evaluation[evaluation["epoch"] >= 1]["test_accuracy"].astype(float)
     for data, every in probe.groupby("data"):
@@ -37,7 +37,7 @@ def rows_of(run: StoredRun, shares: pd.Series) -> list[dict[str, Any]]:
         rows = every[every["kappa"].lt(float("inf")) & every["kappa_preconditioned"].lt(float("inf"))]
         gain, expected = rows["kappa"] / rows["kappa_preconditioned"], rows["kappa_D"] ** 2
         short = expected / gain
-        found.append(
+        records.append(
             {
                 "inputs": "standardized" if run.config["data"]["standardize"] else "[0, 1]",
                 "method": run.legend,
@@ -66,7 +66,7 @@ def rows_of(run: StoredRun, shares: pd.Series) -> list[dict[str, Any]]:
                 "loss_at_equal_time": loss_after(run, shares[run.legend]),
             }
         )
-    return found
+    return records
 
 
 def loss_after(run: StoredRun, share: float) -> float:
@@ -92,13 +92,13 @@ def times() -> pd.DataFrame:
         }
         order = training["BNP"].shuffled()[: BLOCKS * BLOCK * study.training.batch_size]
         for number, block in enumerate(order.reshape(BLOCKS, BLOCK, -1)):
-            for name, own in training.items():
+            for name, run in training.items():
                 started = time.perf_counter()
                 for batch in block:
-                    own.step(number, own.inputs[batch], own.targets[batch])
+                    run.step(number, run.inputs[batch], run.targets[batch])
                 measured.setdefault(name, []).append(1000 * (time.perf_counter() - started) / BLOCK)
-    medians = {name: statistics.median(found[1:]) for name, found in measured.items()}
-    return pd.DataFrame([{"method": name, "blocks": BLOCKS - 1, "median_ms": own} for name, own in medians.items()])
+    medians = {name: statistics.median(milliseconds[1:]) for name, milliseconds in measured.items()}
+    return pd.DataFrame([{"method": name, "blocks": BLOCKS - 1, "median_ms": ms} for name, ms in medians.items()])
 
 
 def main() -> None:

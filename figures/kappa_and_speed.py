@@ -222,8 +222,8 @@ class Store:
     def has(self, table: str, **at: Any) -> bool:
         """Whether there is a row with these values."""
         where = " and ".join(f"{name} = ?" for name in at)
-        found = self.connection.execute(f"select 1 from {table} where {where} limit 1", tuple(at.values()))
-        return found.fetchone() is not None
+        cursor = self.connection.execute(f"select 1 from {table} where {where} limit 1", tuple(at.values()))
+        return cursor.fetchone() is not None
 
 
 def crossing(iterations: np.ndarray, losses: np.ndarray, target: float) -> float:
@@ -292,16 +292,16 @@ def speeds(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataFrame
     return pd.DataFrame(rows, columns=["method", "seed", "rate", "target", "iterations", "lowest"])
 
 
-def best_rates(found: pd.DataFrame, target: int, limit: int) -> dict[str, float]:
+def best_rates(crossings: pd.DataFrame, target: int, limit: int) -> dict[str, float]:
     """The rate of each method whose iterations to a target have the smallest geometric mean over the seeds.
 
     A seed that does not get there counts as `MISSED` budgets, one that diverged from the first as more; where no rate
     gets there, that of the lowest loss.
     """
-    own = found[found["target"] == target].copy()
-    own["log"] = own["iterations"].clip(1, MISSED * limit).map(math.log)
-    seeds, worst = own["seed"].nunique(), math.log(2 * MISSED * limit)
-    by_rate = own.groupby(["method", "rate"])
+    runs = crossings[crossings["target"] == target].copy()
+    runs["log"] = runs["iterations"].clip(1, MISSED * limit).map(math.log)
+    seeds, worst = runs["seed"].nunique(), math.log(2 * MISSED * limit)
+    by_rate = runs.groupby(["method", "rate"])
     means = (by_rate["log"].sum() + (seeds - by_rate["log"].count()) * worst) / seeds
     table = pd.DataFrame({"log": means.round(9), "lowest": by_rate["lowest"].mean()}).sort_values(["log", "lowest"])
     return {method: rows.index[0][1] for method, rows in table.groupby("method")}
@@ -385,7 +385,7 @@ class Plain(NamedTuple):
     def like(self, other: HessianOperator) -> SymmetricOperator:
         """The Hessian in the order of that of some layers."""
         layout, parts = other.unit_layout, self.parts
-        rows = {name: torch.arange(own[0].start, own[0].stop).view(self.shapes[name]) for name, own in parts.items()}
+        rows = {name: torch.arange(s[0].start, s[0].stop).view(self.shapes[name]) for name, s in parts.items()}
         numbered = layout.vector_of([rows[name].to(torch.float64) for name in layout.names])
         return Part(self.H, numbered.long())
 
@@ -409,12 +409,12 @@ def measure(setup: Setup, step: Step, layers: Sequence[str]) -> list[dict[str, A
                 continue
             for level, numbers_of in (("unit", of_units), ("network", of_network)):
                 try:
-                    found = numbers_of(step.model, loss_fn, pairs, places, method, plain)
+                    records = numbers_of(step.model, loss_fn, pairs, places, method, plain)
                 except HesscondError as refusal:
-                    found = [{"note": str(refusal)}]
-                found = [{"data": data, "level": level, "coordinates": coordinates} | row for row in found]
-                in_plain += found if coordinates == "plain" else []
-                rows += found
+                    records = [{"note": str(refusal)}]
+                records = [{"data": data, "level": level, "coordinates": coordinates} | row for row in records]
+                in_plain += records if coordinates == "plain" else []
+                rows += records
     return rows
 
 
@@ -422,29 +422,29 @@ def of_all(
     model: nn.Module, loss_fn: nn.Module, pairs: Any, layers: Sequence[str] | None, method: ProbeMethod
 ) -> NetworkResult:
     """The Hessian of all parameters, or of those of some layers together."""
-    found = probe(model, loss_fn, pairs, layers, "network", method, check=False)["network"]
-    assert isinstance(found, NetworkResult)
-    return found
+    result = probe(model, loss_fn, pairs, layers, "network", method, check=False)["network"]
+    assert isinstance(result, NetworkResult)
+    return result
 
 
 def is_plain(method: Method, layers: Sequence[str]) -> bool:
     """Whether a method is measured in the parameters that are trained, as they are."""
     try:
-        found = [method.probed(method.layer(layer)) for layer in layers]
+        probed = [method.probed(method.layer(layer)) for layer in layers]
     except HesscondError:
         return False
-    return all(own is None or isinstance(own, Reparametrized) for own in found)
+    return all(coordinates is None or isinstance(coordinates, Reparametrized) for coordinates in probed)
 
 
 def of_units(
     model: nn.Module, loss_fn: nn.Module, pairs: Any, places: Mapping[str, str], method: ProbeMethod, plain: Plain
 ) -> list[dict[str, Any]]:
     """Some units of every layer; dead ones have no Hessian."""
-    found = probe(model, loss_fn, pairs, list(places), method=method, units=UNITS, check=False, rtol=1e-3)
+    blocks = probe(model, loss_fn, pairs, list(places), method=method, units=UNITS, check=False, rtol=1e-3)
     rows = []
     for place, layer in places.items():
-        for unit, kappa in zip(UNITS, found[place].conditions, strict=True):
-            values = torch.linalg.eigvalsh(found[place].hessian(unit))
+        for unit, kappa in zip(UNITS, blocks[place].conditions, strict=True):
+            values = torch.linalg.eigvalsh(blocks[place].hessian(unit))
             if values.abs().max() > 0:
                 rows.append({"layer": layer, "unit": unit} | numbers_of_values(values, kappa))
     return rows
@@ -468,8 +468,8 @@ def of_network(
             H = Formed(H.to_dense())
     rows = [{"level": "network"} | of_spectrum(H)]
     for place, layer in places.items():
-        own = [where for name, where in parts.items() if name == place or name.startswith(f"{place}.")]
-        index = torch.cat([torch.arange(s.start, s.stop) for slices in own for s in slices])
+        ranges = [where for name, where in parts.items() if name == place or name.startswith(f"{place}.")]
+        index = torch.cat([torch.arange(s.start, s.stop) for slices in ranges for s in slices])
         rows.append({"level": "layer", "layer": layer} | of_spectrum(Part(H, index)))
     return rows
 
@@ -484,7 +484,7 @@ def decrease(setup: Setup, step: Step, lambda_max: float | None) -> float | None
     with untouched(step.model):
         loss = loss_fn(functional_call(step.model, named, (inputs,)), targets)
         parts = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    g = {n: torch.zeros_like(p) if own is None else own for (n, p), own in zip(named.items(), parts, strict=True)}
+    g = {n: torch.zeros_like(p) if part is None else part for (n, p), part in zip(named.items(), parts, strict=True)}
     try:
         Mg = step.method.preconditioned(g)
     except HesscondError:
@@ -567,7 +567,7 @@ def predictors(store: Store, unresolved: str) -> pd.DataFrame:
     long = together.melt(["method", "seed", "level", "layer", "coordinates", "data", "point"], var_name="statistic")
     names = ["level", "layer", "coordinates", "data", "statistic", "point"]
     shares = store.read("point").dropna(subset=["decrease"])
-    shares = shares[shares["decrease"] > 0].assign(value=lambda own: own["decrease"].map(math.log10))
+    shares = shares[shares["decrease"] > 0].assign(value=lambda frame: frame["decrease"].map(math.log10))
     where = {"level": "network", "layer": "all", "coordinates": "own", "data": "train", "statistic": "decrease"}
     long = pd.concat([long, shares[["method", "seed", "point", "value"]].assign(**where)])
     return long.pivot_table(index=["method", "seed"], columns=names, values="value")
@@ -604,25 +604,25 @@ def resampled(sample: Sample, families: np.ndarray, draws: int, *, by_family: bo
     sample = Sample(*(np.where(np.isnan(v), np.nanmean(v, 1, keepdims=True), v) for v in sample))
     kinds = families if by_family else np.arange(methods)
     groups = [np.flatnonzero(kinds == kind) for kind in np.unique(kinds)]
-    found = np.empty(draws)
+    rhos = np.empty(draws)
     for k in range(draws):
         drawn = rng.integers(len(groups), size=len(groups))
         chosen = np.concatenate([groups[i] for i in drawn])
         of_seeds = rng.integers(seeds, size=(len(chosen), seeds))
         x, y = (part[chosen[:, None], of_seeds].mean(1) for part in sample)
-        found[k] = ranked(x) @ ranked(y)
-    return found
+        rhos[k] = ranked(x) @ ranked(y)
+    return rhos
 
 
 def correlations(
     store: Store, setup: Setup, targets: Sequence[float], unresolved: str, draws: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """One row for every predictor; the predictors; and ln(iterations) by method and seed, a column for each target."""
-    found = speeds(store, setup, targets)
+    crossings = speeds(store, setup, targets)
     logs = {}
     for target in range(len(targets)):
-        rates = best_rates(found, target, setup.iterations)
-        own = found[(found["target"] == target) & (found["rate"] == found["method"].map(rates))]
+        rates = best_rates(crossings, target, setup.iterations)
+        own = crossings[(crossings["target"] == target) & (crossings["rate"] == crossings["method"].map(rates))]
         logs[target] = own.set_index(["method", "seed"])["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
     speed = pd.DataFrame(logs)
     columns = predictors(store, unresolved)
@@ -676,15 +676,15 @@ def resolved_share(store: Store) -> dict[Any, float]:
     """The share of κ that was resolved, by level, layer, coordinates, data and point."""
     table = store.read("measured").dropna(subset=["resolved"]).fillna({"layer": "all"})
     keys = ["level", "layer", "coordinates", "data", "point"]
-    found = dict(table.groupby(keys)["resolved"].mean().items())
+    shares = dict(table.groupby(keys)["resolved"].mean().items())
     together = table[table["level"] != "network"].assign(layer="all")
-    return found | dict(together.groupby(keys)["resolved"].mean().items())
+    return shares | dict(together.groupby(keys)["resolved"].mean().items())
 
 
 def family(method: str) -> str:
     """The kind of a method as ``--method`` says it; of an unknown one itself."""
     names = parse(method).plain.split("+")
-    return next((kind for kind, own in FAMILIES.items() if names[-1] in own), method)
+    return next((kind for kind, members in FAMILIES.items() if names[-1] in members), method)
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -705,12 +705,12 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
 
 def of_methods(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataFrame:
     """Rate, iterations (geometric mean of the seeds, fewest, most) and κ at half of the way of each method."""
-    found = speeds(store, setup, targets)
-    rates = best_rates(found, MAIN, setup.iterations)
+    crossings = speeds(store, setup, targets)
+    rates = best_rates(crossings, MAIN, setup.iterations)
     measured = store.read("measured").query("data == 'train' and coordinates == 'own' and point == 'half'")
-    own = found[(found["target"] == MAIN) & (found["rate"] == found["method"].map(rates))]
+    best = crossings[(crossings["target"] == MAIN) & (crossings["rate"] == crossings["method"].map(rates))]
     rows = []
-    for method, runs in own.groupby("method"):
+    for method, runs in best.groupby("method"):
         reached = runs["iterations"][runs["iterations"] < math.inf]
         at = measured[measured["method"] == method]
         whole, layers = at[at["level"] == "network"], at[at["level"] == "layer"]
@@ -815,10 +815,10 @@ def one_known(
     minimize(model, objective)
     least = objective().item()
     functional_step(model, method, objective)
-    found = probe(model, loss_fn, (inputs, targets), level="layer", method=method)["fc1"].kappa
-    if not found.resolved or found.negative:
-        raise HesscondError(f"no minimum, or unresolved: {found}")
-    alpha = 2 / (found.lambda_max + found.lambda_min)
+    kappa = probe(model, loss_fn, (inputs, targets), level="layer", method=method)["fc1"].kappa
+    if not kappa.resolved or kappa.negative:
+        raise HesscondError(f"no minimum, or unresolved: {kappa}")
+    alpha = 2 / (kappa.lambda_max + kappa.lambda_min)
     with torch.no_grad():
         for p, q in zip(model.parameters(), start, strict=True):
             p.copy_(q)
@@ -842,9 +842,9 @@ def one_known(
     end = len(sizes) - 1
     # the last tenth of the way: by then the slowest direction is left
     near = max(end - max(end // 10, 10), 0)
-    seen = -math.log(sizes[end] / sizes[near]) / (end - near)
-    predicted = -math.log((found.value - 1) / (found.value + 1))
-    return (found.value, predicted, seen, *counts, *[math.inf] * (len(gaps) - len(counts)))
+    measured = -math.log(sizes[end] / sizes[near]) / (end - near)
+    predicted = -math.log((kappa.value - 1) / (kappa.value + 1))
+    return (kappa.value, predicted, measured, *counts, *[math.inf] * (len(gaps) - len(counts)))
 
 
 def minimize(model: nn.Module, objective: Any) -> None:
@@ -918,10 +918,10 @@ def main() -> None:
         others = [text for text in runnable if text != "vanilla"]
         every = [(run_rates, given.out, setup, text, seed, targets) for text in others for seed in given.seeds]
         list(pool.map(work, every))
-        found = speeds(store, setup, targets)
-        rates = best_rates(found, MAIN, setup.iterations)
+        crossings = speeds(store, setup, targets)
+        rates = best_rates(crossings, MAIN, setup.iterations)
         todo = []
-        for row in found[found["target"] == MAIN].itertuples():
+        for row in crossings[crossings["target"] == MAIN].itertuples():
             if row.method in runnable and row.seed in given.seeds and row.rate == rates[row.method]:
                 length = min(setup.iterations, row.iterations)
                 todo.append((measure_run, given.out, setup, row.method, row.seed, row.rate, round(length)))

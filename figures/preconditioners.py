@@ -140,8 +140,8 @@ def described(network: str) -> dict[str, Any]:
     study = load_study(network, scale).model_dump(mode="json", exclude_none=True)
     kept = {key: study[key] for key in ("data", "model", "training")}
     kept["training"] = {key: kept["training"][key] for key in ("batch_size", "loss")} | {"iterations": ITERATIONS}
-    own = merged(kept | {"probe": PROBE}, changes)
-    return {"name": network, "description": f"{study['description']}: for the comparison of preconditioners"} | own
+    config = merged(kept | {"probe": PROBE}, changes)
+    return {"name": network, "description": f"{study['description']}: for the comparison of preconditioners"} | config
 
 
 def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs: int) -> None:
@@ -152,8 +152,8 @@ def measure(folder: Path, network: str, methods: Sequence[str], seeds: int, jobs
     for method in of_network(network, methods)[0]:
         out = folder / network / parse(method).folder
         out.mkdir(parents=True, exist_ok=True)
-        own = study.learning_rate(method, study.training.batch_size)
-        rates = [float(f"{factor * own:.3g}") for factor in AROUND]
+        default = study.learning_rate(method, study.training.batch_size)
+        rates = [float(f"{factor * default:.3g}") for factor in AROUND]
         reach = [AROUND.index(0.1), AROUND.index(10.0)]
         if (out / "rates" / "sweep.toml").exists():
             tried = tomllib.loads((out / "rates" / "sweep.toml").read_text(encoding="utf-8"))["rates"]
@@ -222,8 +222,8 @@ def median(cells: pd.DataFrame, name: str) -> tuple[float, float]:
 
 def gains(cells: pd.DataFrame, moment: int, level: str) -> tuple[str, str]:
     """κ in the plain and in the own coordinates at a moment."""
-    own = cells[(cells["iteration"] == moment) & (cells["level"] == level)]
-    return (shown(*median(own, "kappa")), shown(*median(own, "kappa_own"))) if len(own) else ("", "")
+    selected = cells[(cells["iteration"] == moment) & (cells["level"] == level)]
+    return (shown(*median(selected, "kappa")), shown(*median(selected, "kappa_own"))) if len(selected) else ("", "")
 
 
 def share(row: dict[str, Any], kind: str) -> str:
@@ -236,20 +236,20 @@ def share(row: dict[str, Any], kind: str) -> str:
 
 def row_of(row: dict[str, Any], cells: pd.DataFrame) -> dict[str, Any]:
     """Row of a method on a network in the file of the page."""
-    own = cells[(cells["network"] == row["network"]) & (cells["method"] == row["method"])]
-    found = {"network": row["network"], "method": row["method"]}
+    selected = cells[(cells["network"] == row["network"]) & (cells["method"] == row["method"])]
+    record = {"network": row["network"], "method": row["method"]}
     if isinstance(row["refusal"], str):
-        return found | {"refusal": row["refusal"].removeprefix(f"{row['method']}: ")}
-    found |= {"rate": f"{row['learning_rate']:g}", "at_edge": row["at_edge"]}
-    found |= {name: f"{row[name]:.3f}" for name in ("loss", "loss_min", "loss_max")}
-    found |= {"diverged": row["diverged"], "time": f"{row['time']:.2f}"}
+        return record | {"refusal": row["refusal"].removeprefix(f"{row['method']}: ")}
+    record |= {"rate": f"{row['learning_rate']:g}", "at_edge": row["at_edge"]}
+    record |= {name: f"{row[name]:.3f}" for name in ("loss", "loss_min", "loss_max")}
+    record |= {"diverged": row["diverged"], "time": f"{row['time']:.2f}"}
     for level, name in (("layer", "half"), ("layer", "end"), ("network", "end")):
-        plain, of_method = gains(own, MOMENTS[name], level)
+        plain, of_method = gains(selected, MOMENTS[name], level)
         places = f"kappa_{level}{'s' if level == 'layer' else ''}_{name}"
-        found |= {places: plain, f"{places}_own": of_method}
-    whole = own[own["level"] == "network"].groupby("iteration")["sharpness"].median()
-    found |= {f"sharpness_{name}": f"{whole.get(MOMENTS[name], math.nan):.2g}" for name in SHOWN}
-    return found | {f"share_{kind}": share(row, kind) for kind in ("diagonal", "kronecker")}
+        record |= {places: plain, f"{places}_own": of_method}
+    whole = selected[selected["level"] == "network"].groupby("iteration")["sharpness"].median()
+    record |= {f"sharpness_{name}": f"{whole.get(MOMENTS[name], math.nan):.2g}" for name in SHOWN}
+    return record | {f"share_{kind}": share(row, kind) for kind in ("diagonal", "kronecker")}
 
 
 def methods_of(compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -270,7 +270,7 @@ def resolved(cells: pd.DataFrame) -> pd.DataFrame:
     for of, part in (("layer", layers), ("network", networks)):
         for name, words in (("kappa", "plain"), ("kappa_own", "own")):
             low, high = intervals(part.astype({"resolved": "boolean", "resolved_own": "boolean"}), name)
-            groups = [median(own, name) for _, own in part.groupby(["network", "method", "iteration"])]
+            groups = [median(group, name) for _, group in part.groupby(["network", "method", "iteration"])]
             there = [pair for pair in groups if not math.isnan(pair[0])]
             known = sum(a == b for a, b in there)
             rows.append((of, words, int((~np.isnan(low)).sum()), int(np.isfinite(high).sum()), len(there), known))
@@ -282,12 +282,12 @@ def predicted(network: str, name: str, compared: pd.DataFrame, cells: pd.DataFra
     level, column = QUANTITIES[name]
     losses = compared[(compared["network"] == network) & compared["loss"].notna()].set_index("method")["loss"]
     half = cells[(cells["network"] == network) & (cells["level"] == level) & (cells["iteration"] == MOMENTS["half"])]
-    found = {}
+    medians = {}
     for method, rows in half.groupby("method"):
         low, high = (rows[column].median(),) * 2 if column == "sharpness" else median(rows, column)
         if low == high:
-            found[method] = low
-    return pd.concat([losses, pd.Series(found, dtype=float, name="value")], axis=1, join="inner").dropna()
+            medians[method] = low
+    return pd.concat([losses, pd.Series(medians, dtype=float, name="value")], axis=1, join="inner").dropna()
 
 
 def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
@@ -300,9 +300,9 @@ def rankings(compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def correlation(found: pd.DataFrame) -> dict[str, float]:
+def correlation(columns: pd.DataFrame) -> dict[str, float]:
     """Spearman's ρ of two columns with its 95 % interval over resampled rows; of five at least."""
-    both = found.to_numpy(dtype=float)
+    both = columns.to_numpy(dtype=float)
     if len(both) < 5:
         return {"methods": len(both)}
     generator = np.random.default_rng(0)
@@ -325,8 +325,8 @@ def draw(compared: pd.DataFrame, cells: pd.DataFrame, path: Path) -> None:
         axes = figure.subplots(2, len(networks), sharey="col", squeeze=False)
         for row, (name, label) in enumerate(DRAWN.items()):
             for ax, network in zip(axes[row], networks, strict=True):
-                found = predicted(network, name, compared, cells)
-                for method, loss, value in found.itertuples():
+                points = predicted(network, name, compared, cells)
+                for method, loss, value in points.itertuples():
                     method = method.partition(":update")[0]
                     ax.plot(value, loss, "o", ms=4, color=colors[method], mec="white", mew=0.3)
                     ax.annotate(method, (value, loss), fontsize=3.5, xytext=(2, 2), textcoords="offset points")
@@ -337,7 +337,7 @@ def draw(compared: pd.DataFrame, cells: pd.DataFrame, path: Path) -> None:
                 ax.yaxis.set_minor_formatter(NullFormatter())
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 ax.spines[["top", "right"]].set_visible(False)
-                of = correlation(found)
+                of = correlation(points)
                 ax.set_xlabel(f"{label}\nρ = {of['rho']:.2f} ({of['low']:.2f} … {of['high']:.2f})")
                 if row == 0:
                     ax.set_title(network, loc="left")
@@ -350,7 +350,7 @@ def coupling(cells: pd.DataFrame) -> pd.DataFrame:
     cells = cells.rename(columns={"lambda_max": "plain", "lambda_max_own": "own"})
     at = ["network", "method", "seed", "iteration"]
     whole, parts = (
-        own.groupby(at)[["plain", "own"]].max() for own in (cells[cells["level"] == n] for n in ("network", "layer"))
+        part.groupby(at)[["plain", "own"]].max() for part in (cells[cells["level"] == n] for n in ("network", "layer"))
     )
     rows = []
     for network, ratios in (whole / parts).groupby("network"):
@@ -363,9 +363,9 @@ def coupling(cells: pd.DataFrame) -> pd.DataFrame:
 def write(folder: Path, results: Path) -> None:
     """Write the files of the page, and draw its figure."""
     compared, cells = read(folder)
-    found = {"": methods_of(compared, cells), "-coupling": coupling(cells), "-resolved": resolved(cells)}
-    found["-correlations"] = rankings(compared, cells)
-    for name, frame in found.items():
+    tables = {"": methods_of(compared, cells), "-coupling": coupling(cells), "-resolved": resolved(cells)}
+    tables["-correlations"] = rankings(compared, cells)
+    for name, frame in tables.items():
         path = results / f"preconditioners{name}.csv"
         frame.to_csv(path, index=False, lineterminator="\n", float_format="%.3g")
     draw(compared, cells, results.parent / "images" / "preconditioners.png")

@@ -49,10 +49,10 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def by_seed(frame: pd.DataFrame, name: str, column: str, better: int = 1) -> Seeds:
     """Values of a method by seed; runs that diverged are worse than all others."""
-    own = frame[frame["method"] == name].set_index("seed")
-    values = own[column].astype(float)
-    if "status" in own:
-        values = values.where(own["status"] != "diverged", -better * math.inf)
+    runs = frame[frame["method"] == name].set_index("seed")
+    values = runs[column].astype(float)
+    if "status" in runs:
+        values = values.where(runs["status"] != "diverged", -better * math.inf)
     return Seeds(name, values.to_dict())
 
 
@@ -74,13 +74,13 @@ def figure_8(inputs: str, data: str = "batch") -> pd.DataFrame:
 
 def of_both(frame: pd.DataFrame, column: str) -> tuple[dict[str, Seeds], str]:
     """Values of both methods by seed, and in words."""
-    found = {name: by_seed(frame, name, column) for name in METHODS}
-    return found, ", ".join(map(str, found.values()))
+    seeds = {name: by_seed(frame, name, column) for name in METHODS}
+    return seeds, ", ".join(map(str, seeds.values()))
 
 
-def within(found: Mapping[str, Seeds], low: float, high: float) -> str:
+def within(seeds: Mapping[str, Seeds], low: float, high: float) -> str:
     """Verdict on whether both methods lie in a range."""
-    return verdict_of([judged(Comparison.of(f"{name} in [{low}, {high}]"), found, 1.0) for name in METHODS])
+    return verdict_of([judged(Comparison.of(f"{name} in [{low}, {high}]"), seeds, 1.0) for name in METHODS])
 
 
 def brief(values: pd.Series) -> str:
@@ -92,8 +92,8 @@ def span(frame: pd.DataFrame) -> str:
     """Range of κ(D) over all iterations and seeds, for each method."""
     parts = []
     for name in METHODS:
-        own = frame[frame["method"] == name]
-        parts.append(f"{name} {brief(pd.concat([own['kappa_D_least'], own['kappa_D_most']]))}")
+        runs = frame[frame["method"] == name]
+        parts.append(f"{name} {brief(pd.concat([runs['kappa_D_least'], runs['kappa_D_most']]))}")
     return ", ".join(parts)
 
 
@@ -112,7 +112,7 @@ def figure_8_claims() -> list[str]:
         )
         about = f"{roughly} roughly κ(D)² (here: within a factor of 10)"
         faster = judged(Comparison.of("BNP > vanilla"), mean[0], 1.0)
-        found = (
+        claims = (
             (
                 "κ(H) is larger than κ(PᵀHP)",
                 f"in {always}; median of their ratio: {gain[1]}",
@@ -129,7 +129,7 @@ def figure_8_claims() -> list[str]:
             ("BNP trains faster", f"mean accuracy over the epochs (%): {mean[1]}", faster),
             ("", f"training loss at equal time: {loss[1]}", judged(Comparison.of("vanilla > BNP"), loss[0], 1.0)),
         )
-        rows += [["" if place else inputs, *row] for place, row in enumerate(found)]
+        rows += [["" if place else inputs, *row] for place, row in enumerate(claims)]
     seeds = figure_8("[0, 1]")["seed"].nunique()
     return markdown(["inputs", "the paper", f"here, {seeds} seeds", "verdict"], rows)
 
@@ -141,9 +141,9 @@ def figure_8_gains() -> list[str]:
         for data, words in (("batch", "mini-batches"), ("train", "training set")):
             frame = figure_8(inputs, data)
             for name in METHODS:
-                own = frame[frame["method"] == name]
+                runs = frame[frame["method"] == name]
                 along = number(by_seed(frame, name, "correlation"))
-                rows.append([inputs, words, name, along, brief(own["short"])])
+                rows.append([inputs, words, name, along, brief(runs["short"])])
     return markdown(["inputs", "Hessian over", "", "rank correlation", "short by: medians of the runs"], rows)
 
 
@@ -154,10 +154,10 @@ table("figure-8-gains", figure_8_gains)
 def block_norms() -> list[str]:
     """Largest over smallest λ_max of the layers' blocks: plain, with P, and with P/q."""
     rows, frame = [], read("bnp-block-norms")
-    for (inputs, method), own in frame.groupby(["inputs", "method"], sort=False):
+    for (inputs, method), group in frame.groupby(["inputs", "method"], sort=False):
         apart = {}
         for name in ("H", "P", "Pq"):
-            logs = np.log(own.pivot(index=["seed", "iteration"], columns="layer", values=name))
+            logs = np.log(group.pivot(index=["seed", "iteration"], columns="layer", values=name))
             by_run = np.exp((logs.max(axis=1) - logs.min(axis=1)).groupby("seed").mean())
             apart[name] = Seeds(name, by_run.to_dict())
         rows.append([inputs, method, *map(number, apart.values()), judged(Comparison.of("Pq in [1, 10]"), apart, 1.0)])
@@ -171,13 +171,13 @@ table("block-norms", block_norms)
 def one_sample() -> list[str]:
     """Gains of units at batch 1, by layer."""
     rows = []
-    for layer, own in read("one-sample").groupby("layer", sort=False):
-        known = own[own["resolved"] & np.isfinite(own["kappa_own"])]
+    for layer, units in read("one-sample").groupby("layer", sort=False):
+        known = units[units["resolved"] & np.isfinite(units["kappa_own"])]
         gain = known["kappa"] / known["kappa_own"]
         medians = (known["kappa"].median(), known["kappa_own"].median(), gain.median())
         # a row has κ = 1 up to rounding
         share = f"{(gain > 1 + 1e-6).mean():.0%}".replace("%", " %")
-        counts = (f"{len(known)} of {len(own)}", f"{known['rank'].max():.0f}")
+        counts = (f"{len(known)} of {len(units)}", f"{known['rank'].max():.0f}")
         ends = f"{gain.min():.2g} … {gain.max():.2g}"
         rows.append([layer, *counts, *(f"{value:.2g}" for value in medians), ends, share])
     titles = ["κ(H), median", "κ own, median", "gain, median", "all gains", "share with a gain"]
@@ -204,14 +204,14 @@ def wc_statements() -> list[str]:
     """How often WC's statements hold along training, by iteration."""
     frame, rows = read("wc-statements"), []
     for (statement, claim), (paper, reading) in READINGS.items():
-        own = frame[(frame["statement"] == statement) & (frame["claim"] == claim)]
-        holds = own["status"] == "holds"
-        by_iteration = ", ".join(str(found) for found in holds.groupby(own["iteration"]).sum())
+        checks = frame[(frame["statement"] == statement) & (frame["claim"] == claim)]
+        holds = checks["status"] == "holds"
+        by_iteration = ", ".join(str(count) for count in holds.groupby(checks["iteration"]).sum())
         rows.append(
             [
                 paper,
                 reading,
-                f"{holds.sum()} of {len(own)}",
+                f"{holds.sum()} of {len(checks)}",
                 by_iteration,
                 REPLICATED if holds.all() else NOT_REPLICATED,
             ]
@@ -240,14 +240,14 @@ def small(study: str) -> FileTable:
 
 def built_in(study: str, *panels: str) -> FileTable:
     """Panels, or those named, methods and claims of a built-in study; one without panels has one without a name."""
-    found = StudyFile.read(DOCS.parent / "studies" / f"{study}.toml").layout
-    chosen = [own for own in found.panels if not panels or own.name in panels] or [WHOLE]
-    return found.model_copy(update={"panels": chosen})
+    layout = StudyFile.read(DOCS.parent / "studies" / f"{study}.toml").layout
+    chosen = [panel for panel in layout.panels if not panels or panel.name in panels] or [WHOLE]
+    return layout.model_copy(update={"panels": chosen})
 
 
 def methods_of(study: FileTable, panel: PanelTable) -> list[str]:
     """Names of the methods of a panel."""
-    return [one if isinstance(one, str) else one.name for one in panel.methods or study.methods]
+    return [method if isinstance(method, str) else method.name for method in panel.methods or study.methods]
 
 
 def title_of(panel: PanelTable) -> str:
@@ -262,7 +262,7 @@ WHOLE = PanelTable.model_construct(name="", methods=[])
 @cache
 def published(study: str) -> dict[str, Sequence[Published]]:
     """The paper's numbers by panel."""
-    return {one.name: one.published for one in replication(study).panels}
+    return {panel.name: panel.published for panel in replication(study).panels}
 
 
 def paper_of(study: str, panel: str, method: str) -> str:
@@ -291,17 +291,17 @@ def all_runs() -> pd.DataFrame:
 def runs_of(study: str, panel: str) -> pd.DataFrame:
     """Rows of the runs of a panel, with the error."""
     frame = all_runs()
-    own = frame[(frame["study"] == study) & (frame["panel"] == panel)].copy()
-    own["error"] = 100 - own["accuracy"].astype(float)
-    return own
+    runs = frame[(frame["study"] == study) & (frame["panel"] == panel)].copy()
+    runs["error"] = 100 - runs["accuracy"].astype(float)
+    return runs
 
 
 def small_numbers(study: str, column: str, panels: Mapping[str, str]) -> list[str]:
     """The paper's table beside ours; ``panels``: names of the panels at small size, and of those of the paper."""
     layout = small(study)
-    found = {panel.name: panel for panel in layout.panels}
-    names = list(dict.fromkeys(name for panel in panels for name in methods_of(layout, found[panel])))
-    titles = ["", *(words for panel in panels for words in ("the paper", f"here: {title_of(found[panel])}"))]
+    by_name = {panel.name: panel for panel in layout.panels}
+    names = list(dict.fromkeys(name for panel in panels for name in methods_of(layout, by_name[panel])))
+    titles = ["", *(words for panel in panels for words in ("the paper", f"here: {title_of(by_name[panel])}"))]
     rows = []
     for name in names:
         row = [name]
@@ -330,7 +330,7 @@ def judgement(study: str, panel: PanelTable, claim: Claim) -> tuple[str, int, st
     names = dict.fromkeys(name for comparison in claim.comparisons for name in comparison.names)
     seeds = {name: by_seed(runs_of(study, panel.name), name, column, better) for name in names}
     verdict = verdict_of([judged(comparison, seeds, claim.margin) for comparison in claim.comparisons])
-    fewest = min(len(one.values) for one in seeds.values())
+    fewest = min(len(sample.values) for sample in seeds.values())
     return of_seeds(verdict, fewest), fewest, f"{words}: {', '.join(map(str, seeds.values()))}"
 
 
@@ -346,7 +346,7 @@ def claims_with_numbers(study: FileTable) -> list[str]:
     """The claims of a study, a row for each panel (by its title where there are several), with the numbers."""
     rows = []
     for claim in study.claims:
-        for panel in (own for own in study.panels if own.name in claim.of_panels):
+        for panel in (candidate for candidate in study.panels if candidate.name in claim.of_panels):
             verdict, fewest, numbers = judgement(study.name, panel, claim)
             where = f"{title_of(panel)}: " if len(study.panels) > 1 else ""
             rows.append([claim.says, f"{where}{numbers}", str(fewest), verdict])
@@ -360,13 +360,13 @@ def branches() -> list[str]:
     """Training losses of residual networks by the initial γ of their branches, and whether they train."""
     layout, rows = small("cwo-branches"), []
     for panel in layout.panels:
-        frame, found = runs_of("cwo-branches", panel.name), []
-        for claim in (own for own in layout.claims if panel.name in own.of_panels):
+        frame, entries = runs_of("cwo-branches", panel.name), []
+        for claim in (candidate for candidate in layout.claims if panel.name in candidate.of_panels):
             name = claim.comparisons[0].one
             seeds = by_seed(frame, name, "train_loss", -1)
             verdict = of_seeds(judged(claim.comparisons[0], {name: seeds}, claim.margin), len(seeds.values))
-            found.append([name, number(seeds), str(len(seeds.values)), verdict])
-        rows += [["" if place else title_of(panel), *own] for place, own in enumerate(found)]
+            entries.append([name, number(seeds), str(len(seeds.values)), verdict])
+        rows += [["" if place else title_of(panel), *entry] for place, entry in enumerate(entries)]
     return markdown(["network", "", "here", "seeds", "it trains"], rows)
 
 
@@ -374,9 +374,9 @@ def small_claims(*studies: str) -> list[str]:
     """The claims of tables at a small size."""
     rows = []
     for study in studies:
-        found = small(study)
-        for claim in found.claims:
-            panels = [panel for panel in found.panels if panel.name in claim.of_panels]
+        layout = small(study)
+        for claim in layout.claims:
+            panels = [panel for panel in layout.panels if panel.name in claim.of_panels]
             rows.append([claim.says, "; ".join(verdict_on(study, panel, claim) for panel in panels)])
     return markdown(["the paper", "verdicts"], rows)
 
@@ -384,15 +384,15 @@ def small_claims(*studies: str) -> list[str]:
 def lead_of(study: str, name: str, points: float) -> str:
     """Whether a method leads each other one by so many points, in the first panel of a table."""
     panel = small(study).panels[0]
-    of = {one: by_seed(runs_of(study, panel.name), one, "accuracy") for one in methods_of(small(study), panel)}
+    of = {method: by_seed(runs_of(study, panel.name), method, "accuracy") for method in methods_of(small(study), panel)}
     ahead = {
-        other: Seeds(other, {seed: of[name].values[seed] - value for seed, value in own.values.items()})
-        for other, own in of.items()
+        other: Seeds(other, {seed: of[name].values[seed] - value for seed, value in sample.values.items()})
+        for other, sample in of.items()
         if other != name
     }
-    verdict = verdict_of([judged(Comparison.of(f"{one} in [{points}, 100]"), ahead, 1.0) for one in ahead])
-    seeds = min(len(own.values) for own in ahead.values())
-    against = ", ".join(f"{number(own)} over {one}" for one, own in ahead.items())
+    verdict = verdict_of([judged(Comparison.of(f"{other} in [{points}, 100]"), ahead, 1.0) for other in ahead])
+    seeds = min(len(lead.values) for lead in ahead.values())
+    against = ", ".join(f"{number(lead)} over {other}" for other, lead in ahead.items())
     return f"{title_of(panel).partition(',')[0]}: {verdict} ({seeds} seeds; {name}: {against})"
 
 
@@ -413,12 +413,12 @@ def iteration_times() -> list[str]:
     """Time of an iteration by method, over that with BN, at the papers' sizes; blocks that overlap decide nothing."""
     frame = read("iteration-times")
     rows = []
-    for (paper, network), own in frame.groupby(["paper", "network"], sort=False):
-        own = own.set_index("method")
-        median = own["median_ms"]
+    for (paper, network), times in frame.groupby(["paper", "network"], sort=False):
+        times = times.set_index("method")
+        median = times["median_ms"]
         others = ", ".join(f"{name} {value / median['BN']:.2f}" for name, value in median.items() if name != "BN")
-        one, other, words, longer = LONGER[paper]
-        apart = own["least_ms"][one] > own["most_ms"][other]
+        method, other, words, longer = LONGER[paper]
+        apart = times["least_ms"][method] > times["most_ms"][other]
         rows.append([f"`{network}`", f"{median['BN']:.3g}", others, words, longer if apart else UNDECIDED])
     return markdown(["network", "BN, ms", "the others, BN = 1", "the paper", "verdict"], rows)
 
@@ -438,7 +438,7 @@ AHEAD, DRAWS = (1, 10, 100), 1000
 
 def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Spearman's correlations along the last dimension."""
-    x, y = (own - own.mean(-1, keepdims=True) for own in (rankdata(x, axis=-1), rankdata(y, axis=-1)))
+    x, y = (ranks - ranks.mean(-1, keepdims=True) for ranks in (rankdata(x, axis=-1), rankdata(y, axis=-1)))
     return np.asarray((x * y).sum(-1) / np.sqrt((x**2).sum(-1) * (y**2).sum(-1)))
 
 
@@ -483,10 +483,10 @@ def forecast_by_run() -> list[str]:
     """Rank correlations with the gain of the most iterations, for each point and seed."""
     rows = []
     for name in ("kappa", "sharpness", "forecast"):
-        x, y, found = forecasts(name, AHEAD[-1])
-        own = rank_correlations(x, y)
-        rows.append([PREDICTORS[name][0], *(", ".join(f"{rho:+.2f}" for rho in at) for at in own.T)])
-    points, seeds = sorted({point for _, point in found}), len({seed for seed, _ in found})
+        x, y, pairs = forecasts(name, AHEAD[-1])
+        rhos = rank_correlations(x, y)
+        rows.append([PREDICTORS[name][0], *(", ".join(f"{rho:+.2f}" for rho in at) for at in rhos.T)])
+    points, seeds = sorted({point for _, point in pairs}), len({seed for seed, _ in pairs})
     return markdown(["", *(f"iteration {point}, {seeds} seeds" for point in points)], rows)
 
 
@@ -519,10 +519,10 @@ def known_case() -> list[str]:
         ]
         for _, row in frame.iterrows()
     ]
-    found = (frame["kappa"].corr(frame[name], method="spearman") for name in counts)
-    rows.append(["Spearman's ρ with κ", "", "", "", *(f"{rho:+.2f}" for rho in found)])
+    rhos = (frame["kappa"].corr(frame[name], method="spearman") for name in counts)
+    rows.append(["Spearman's ρ with κ", "", "", "", *(f"{rho:+.2f}" for rho in rhos)])
     return markdown(
-        ["method", "κ", "−ln r predicted", "measured", *(f"steps to {own}" for own in counts.values())], rows
+        ["method", "κ", "−ln r predicted", "measured", *(f"steps to {share}" for share in counts.values())], rows
     )
 
 
@@ -584,16 +584,16 @@ def preconditioned_correlations() -> list[str]:
     names = [name for name in frame["quantity"].unique() if name != "κ own, network"]
     networks = frame["network"].unique()
     texts = frame.pivot(index="network", columns="quantity", values="text")
-    return markdown(["network", *names], [[f"`{one}`", *texts.loc[one, names]] for one in networks])
+    return markdown(["network", *names], [[f"`{network}`", *texts.loc[network, names]] for network in networks])
 
 
 def preconditioned_coupling() -> list[str]:
     """λ_max of the network over that of its layers: median and quartiles."""
     frame = read("preconditioners-coupling")
     rows = []
-    for network, own in frame.groupby("network", sort=False):
-        found = own.set_index("coordinates")
-        texts = (f"{at['median']:g} ({at['quarter']:g} … {at['three_quarters']:g})" for _, at in found.iterrows())
+    for network, group in frame.groupby("network", sort=False):
+        quartiles = group.set_index("coordinates")
+        texts = (f"{at['median']:g} ({at['quarter']:g} … {at['three_quarters']:g})" for _, at in quartiles.iterrows())
         rows.append([f"`{network}`", *texts])
     return markdown(["network", "plain coordinates", "own coordinates"], rows)
 
@@ -603,9 +603,9 @@ def preconditioned_resolved() -> list[str]:
     frame = read("preconditioners-resolved").set_index(["level", "coordinates"])
     layers, networks = (frame.loc[(level, ("plain", "own")), :] for level in ("layer", "network"))
     parts = [
-        f"of {own['measured'].iloc[0]:,} κ of {words} {own['resolved'].iloc[0]:,} are resolved in plain and "
-        f"{own['resolved'].iloc[1]:,} in own coordinates"
-        for words, own in (("layers", layers), ("networks, on `cnn-digits`,", networks))
+        f"of {counts['measured'].iloc[0]:,} κ of {words} {counts['resolved'].iloc[0]:,} are resolved in plain and "
+        f"{counts['resolved'].iloc[1]:,} in own coordinates"
+        for words, counts in (("layers", layers), ("networks, on `cnn-digits`,", networks))
     ]
     text = "; ".join(parts) + "."
     return [text[0].upper() + text[1:]]
@@ -624,10 +624,10 @@ BLOCKS = ("embedding", "query, key", "feed-forward", "value, output", "norm")
 
 def sharpness_order() -> list[str]:
     """In how many seeds the average sharpness of a kind of block is below that of the next."""
-    found = read("transformers-sharpness").pivot(index=["moment", "seed"], columns="family", values="sharpness")
+    sharpness = read("transformers-sharpness").pivot(index=["moment", "seed"], columns="family", values="sharpness")
     rows = []
     for smaller, larger in pairwise(BLOCKS):
-        holds = (found[smaller] < found[larger]).groupby("moment").sum()
+        holds = (sharpness[smaller] < sharpness[larger]).groupby("moment").sum()
         rows.append([f"{smaller} < {larger}", *(str(holds[moment]) for moment in MOMENTS)])
     return markdown(["seeds of three in which it holds", *MOMENTS], rows)
 
@@ -639,8 +639,8 @@ def heterogeneity() -> list[str]:
     places += [(name, "start") for name in dict.fromkeys(frame.index.get_level_values("network")) if name != "GPT"]
     rows = []
     for network, moment in places:
-        own = frame.loc[[(network, moment)]]
-        values = (own[name].sort_values() for name in ("all", "without_head", "without_head_query_key"))
+        ratios = frame.loc[[(network, moment)]]
+        values = (ratios[name].sort_values() for name in ("all", "without_head", "without_head_query_key"))
         texts = (f"{rounded(x.median())} ({rounded(x.min())} … {rounded(x.max())})" for x in values)
         rows.append([f"{network}, {moment}", *texts])
     titles = ["all weight matrices", "without the head", "without head, query, key"]
@@ -672,10 +672,10 @@ def unit_conditions() -> list[str]:
     frame = read("transformers-kappa").set_index(["family", "moment"])
     rows = []
     for block in BLOCKS:
-        own = frame.loc[block]
-        texts = (f"{own.loc[moment, 'kappa']:.1e}, {100 * own.loc[moment, 'negative']:.0f} %" for moment in MOMENTS)
-        known = own["resolved"].sum() / own["units"].sum()
-        rows.append([block, *texts, f"{100 * own['rank'].min():.0f} %", f"{100 * (1 - known):.1f} %"])
+        units = frame.loc[block]
+        texts = (f"{units.loc[moment, 'kappa']:.1e}, {100 * units.loc[moment, 'negative']:.0f} %" for moment in MOMENTS)
+        known = units["resolved"].sum() / units["units"].sum()
+        rows.append([block, *texts, f"{100 * units['rank'].min():.0f} %", f"{100 * (1 - known):.1f} %"])
     return markdown(["median κ, negative eigenvalues", *MOMENTS, "rank, least median", "units unresolved"], rows)
 
 
@@ -727,8 +727,8 @@ def machines() -> list[str]:
     """Machine of each file, and the commit whose code wrote it; files of one origin in a row."""
     frame = read("machines")
     rows = []
-    for (commit, *machine), own in frame.groupby(["commit", "cores", "gpu", "torch"], sort=False):
-        rows.append([", ".join(f"`{name}`" for name in own["file"]), f"`{commit}`", *map(str, machine)])
+    for (commit, *machine), group in frame.groupby(["commit", "cores", "gpu", "torch"], sort=False):
+        rows.append([", ".join(f"`{name}`" for name in group["file"]), f"`{commit}`", *map(str, machine)])
     return markdown(["file in docs/results", "commit", "cores", "GPU", "torch"], rows)
 
 

@@ -60,16 +60,16 @@ def plans_of(
     names: Sequence[str], seeds: int, out: Path, device: str, iterations: int | None, scale: str | None
 ) -> list[RunPlan]:
     """Plans of the studies, those of the first seed first."""
-    found: list[RunPlan] = []
+    all_plans: list[RunPlan] = []
     for name in names:
         study, _, panel = name.partition("/")
-        own = replication(study, scale) if scale else replication(str(FOLDER / f"{study}.toml"))
+        comparison = replication(study, scale) if scale else replication(str(FOLDER / f"{study}.toml"))
         if panel:
-            own = replace(own, panels=tuple(one for one in own.panels if one.name == panel))
+            comparison = replace(comparison, panels=tuple(part for part in comparison.panels if part.name == panel))
         changes = Overrides(iterations, None, None, None, 0)
-        plans = plan_replication(own, seeds, out, torch.device(device), changes)
-        found += [replace(plan, folder=out / f"{study}-{plan.folder.name}") for plan in plans]
-    return sorted(found, key=lambda plan: plan.seed)
+        plans = plan_replication(comparison, seeds, out, torch.device(device), changes)
+        all_plans += [replace(plan, folder=out / f"{study}-{plan.folder.name}") for plan in plans]
+    return sorted(all_plans, key=lambda plan: plan.seed)
 
 
 def key_of(plan: RunPlan) -> str:
@@ -119,8 +119,8 @@ class Pool:
         same: dict[str, list[RunPlan]] = {}
         for plan in plans:
             same.setdefault(key_of(plan), []).append(plan)
-        self.once = [own[0] for own in same.values()]
-        self.plans = {own[0].folder.name: own for own in same.values()}
+        self.once = [group[0] for group in same.values()]
+        self.plans = {group[0].folder.name: group for group in same.values()}
         self.rows, self.until = rows, until
 
     def perform(self, left: Sequence[RunPlan], workers: int, files: Any, scratch: Path) -> None:
@@ -161,10 +161,10 @@ def train(given: argparse.Namespace) -> None:
         with given.without.open(encoding="utf-8") as stream:
             over = {(row["study"], row["panel"], row["method"], row["seed"]) for row in csv.DictReader(stream)}
         plans = {
-            device: [p for p in own if (p.study.name, p.study.panel, p.label, str(p.seed)) not in over]
-            for device, own in plans.items()
+            device: [p for p in queue if (p.study.name, p.study.panel, p.label, str(p.seed)) not in over]
+            for device, queue in plans.items()
         }
-    every = [plan for own in plans.values() for plan in own]
+    every = [plan for queue in plans.values() for plan in queue]
     data = {data_key(plan): plan.study.data for plan in every}
     loaded = {key: load_data(config) for key, config in data.items()}
     given.out.mkdir(parents=True, exist_ok=True)
@@ -172,8 +172,8 @@ def train(given: argparse.Namespace) -> None:
     rows.file.unlink(missing_ok=True)
     threads = []
     with shared_files(loaded) as (scratch, files):
-        for device, own in plans.items():
-            pool = Pool(own, rows, until)
+        for device, queue in plans.items():
+            pool = Pool(queue, rows, until)
             prepared = prepare(pool.once, loaded, runs)
             for outcome in prepared.done.values():
                 pool.ended(outcome)
@@ -255,10 +255,10 @@ def measure_times(given: argparse.Namespace) -> None:
                         times[name].append(1000 * (time.perf_counter() - started) / BLOCK)
                     if time.monotonic() > until:
                         break
-                for name, found in times.items():
-                    own = found[1:] or found
-                    row = (statistics.median(own), min(own), max(own))
-                    writer.writerow((paper, network, name, len(own), *(f"{value:.4g}" for value in row)))
+                for name, milliseconds in times.items():
+                    kept = milliseconds[1:] or milliseconds
+                    row = (statistics.median(kept), min(kept), max(kept))
+                    writer.writerow((paper, network, name, len(kept), *(f"{value:.4g}" for value in row)))
                 stream.flush()
                 del running
 
@@ -279,13 +279,13 @@ def record(given: argparse.Namespace) -> None:
     method, table, columns = RECORDED[given.what]
     study = load_study(FOLDER / f"{given.what}.toml")
     data, rate = load_data(study.data), study.learning_rate(method, study.training.batch_size)
-    found = []
+    frames = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(given.seeds):
             plan = RunPlan(study, method, seed, rate, Path(folder) / str(seed), torch.device("cpu"))
             run(plan, data)
-            found.append(open_run(plan.folder).table(table).assign(seed=seed))
-    frame = pd.concat(found)[list(columns)]
+            frames.append(open_run(plan.folder).table(table).assign(seed=seed))
+    frame = pd.concat(frames)[list(columns)]
     frame.to_csv(given.out / f"{given.what}.csv", index=False, lineterminator="\n", float_format="%.4g")
 
 

@@ -84,27 +84,27 @@ def trained(study: StudyConfig, spec: str, rate: float, seed: int) -> Iterator[t
         position = iteration % per_epoch
         chosen = permutation[position * size : (position + 1) * size]
         optimizer.zero_grad(set_to_none=True)
-        found = loss_fn(model(inputs[chosen]), targets[chosen])
-        found.backward()
+        batch_loss = loss_fn(model(inputs[chosen]), targets[chosen])
+        batch_loss.backward()
         optimizer.step()
         method.after_step()
         if schedule is not None:
             schedule.step()
-        loss = float(found.detach())
+        loss = float(batch_loss.detach())
 
 
 def measured(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_fn: nn.Module) -> pd.DataFrame:
     """One row for every unit of every block."""
-    found, rows = hesscond.probe(model, loss_fn, batch, "*"), []
-    for name in found:
-        result = found[name]
+    blocks, rows = hesscond.probe(model, loss_fn, batch, "*"), []
+    for name in blocks:
+        result = blocks[name]
         for unit, kappa in zip(result.units, result.kappa, strict=True):
-            own = role(model, name)
+            block_role = role(model, name)
             rows.append(
                 {
                     "block": name,
-                    "kind": own.kind,
-                    "depth": own.depth,
+                    "kind": block_role.kind,
+                    "depth": block_role.depth,
                     "unit": unit,
                     "n_params": result.n_params,
                     "trace": float(result.block(unit).diagonal().sum()),
@@ -132,12 +132,12 @@ def largest(
             continue
         H = HessianOperator(model, loss_fn, batch, parameters=list(block.parameters))
         top = hesscond.lanczos(H, tol=1e-4)
-        own = role(model, name)
+        block_role = role(model, name)
         rows.append(
             {
                 "block": name,
-                "kind": own.kind,
-                "depth": own.depth,
+                "kind": block_role.kind,
+                "depth": block_role.depth,
                 "n_params": H.order,
                 "lambda_max": float(top.eigenvalues[0]),
                 "error": float(top.upper[0] - top.lower[0]) / 2,
@@ -150,10 +150,10 @@ def others(seed: int) -> pd.DataFrame:
     """λ_max of the weight matrices and kernels of networks of other kinds, at their start."""
     tables, study = [], load_study("fc-digits")
     for name, changes in OTHERS.items():
-        own = StudyConfig.model_validate({**study.model_dump(mode="json", exclude_none=True), **changes})
-        model, inputs, targets = network(own, seed)
-        found = largest(model, (inputs[:SAMPLES], targets[:SAMPLES]), LOSSES[own.training.loss](), weights=True)
-        tables.append(found.assign(network=name, seed=seed))
+        config = StudyConfig.model_validate({**study.model_dump(mode="json", exclude_none=True), **changes})
+        model, inputs, targets = network(config, seed)
+        table = largest(model, (inputs[:SAMPLES], targets[:SAMPLES]), LOSSES[config.training.loss](), weights=True)
+        tables.append(table.assign(network=name, seed=seed))
     return pd.concat(tables)
 
 
@@ -162,14 +162,14 @@ def structure(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor], loss_f
     H = HessianOperator(model, loss_fn, batch)
     numbers = H.unflatten(torch.arange(H.order))
     layers: dict[str, list[torch.Tensor]] = {}
-    for name, own in numbers.items():
-        layers.setdefault(name.rpartition(".")[0], []).append(own.flatten())
-    share, error = on_diagonal(H, [torch.cat(own) for own in layers.values()])
+    for name, indices in numbers.items():
+        layers.setdefault(name.rpartition(".")[0], []).append(indices.flatten())
+    share, error = on_diagonal(H, [torch.cat(tensors) for tensors in layers.values()])
     rows = [{"of": "network", "by": "layers", "share": share, "error": error}]
     for name in ("fc", "block1.fc1", "block1.attention.q", "block1.attention.v"):
         H = HessianOperator(model, loss_fn, batch, layers=[name])
         places = H.unflatten(torch.arange(H.order)).values()
-        share, error = on_diagonal(H, list(torch.cat([own.reshape(len(own), -1) for own in places], 1)))
+        share, error = on_diagonal(H, list(torch.cat([tensor.reshape(len(tensor), -1) for tensor in places], 1)))
         rows.append({"of": name, "by": "rows", "share": share, "error": error})
     return pd.DataFrame(rows)
 
@@ -211,8 +211,8 @@ def measure(folder: Path, seeds: int) -> None:
             for what, measure_it in {"units": measured, "largest": largest, "structure": structure}.items():
                 path = folder / f"{what}-{seed}-{iteration}.csv"
                 if not path.exists():
-                    found = measure_it(model, batch, loss_fn)
-                    found.assign(seed=seed, iteration=iteration, moment=moments[iteration]).to_csv(path, index=False)
+                    table = measure_it(model, batch, loss_fn)
+                    table.assign(seed=seed, iteration=iteration, moment=moments[iteration]).to_csv(path, index=False)
             print(f"seed {seed}, iteration {iteration}: loss {loss:.3f}", flush=True)
 
 
@@ -230,8 +230,8 @@ def sharpness(units: pd.DataFrame, largest_of: pd.DataFrame) -> pd.DataFrame:
     """Average sharpness tr H / n by family, moment and seed: exact traces, over all parameters of the blocks."""
     at = ["seed", "moment", "family"]
     units, sizes = (frame.assign(family=frame["kind"].map(in_family)) for frame in (units, largest_of))
-    found = units.groupby(at)["trace"].sum() / sizes.groupby(at)["n_params"].sum()
-    return found.rename("sharpness").reset_index().query("family != ''")
+    averages = units.groupby(at)["trace"].sum() / sizes.groupby(at)["n_params"].sum()
+    return averages.rename("sharpness").reset_index().query("family != ''")
 
 
 def conditions(units: pd.DataFrame) -> pd.DataFrame:
@@ -246,8 +246,8 @@ def conditions(units: pd.DataFrame) -> pd.DataFrame:
             "resolved": groups["resolved"].sum(),
             "kappa": groups["kappa"].median(),
             "worst": groups["kappa"].max(),
-            "rank": groups.apply(lambda own: (own["rank"] / own["n_params"]).median(), include_groups=False),
-            "negative": groups.apply(lambda own: own["negative"].sum() / own["rank"].sum(), include_groups=False),
+            "rank": groups.apply(lambda group: (group["rank"] / group["n_params"]).median(), include_groups=False),
+            "negative": groups.apply(lambda group: group["negative"].sum() / group["rank"].sum(), include_groups=False),
             "difference": groups["check"].max(),
         }
     ).reset_index()
@@ -283,26 +283,26 @@ def summarize(folder: Path) -> None:
 
 def drawn(folder: Path) -> None:
     """Draw tr H / n, λ_max of units and κ of units by family along the training."""
-    units, found = read(folder, "units"), sharpness(read(folder, "units"), read(folder, "largest"))
+    units, averages = read(folder, "units"), sharpness(read(folder, "units"), read(folder, "largest"))
     units = units.assign(family=units["kind"].map(in_family), kappa=units["kappa"].where(units["resolved"]))
     page = Page(7.2)
     with page.styled():
         figure = page.figure(2.6)
-        paint(figure, units, found)
+        paint(figure, units, averages)
         save_figure(figure, folder / "transformers.png")
 
 
-def paint(figure: Figure, units: pd.DataFrame, found: pd.DataFrame) -> None:
+def paint(figure: Figure, units: pd.DataFrame, averages: pd.DataFrame) -> None:
     """The three panels."""
     panels = figure.subplots(1, 3)
     where = dict(zip(MOMENTS, range(len(MOMENTS)), strict=True))
     colors = dict(zip(FAMILIES, ["#E69F00", "#0072B2", "#009E73", "#D55E00", "#555555"], strict=True))
     for family, color in colors.items():
-        own = units[units["family"] == family]
+        members = units[units["family"] == family]
         for panel, groups, quantile in (
-            (panels[0], found[found["family"] == family].groupby("moment")["sharpness"], (0.0, 0.5, 1.0)),
-            (panels[1], own.groupby("moment")["lambda_max"], (0.25, 0.5, 0.75)),
-            (panels[2], own.groupby("moment")["kappa"], (0.25, 0.5, 0.75)),
+            (panels[0], averages[averages["family"] == family].groupby("moment")["sharpness"], (0.0, 0.5, 1.0)),
+            (panels[1], members.groupby("moment")["lambda_max"], (0.25, 0.5, 0.75)),
+            (panels[2], members.groupby("moment")["kappa"], (0.25, 0.5, 0.75)),
         ):
             values = groups.quantile(quantile).unstack().reindex(list(MOMENTS))
             # traces of both signs, as at the start, have no place on a logarithmic axis
