@@ -760,3 +760,23 @@ def test_a_layer_whose_weight_is_used_by_others_has_no_rows_for_units():
     with pytest.raises(CaptureError, match="its rows are no outputs: use level='layer'"):
         hesscond.probe(model, CE, batch, ["1.lent"])
     assert hesscond.probe(model, CE, batch, ["1.lent"], "layer")["1.lent"].kappa.rank > 0
+
+
+def test_a_parameter_without_part_in_the_loss_is_skipped_unless_it_is_named():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.used = nn.Parameter(torch.randn(2, 3, 3)), nn.Parameter(torch.randn(4, 3))
+
+        def forward(self, x):
+            return x @ self.used
+
+    torch.manual_seed(0)
+    model, batch = nn.ModuleDict({"a": Inner()}), (torch.randn(9, 4), torch.randint(3, (9,)))
+    model.forward = model["a"].forward
+    for layers in (None, "*"):
+        result = hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers)
+        assert list(result) == ["a"]
+        assert "does not depend on parameter 'a.weight'" in result.skipped["a.weight"]
+    with pytest.raises(CaptureError, match=r"does not depend .* parameters: a\.weight"):
+        hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["a.weight"])

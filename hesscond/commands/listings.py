@@ -60,13 +60,8 @@ def method_row(method: type[Method]) -> dict[str, str | float]:
     """Row of a method in a listing."""
     from hesscond.methods.spec import shown_options
 
-    return {
-        "name": method.name,
-        "options": shown_options(method),
-        "rate": method.rate,
-        "summary": method.summary,
-        "source": method.source,
-    }
+    row = {name: getattr(method, name) for name in ("name", "rate", "summary", "source")}
+    return row | {"options": shown_options(method)}
 
 
 data_app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)

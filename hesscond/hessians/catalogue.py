@@ -248,8 +248,9 @@ class Catalogue:
 
     def owner(self, parameter: str) -> nn.Module:
         """Module of a parameter; for parameters of a parametrization, the layer."""
-        owner = parameter.rpartition(".")[0]
-        return self._owners[re.split(r"(?:^|\.)parametrizations(?:\.|$)", owner)[0]]
+        path = parameter.rpartition(".")[0]
+        # a name without a module is refused where its copy has no part in the loss
+        return self._owners.get(re.split(r"(?:^|\.)parametrizations(?:\.|$)", path)[0], self.model)
 
     def _shape(self, name: str) -> tuple[int, int, int]:
         """Shape (a, m, b) of a parameter with its m natural rows in the middle."""

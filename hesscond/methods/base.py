@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hesscond import capture
 from hesscond.errors import ConfigError
@@ -77,6 +78,8 @@ class Method:
         self.model = model
         #: The combination of methods that this one is a part of, or itself.
         self.whole: Method = self
+        #: Hooks that `detach` removes.
+        self.hooks: list[RemovableHandle] = []
         for name, declaration in declared(type(self)).items():
             setattr(self, name, declaration.checked(self.name, options.pop(name, declaration.default)))
         if options:
@@ -259,6 +262,8 @@ class Method:
 
     def detach(self) -> None:
         """Take the hooks off the model; what the network was built with stays."""
+        while self.hooks:
+            self.hooks.pop().remove()
 
     def state_dict(self) -> dict[str, Any]:
         """State that a resumed run needs in addition to the states of the model and of the optimizer."""

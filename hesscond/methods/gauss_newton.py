@@ -261,7 +261,7 @@ class GaussNewton(inputs.LayerMethod[GaussNewtonState]):
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
-        self._handles.append(model.register_forward_hook(self._keep))
+        self.hooks.append(model.register_forward_hook(self._keep))
 
     def _keep(self, module: nn.Module, args: Any, output: Any) -> None:
         # a probe calls the model with other tensors in place of its parameters: not this training

@@ -144,7 +144,7 @@ class LayerMethod(base.Method, Generic[State]):
         chosen = wrapping.layers_of(model, self.layers)
         self._refuse(chosen)
         self.states: dict[str, State] = {name: self.state_of(layer) for name, layer in chosen.items()}
-        self._handles = [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.states.values()]
+        self.hooks += [s.module.register_forward_hook(self._watch(s), with_kwargs=True) for s in self.states.values()]
 
     def state_of(self, layer: capture.Layer) -> State:
         """State of a layer before the first step."""
@@ -237,10 +237,6 @@ class LayerMethod(base.Method, Generic[State]):
             module = capture.chosen_layers(self.model, [layer])[layer]
             match = next((state for state in self.states.values() if state.module is module), None)
         return match if match is not None and trains(match.module) else None
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
         layers = {

@@ -39,7 +39,7 @@ class Preprocessing(base.Method):
         owners = [getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values()]
         if any(isinstance(owner, Preprocessing) for owner in owners):
             raise ConfigError(f"method {self.name!r}: the inputs of this model are transformed already: do it once")
-        self._handle = model.register_forward_pre_hook(self._transform)
+        self.hooks.append(model.register_forward_pre_hook(self._transform))
 
     @abstractmethod
     def statistics(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,9 +64,6 @@ class Preprocessing(base.Method):
         if not args or not isinstance(args[0], torch.Tensor):
             raise ConfigError(f"method {self.name!r} transforms the first positional argument, which is no tensor here")
         return ((args[0] - shift) / scale, *args[1:])
-
-    def detach(self) -> None:
-        self._handle.remove()
 
 
 @base.register

@@ -19,7 +19,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from hesscond import hessians, operators
 from hesscond.errors import ConfigError
@@ -87,7 +86,6 @@ class L2(Regularization):
     def __init__(self, model: nn.Module, **options: Any) -> None:
         super().__init__(model, **options)
         self._optimizer: Optimizer | None = None
-        self._handles: list[RemovableHandle] = []
 
     def penalty(self, loss: torch.Tensor) -> torch.Tensor | None:
         """λ‖p‖² in p; its gradient 2λp is preconditioned with that of the loss."""
@@ -100,7 +98,7 @@ class L2(Regularization):
         """In z, decay the weights before each of its steps."""
         if self.space == "z" and optimizer is not self._optimizer:
             self._optimizer = optimizer
-            self._handles.append(optimizer.register_step_pre_hook(self._decay))
+            self.hooks.append(optimizer.register_step_pre_hook(self._decay))
 
     def probed(self, layer: str) -> hessians.Coordinates | None:
         coordinates = self._penalized(layer)
@@ -129,11 +127,6 @@ class L2(Regularization):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.mul_(1 - group["lr"] * 2 * self.strength)
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
 
 @base.register

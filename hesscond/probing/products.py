@@ -208,6 +208,8 @@ def blocks_by_use(
             parts[other.name], m.blocks[other.name] = other, other
             m.systems[other.name] = block_coordinates(m.question, other.name, other)
             assigned_names |= set(other.parameters)
+    optional = question.choice.optional | (parts.keys() - blocks.keys())
+    m.question = replace(question, choice=replace(question.choice, optional=optional))
     return {name: parts[name] for name in (*blocks, *parts) if name in parts}
 
 

@@ -73,6 +73,10 @@ def mapped(
     if whole is not None and callable(getattr(value, "to", None)) and not isinstance(value, FOREIGN):
         return whole(value)
     if isinstance(value, Mapping):
+        apply: Any = getattr(value, "apply", None)
+        # a tensor dict refuses tensors of another batch size
+        if callable(apply) and hasattr(value, "batch_dims"):
+            return apply(function, batch_size=()).auto_batch_size_(value.batch_dims)
         # a subclass may have further attributes
         result = copied(value) if isinstance(value, MutableMapping) else dict(value)
         for key, item in value.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,15 +103,18 @@ def refuse_wrong_derivatives(start: Iterable[Any]) -> None:
             )
 
 
-def refuse_originals(loss: torch.Tensor, model: torch.nn.Module) -> None:
-    """Raise a CaptureError if the graph of a loss reaches a parameter of the model itself."""
+def refuse_originals(loss: torch.Tensor, model: torch.nn.Module, copies: Mapping[str, torch.Tensor]) -> None:
+    """Raise a CaptureError if the graph of a loss reaches a parameter of the model, or one made anew from a copy."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for node in nodes([loss.grad_fn]):
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) in names:
+    leaves = [node.variable for node in nodes([loss.grad_fn]) if hasattr(node, "variable")]
+    parameters = [leaf for leaf in leaves if id(leaf) in names or type(leaf) is torch.nn.Parameter]
+    places = {copy.data_ptr(): name for name, copy in copies.items() if parameters and copy.layout == torch.strided}
+    for parameter in parameters:
+        name = names.get(id(parameter)) or places.get(parameter.data_ptr())
+        if name is not None and parameter is not copies.get(name):
             raise CaptureError(
-                f"the model or the loss uses its parameter {names[id(variable)]!r} through a reference or a view kept "
-                "from before, where it is not differentiated: take the parameter from its module in the forward pass"
+                f"the model or the loss uses its parameter {name!r} through a reference or a view kept from before, or "
+                "makes a parameter of it, where it is not differentiated: take it from its module in the forward pass"
             )
 
 

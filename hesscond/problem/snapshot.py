@@ -112,7 +112,7 @@ class Snapshot:
                 tensor.requires_grad_()
             result = evaluated()
         loss = evaluation.scalar(result.loss)
-        refuse_originals(loss, self.model)
+        refuse_originals(loss, self.model, self._state)
         return replace(result, loss=loss)
 
     def _evaluated(

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -230,9 +229,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
         if isinstance(error, KeyboardInterrupt):
             self._close("interrupted", "stopped by the user")
         elif error is not None:

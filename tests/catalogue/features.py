@@ -83,3 +83,17 @@ for key, title, own, exact in [
         lambda mp, row: [row[0], row[0], row[2]]),
 ]:  # fmt: skip
     frozen(key, f"features that depend exactly: {title}", own, exact, columns((-1, 1), (-1, 1), (-1, 1)))
+# the rank is that of three rows: only features that are equal exactly decide it
+for key, title, own, exact in [
+    ("ones", "times torch.ones_like", lambda x: x * torch.ones_like(x), lambda mp, row: list(row)),
+    ("full", "plus x.new_full", lambda x: x + x.new_full(x.shape, 0.5), each(lambda mp, x: x + 0.5)),
+    ("even", "times cos of −1, 0, 1", lambda x: x * torch.arange(-1.0, 2).to(x).cos(),
+        lambda mp, row: [x * mp.cos(j - 1) for j, x in enumerate(row)]),
+    ("turned", "plus the rows of a transposed square with zeros",
+        lambda x: x + (x.relu()[:, :, None] * torch.arange(1.0, 4).to(x)).transpose(1, 2).cumsum(2)[:, :, 2],
+        lambda mp, row: [x + (j + 1) * sum(max(x, 0) for x in row) for j, x in enumerate(row)]),
+    ("reordered", "softmax, equal up to the rounding of the scores",
+        lambda x: torch.cat([x[:3], x[:3] * (1 / 3) * 3, x[:3]]).softmax(1), softmax),
+]:  # fmt: skip
+    frozen(key, f"three rows three times, {title}", own, exact, lambda: columns(*3 * [(-1, 1)], n=3)().repeat(3, 1),
+        control=True)  # fmt: skip

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.catalogue.cases import add, double
-from tests.catalogue.parts import CE, classes, images, mlp
+from tests.catalogue.parts import CE, Net, classes, images, mlp
 
 #: What keeps a model of any family tiny, and its layers far from a zero function.
 TINY = {
@@ -160,7 +160,35 @@ def timm_mixer():
     return model.eval(), CE, images(6, 1)
 
 
+def tensor_dict_parts(n):
+    from tensordict import TensorDict
+
+    x, y = classes(n)
+    return TensorDict({"x": x, "labels": y}, batch_size=[n])
+
+
+def tensor_dict_stream():
+    from tensordict.nn import TensorDictModule
+
+    parts = [tensor_dict_parts(8), tensor_dict_parts(5)]
+    model = TensorDictModule(mlp(nn.Tanh()), ["x"], ["logits"])
+    whole = lambda m: sum(len(td) * CE(m.module(td["x"].double()), td["labels"]) for td in parts) / 13  # noqa: E731
+    return model, lambda output, target: CE(output["logits"], target), parts, whole
+
+
+def nested_parameters():
+    from tensordict import TensorDict, TensorDictParams
+
+    inner = {"w": torch.randn(4, 3), "deep": {"v": torch.randn(4, 4)}}
+    model = Net(lambda m, x: (x @ m.p["deep", "v"]).tanh() @ m.p["w"], p=TensorDictParams(TensorDict(inner, [])))
+    return model, CE, classes()
+
+
 of_library = functools.partial(add, "Other libraries")
+of_library("tensor_dict_stream", "TensorDictModule, a stream of TensorDicts", tensor_dict_stream, "module.2",
+    library="tensordict")  # fmt: skip
+of_library("nested_parameters", "nested TensorDictParams, which makes parameters of copies", nested_parameters, "p",
+    library="tensordict")  # fmt: skip
 hugging_face = functools.partial(of_library, library="transformers")
 hugging_face("gpt2", "Hugging Face GPT-2", gpt2, "transformer.h.0.mlp.c_fc")
 hugging_face("gpt2_own_loss", "Hugging Face GPT-2, the loss that it returns", gpt2_own_loss, "lm_head")
