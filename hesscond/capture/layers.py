@@ -33,9 +33,9 @@ def bare(layer: kinds.Layer) -> kinds.Layer:
 
 
 def eligible_layers(model: nn.Module) -> dict[str, kinds.Layer]:
-    """Layers that can be captured, by qualified name: the modules of a known kind."""
-    layers: dict[str, Any] = dict(unwrapped(model).named_modules())
-    return {name or "model": module for name, module in layers.items() if kinds.is_layer(module)}
+    """Layers that can be captured, by qualified name: the modules of a known kind that have units."""
+    layers = {name or "model": module for name, module in unwrapped(model).named_modules() if kinds.is_layer(module)}
+    return {name: layer for name, layer in layers.items() if 0 not in kinds.kind_of(layer).weight_shape(layer)}
 
 
 def stock_class(layer: kinds.Layer) -> type[nn.Module] | None:

@@ -28,6 +28,7 @@ from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import Batch, LossFunction, call_of, checked_batch, converted
 from hesscond.problem.graph import nodes
 from hesscond.problem.precision import perturbed
+from hesscond.problem.untouched import untouched
 
 #: Relative difference that a correct model may have in float64; torch's operations stay below 1e-7.
 AGREES = 1e-6
@@ -282,7 +283,8 @@ class Culprit:
     def sentence(self) -> str:
         """Name of the culprit in words; empty if it is not found."""
         try:
-            return self._found()
+            with untouched(self.model, self.loss_fn):
+                return self._found()
         except Exception:  # models that cannot be copied, or run in parts
             return ""
 

@@ -213,7 +213,7 @@ def probe(
         products=products,
         progress=recorded(progress, PATIENCE if quick else math.inf),
     )
-    with derivatives_explained():
+    with torch.inference_mode(False), derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if progress is None and is_attended():

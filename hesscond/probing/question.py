@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import ProgressRecord
-from hesscond.errors import ConfigError, HesscondError, NoDerivativeError, TooLargeError, readable
+from hesscond.errors import CaptureError, ConfigError, HesscondError, NoDerivativeError, TooLargeError, readable
 from hesscond.hessians import HessianOperator
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.catalogue import Choice
@@ -24,8 +24,11 @@ from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
 from hesscond.problem import MEMORY, Batch, LossFunction, weighting
 from hesscond.problem.batches import is_batch
-from hesscond.problem.precision import Precision
+from hesscond.problem.precision import Precision, named
 from hesscond.spectra.bounded import refuse_few
+
+#: Precisions in which second derivatives have digits that count.
+WIDE = (torch.float32, torch.float64)
 
 #: Coordinates to measure the layers of a network in, after a method has been applied to the model.
 Measured = Method | base.Coordinates | OfInputs | None
@@ -65,8 +68,11 @@ class Question:
         """Raise a ConfigError for arguments that do not go together, or have a wrong type."""
         if isinstance(self.rtol, bool) or not isinstance(self.rtol, Real) or not 0 < self.rtol < 1:
             raise ConfigError(f"rtol must lie between 0 and 1, not {self.rtol!r}")
-        if self.dtype is not None and not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
-            raise ConfigError(f"dtype must be a floating-point type of torch or None, not {self.dtype!r}")
+        if self.dtype not in (None, *WIDE):
+            raise ConfigError(f"dtype must be torch.float64, torch.float32 or None, not {self.dtype!r}")
+        narrow = {p.dtype for p in self.model.parameters() if p.is_floating_point()}.difference(WIDE)
+        if self.dtype is None and narrow:
+            raise CaptureError(f"there is no Hessian to speak of in {named(narrow.pop())}: use dtype=torch.float64")
         weighting.check_weighting(self.reduction, self.weight)
         if self.products is not None:
             if self.level != "network":

@@ -250,9 +250,13 @@ def ways_to_call(
 
 def scalar(loss: object) -> torch.Tensor:
     """Loss as a tensor without dimensions; raise a CaptureError if it is no scalar."""
+    if isinstance(loss, torch.Tensor) and loss.is_complex():
+        raise CaptureError("the loss is complex, and a Hessian is one of a real number: take its real part or modulus")
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        description = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise CaptureError(f"the loss must be a scalar tensor, not {description}: use reduction 'mean' or 'sum'")
+        advice = (
+            f"of shape {tuple(loss.shape)}: use" if isinstance(loss, torch.Tensor) else f"{kind(loss)}: return it, with"
+        )
+        raise CaptureError(f"the loss must be a scalar tensor, not {advice} reduction 'mean' or 'sum'")
     return loss.reshape(())
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from operator import is_not, ne
 from types import CodeType, FunctionType
 from typing import Any
@@ -104,6 +105,9 @@ def generators_of(source: Any) -> list[torch.Generator]:
 
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+#: Containers that a file's functions may keep results in, as the caches of functools; larger ones hold data.
+CACHES, LARGE = (dict, OrderedDict, defaultdict, list, set, deque), 10_000
+FunctionCache = type(cache(len))
 
 
 @contextmanager
@@ -122,21 +126,26 @@ def untouched(*roots: object) -> Iterator[None]:
         )
 
 
-def named_by(function: object, seen: set[int]) -> Iterator[object]:
-    """Generators that a function or one within it names, and those of functions of the same file that it names."""
+def named_by(function: object, seen: set[int], owner: type = object) -> Iterator[object]:
+    """Generators and caches named in a function, in methods of ``owner``, and in functions of the same file."""
     function = getattr(function, "func", getattr(function, "__func__", function))
+    if isinstance(function, FunctionCache):
+        yield function
+        function = function.__wrapped__
     if not isinstance(function, FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
     inner = [constant for constant in function.__code__.co_consts if isinstance(constant, CodeType)]
-    names = [function.__globals__.get(name) for code in (function.__code__, *inner) for name in code.co_names]
+    names = {name for code in (function.__code__, *inner) for name in code.co_names}
+    values: list[Any] = [function.__globals__.get(name) for name in names]
+    values += [vars(kind)[name] for kind in owner.__mro__ for name in names & vars(kind).keys()]
     with suppress(ValueError):  # a variable without a value yet
-        names += [cell.cell_contents for cell in function.__closure__ or ()]
-    for value in names:
-        if isinstance(value, (*GENERATORS, SobolEngine)):
+        values += [cell.cell_contents for cell in function.__closure__ or ()]
+    for value in values:
+        if isinstance(value, (*GENERATORS, SobolEngine)) or (type(value) in CACHES and len(value) <= LARGE):
             yield value
-        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
-            yield from named_by(value, seen)
+        elif isinstance(value, (FunctionType, FunctionCache)) and value.__module__ == function.__module__:
+            yield from named_by(value, seen, owner)
 
 
 class State:
@@ -149,12 +158,15 @@ class State:
         self.tensors: list[tuple[torch.Tensor, int, torch.Tensor]] = []
         self.parameters: list[tuple[str, nn.Parameter, int, torch.Tensor | None, int, bool]] = []
         self.generators: list[Generator] = []
+        self.caches: list[tuple[Any, int]] = []
+        self.arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._seen: set[int] = set()
         modules = [root for root in roots if isinstance(root, nn.Module)]
         kinds = {type(part) for root in modules for part in root.modules()}
-        for function in (*roots, *(kind.forward for kind in kinds if not kind.__module__.startswith("torch."))):
-            for generator in named_by(function, set()):
-                self._remember(generator, 1)
+        forwards = [(kind.forward, kind) for kind in kinds if not kind.__module__.startswith("torch.")]
+        for function, owner in (*((root, object) for root in roots), *forwards):
+            for value in named_by(function, set(), owner):
+                self._remember(value, 0 if type(value) in CACHES else 1)
         for root in modules:
             for name, module in root.named_modules():
                 self._attributes(vars(module), 2)
@@ -185,7 +197,11 @@ class State:
             return
         if isinstance(value, dict):
             self._attributes(value, depth)
-        elif isinstance(value, (list, set, deque, tuple)):
+        elif isinstance(value, FunctionCache):
+            self.caches.append((value, value.cache_info().misses))
+        elif isinstance(value, np.ndarray):
+            self.arrays.append((value, value.copy()))
+        elif isinstance(value, (list, set, deque, bytearray, tuple)):
             if not isinstance(value, tuple):
                 self.others.append((value, list(value)))
             for item in value if depth else ():
@@ -222,6 +238,12 @@ class State:
                 attributes.update(before)
         for values in self.empty:
             values.clear()
+        for function, misses in self.caches:
+            if function.cache_info().misses != misses:
+                function.cache_clear()
+        for array, before_array in self.arrays:
+            if array.tobytes() != before_array.tobytes():
+                array[...] = before_array
         for container, items in self.others:
             if len(container) != len(items) or any(map(is_not, container, items)):
                 container.clear()

@@ -86,6 +86,10 @@ SENTENCES = {
     "complex layer": (squared, {"layers": ["first"]}, "complex"),
     "quantized": (quantized, {}, "no layer|no parameter"),
     "needs float32": (learning_quantization, {}, "float64.*dtype=None"),
+    "half precision": (lambda: inner().half(), {"dtype": None}, r"no Hessian .* in float16: use dtype=torch\.float64"),
+    "in half precision": (inner, {"dtype": torch.bfloat16}, r"float64, torch\.float32 or None, not torch\.bfloat16"),
+    "complex loss": (lambda: Net(lambda m, x: (1 + 1j) * m.net(x), net=inner()), {"loss": torch.mean}, "real part"),
+    "no units": (lambda: nn.Sequential(nn.Linear(5, 0), nn.Linear(0, 3)), {"layers": ["0"]}, "has no"),
 }
 
 
@@ -94,8 +98,10 @@ SENTENCES = {
 @pytest.mark.parametrize("kind", SENTENCES)
 def test_what_cannot_be_measured_is_refused_in_one_sentence(kind, level):
     make, options, words = SENTENCES[kind]
+    loss = (lambda output, target: options["loss"](output)) if "loss" in options else LOSS
+    others = {name: value for name, value in options.items() if name != "loss"}
     with pytest.raises(HesscondError, match=words) as caught:
-        hesscond.probe(make(), LOSS, (X, Y), level=level, **options)
+        hesscond.probe(make(), loss, (X, Y), level=level, **others)
     assert "\n" not in str(caught.value)
 
 
@@ -108,12 +114,21 @@ def test_a_scripted_part_is_measured_with_the_network():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_has_no_network_hessian_of_its_own(dtype):
+def test_a_model_in_half_precision_is_measured_in_float64(dtype):
     model, batch = inner().to(dtype), (X.to(dtype), Y)
     with pytest.raises(CaptureError, match=r"float16.*dtype=torch\.float64"):
-        hesscond.probe(model, LOSS, batch, level="network", dtype=None)
+        hesscond.HessianOperator(model, LOSS, batch, dtype=None)
     found = hesscond.probe(model, LOSS, batch, level="network")["network"].hessian()
     torch.testing.assert_close(found, network_truth(inner().to(dtype).double(), LOSS, (batch[0].double(), Y)))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_inference_mode_outside_changes_nothing(level):
+    model = inner()
+    with torch.inference_mode():
+        result = hesscond.probe(model, LOSS, (X, Y), level=level)
+    expected = hesscond.probe(model, LOSS, (X, Y), level=level)
+    assert [result[name].kappa for name in result] == [expected[name].kappa for name in expected]
 
 
 class Modulus(nn.Module):

@@ -1,6 +1,7 @@
 """Whatever a forward pass changes is as before, and every evaluation starts from the same state."""
 
 import copy
+import functools
 import random
 from collections import deque
 from types import SimpleNamespace
@@ -198,3 +199,73 @@ def test_errors_of_the_model_keep_the_state_and_are_its_own():
     with pytest.raises(ZeroDivisionError):
         hesscond.probe(model, lambda output, target: 1 / 0, (X, Y))
     assert state(model) == before
+
+
+TABLES = {}
+
+
+class Keeping(nn.Module):
+    """A layer whose weight, or a table in the precision of its inputs, is kept by a function or in a global."""
+
+    def __init__(self, how):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.how, self.calls = nn.Linear(5, 4), nn.Linear(4, 3), how, np.zeros(1)
+        self.closure = functools.cache(lambda: self.a.weight.tanh())
+        TABLES.clear()
+
+    @functools.lru_cache(None)  # noqa: B019 - as people write it
+    def method(self):
+        return self.a.weight.tanh()
+
+    def weight(self, x):
+        if self.how == "table":
+            TABLES.setdefault("ones", torch.ones(5).to(x))
+            return self.a.weight.tanh() * TABLES["ones"]
+        return {"method": self.method, "closure": self.closure, "nothing": self.a.weight.tanh}[self.how]()
+
+    def forward(self, x):
+        self.calls[0] += 1
+        return self.b(torch.tanh(nn.functional.linear(x, self.weight(x), self.a.bias)))
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+@pytest.mark.parametrize("how", ["method", "closure", "table"])
+def test_what_functions_keep_from_call_to_call_is_left(how, level):
+    batch = X, torch.arange(len(X)) % 3
+    expected = hesscond.probe(Keeping("nothing"), LOSS, batch, level=level)
+    model = Keeping(how)
+    result = hesscond.probe(model, LOSS, batch, level=level)
+    for name in expected:
+        for unit in expected[name].units if level == "unit" else [None]:
+            of = () if level == "network" else (unit,)
+            torch.testing.assert_close(result[name].hessian(*of), expected[name].hessian(*of))
+    assert not model.calls
+    LOSS(model(X), batch[1]).backward()
+    assert model.a.weight.grad is not None
+
+
+class Stale(torch.autograd.Function):
+    """tanh with a wrong second derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.tanh().detach()
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (1 - ctx.y**2)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer", "network"])
+def test_the_search_for_a_wrong_derivative_leaves_the_random_state(level):
+    class Dropping(nn.Sequential):
+        def forward(self, x):
+            return self[1](nn.functional.dropout(Stale.apply(self[0](x)), 0.3)) * (1 + random.random())
+
+    torch.manual_seed(0)
+    model, before = Dropping(nn.Linear(5, 4), nn.Linear(4, 3)).double(), RandomState.now([])
+    hesscond.probe(model, LOSS, (X.double(), torch.arange(len(X)) % 3), level=level)
+    assert torch.equal(torch.get_rng_state(), before.cpu)
+    assert repr(RandomState.now([]).host) == repr(before.host)
