@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
@@ -225,15 +226,11 @@ class DifferencedOperator(HessianOperator):
 
 
 class Held(TorchFunctionMode):
-    """Mode that records the values a model detaches or computes under ``no_grad``, and replays them later.
+    """Mode that records the values without a derivative that a model makes of others, and replays them later.
 
-    Values in the body of an `autograd.Function` are not held, since its derivative is to be checked.
+    Those are what it detaches, reads as numbers, or computes under ``no_grad``, but not in the body of an
+    `autograd.Function`, whose derivative is to be checked.
     """
-
-    #: Functions that return a value without its derivative.
-    LEAVES = frozenset(
-        {torch.Tensor.detach, torch.Tensor.item, torch.Tensor.tolist, vars(torch._C.TensorBase)["data"].__get__}
-    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,9 +243,9 @@ class Held(TorchFunctionMode):
         return self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        differentiable = any(tensor.requires_grad for tensor in tensors_of((tuple(args), kwargs)))
         output = func(*args, **(kwargs or {}))
-        constant = func in self.LEAVES or (not torch.is_grad_enabled() and any(True for _ in tensors_of(output)))
-        if not constant or inside_function():
+        if not is_constant(output, differentiable) or inside_function():
             return output
         if self._place is None:
             self._values.append(mapped(output, lambda t: t.detach().clone()))
@@ -261,6 +258,15 @@ class Held(TorchFunctionMode):
             output.copy_(value)
             return output
         return mapped(value, torch.clone)
+
+
+def is_constant(output: Any, differentiable: bool) -> bool:
+    """Whether values have no derivative, in arguments that are ``differentiable``, or under ``no_grad``."""
+    tensors = list(tensors_of(output))
+    if not torch.is_grad_enabled():
+        return bool(tensors)
+    floating = all(tensor.is_floating_point() and not tensor.requires_grad for tensor in tensors)
+    return differentiable and (floating if tensors else isinstance(output, (float, complex, str, list, np.ndarray)))
 
 
 def inside_function() -> bool:

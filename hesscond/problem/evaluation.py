@@ -37,7 +37,20 @@ FLAT = (
     *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
     *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
     *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside", "detach", "clone", "contiguous"),
-    *("float", "double", "type", "requires_grad", "ones", "full", "new_", "rand", "bernoulli", "poisson", "transpose"),
+    *(
+        "float",
+        "double",
+        "type",
+        "requires_grad",
+        "ones",
+        "gumbel",
+        "full",
+        "new_",
+        "rand",
+        "bernoulli",
+        "poisson",
+        "transpose",
+    ),
     *("permute", "swap", "move", "adjoint", "rot90", "tri", "cholesky", "linalg", "inverse"),
 )
 #: Functions of |x|.

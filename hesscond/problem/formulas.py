@@ -29,6 +29,15 @@ def hardsigmoid(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
     return functional.relu6(input + 3) / 6
 
 
+def gumbel_softmax(
+    logits: torch.Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> torch.Tensor:
+    """Sample of the Gumbel-Softmax distribution, or its largest entry with the sample's derivative, by operations."""
+    sample = functional.gumbel_softmax(logits, tau, dim=dim)
+    largest = torch.zeros_like(sample).scatter_(dim, sample.argmax(dim, keepdim=True), 1.0)
+    return largest - sample.detach() + sample if hard else sample
+
+
 def distances(differences: torch.Tensor, p: float) -> torch.Tensor:
     """Norms ‖d‖_p over the last dimension, constant where d = 0, as in torch."""
     apart = (differences != 0).any(-1, keepdim=True)
@@ -189,6 +198,7 @@ def ctc_loss(
 #: Functions of torch, and the formulas that are called in their place.
 FORMULAS: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     functional.gelu: gelu,
+    functional.gumbel_softmax: gumbel_softmax,
     torch._weight_norm: weight_norm,
     functional.hardsigmoid: hardsigmoid,
     torch.cdist: cdist,
