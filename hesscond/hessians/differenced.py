@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -236,13 +237,18 @@ class Held(TorchFunctionMode):
         super().__init__()
         self._values: list[Any] = []
         self._place: int | None = None
+        self._hooked = False
 
-    def replaying(self) -> Held:
-        """Return the context in which recorded values replace the computed ones."""
+    def replaying(self) -> AbstractContextManager[Any]:
+        """Return the context in which recorded values replace the computed ones, unless hooks may have replaced these.
+
+        As the hook of a deep equilibrium model does: its fixed point, found under ``no_grad``, has a derivative.
+        """
         self._place = 0
-        return self
+        return nullcontext() if self._hooked else self
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._hooked |= func is torch.Tensor.register_hook
         differentiable = any(tensor.requires_grad for tensor in tensors_of((tuple(args), kwargs)))
         output = func(*args, **(kwargs or {}))
         if not is_constant(output, differentiable) or inside_function():

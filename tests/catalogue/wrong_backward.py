@@ -13,6 +13,7 @@ from tests.catalogue.parts import (
     MSE,
     Applied,
     Net,
+    changed,
     classes,
     images,
     middle,
@@ -381,6 +382,38 @@ def attend(soft):
     return lambda x: (soft(x @ x.transpose(1, 2)) @ x).mean(1)
 
 
+def equilibrium(m, x):
+    """A fixed point z = tanh(W z + U x), found without a graph; a hook solves for the gradient."""
+    step = lambda z: torch.tanh(m.w(z) + m.u(x))  # noqa: E731
+    if m.unrolled:
+        z = x.new_zeros(len(x), 4)
+        for _ in range(m.unrolled):
+            z = step(z)
+        return m.head(z)
+    with torch.no_grad():
+        z = x.new_zeros(len(x), 4)
+        for _ in range(60):
+            z = step(z)
+    z, start = step(z), z.clone().requires_grad_()
+    end = step(start)
+
+    def solve(gradient):
+        total = gradient
+        for _ in range(60):
+            total = torch.autograd.grad(end, start, total, retain_graph=True)[0] + gradient
+        return total
+
+    if z.requires_grad:
+        z.register_hook(solve)
+    return m.head(z)
+
+
+def equilibrium_model():
+    model = Net(equilibrium, u=nn.Linear(3, 4), w=nn.Linear(4, 4, bias=False), head=nn.Linear(4, 2), unrolled=0)
+    model.w.weight.data.mul_(0.3)
+    return model, MSE, values(8, 3, 2)
+
+
 small_square = function(lambda x: x + 1e-5 * x**2, lambda g, k: g * (1 + 2e-5 * k), own_input)
 row("stale_masked", "stale square in one of two branches, the other one 1e3 times as large", stale_masked, "b",
     twin=replaced(square=torch.square))  # fmt: skip
@@ -398,3 +431,5 @@ row("stale_attention", "softmax attention, its weights kept",
     twin=with_functions({"1": attend(softmax)}))  # fmt: skip
 row("tensor_hook", "gradient halved by a hook on a tensor", lambda: (middle(halved), CE, classes()),
     twin=with_functions({"1": torch.tanh}), signed=False)  # fmt: skip
+row("equilibrium_hook", "deep equilibrium model, its gradient by a hook", equilibrium_model, "u",
+    twin=changed(lambda twin: setattr(twin, "unrolled", 80)))  # fmt: skip
