@@ -511,8 +511,9 @@ class ReferenceProducts:
         narrowest = self.precision.narrowest or self.precision.dtype
         if narrowest is torch.float64:
             return 0.0
-        length = norm(direction.v * direction.scales) / len(direction.v) ** 0.5
-        return ratio(4 * self.perturbed(direction, float(torch.finfo(narrowest).eps)), length)
+        length, eps = norm(direction.v * direction.scales) / len(direction.v) ** 0.5, float(torch.finfo(narrowest).eps)
+        # a rounded number, as a quantized weight, absorbs a perturbation, and not the rounding of what follows
+        return max(eps, ratio(4 * self.perturbed(direction, eps), length))
 
     @contextmanager
     def _nudged(self, size: float, draw: int = 0) -> Iterator[None]:

@@ -162,8 +162,13 @@ class ConditionNumber:
             lower = max(1.0, (top - error) / (bottom + error) * min(1.0, bottom / top * self.lower))
         needed = error if self.rank_decision == "structural" else GAP * error
         if not self.resolved or bottom <= needed:
+            # which of the eigenvalues between the two ends exceed the error is not known here
+            certain = (self.rank, self.negative) if bottom > error else (int(top > error), 0)
             return replace(
                 self,
+                rank=certain[0],
+                nullity=self.rank + self.nullity - certain[0],
+                negative=certain[1],
                 value=math.inf,
                 lower=lower,
                 upper=math.inf,

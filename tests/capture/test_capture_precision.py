@@ -294,3 +294,22 @@ def test_an_error_that_has_nothing_to_do_with_types_is_the_users():
     for bad in (torch.zeros(6, 5), torch.zeros(6, 5, dtype=torch.float64)):
         with pytest.raises(RuntimeError, match="shapes"):
             evaluate(model, F.cross_entropy, (bad, bad), state, dtype=torch.float64, watch=WeightWatch({}), copies={})
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_rounded_weights_do_not_hide_the_rounding_of_what_follows(level):
+    """Straight-through weights absorb a perturbation of an eps, which says nothing of float32 operations behind them."""
+
+    class Quantized(nn.Linear):
+        def forward(self, x):
+            rounded = torch.round(self.weight * 8) / 8
+            return F.linear(x, self.weight + (rounded - self.weight).detach(), self.bias)
+
+    torch.manual_seed(0)
+    model, x, y = nn.Sequential(Quantized(3, 4), nn.ReLU(), Quantized(4, 2)), torch.randn(6, 3), torch.randn(6, 2)
+    coarse = hesscond.probe(model, F.mse_loss, (x, y), ["0"], level=level, dtype=None)["0"]
+    exact = hesscond.probe(model, F.mse_loss, (x, y), ["0"], level=level)["0"]
+    for kappa, true in zip(coarse.conditions, exact.conditions, strict=True):
+        assert kappa.rank <= true.rank
+        assert kappa.lower <= true.upper
+        assert not kappa.resolved or kappa.upper >= true.lower
