@@ -139,8 +139,8 @@ class Snapshot:
             )
         for number in watch.used_outside & self._owners.keys():
             raise CaptureError(
-                f"the loss uses the parameter {self._owners[number]!r} of the model itself, which is not "
-                "differentiated: leave terms in the parameters, as weight decay, out of it (their Hessian is known)"
+                f"the model or the loss uses the parameter {self._owners[number]!r} by a reference of its own, where it "
+                "is not differentiated: take it from its module, and leave out terms as weight decay (of known Hessian)"
             )
         return result
 

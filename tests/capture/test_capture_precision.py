@@ -298,7 +298,7 @@ def test_an_error_that_has_nothing_to_do_with_types_is_the_users():
 
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_rounded_weights_do_not_hide_the_rounding_of_what_follows(level):
-    """Straight-through weights absorb a perturbation of an eps, which says nothing of float32 operations behind them."""
+    """Straight-through weights absorb a perturbation of an eps, and not the rounding of the operations behind them."""
 
     class Quantized(nn.Linear):
         def forward(self, x):
