@@ -405,7 +405,7 @@ class Unused(nn.Module):
         ({"layers": []}, "no layer was named"),
         ({"layers": [3]}, "layers must be names, .* 3 is none"),
         ({"layers": 3}, "layers must be names, .* not int"),
-        ({"dtype": torch.int32}, "dtype must be a floating-point type .* not torch.int32"),
+        ({"dtype": torch.int32}, "dtype must be torch.float64, torch.float32 or None, not torch.int32"),
         ({"blocks": {}}, "no layer was named"),
         ({"blocks": {"mine": []}}, "block 'mine' has no parameters"),
         ({"blocks": {"mine": ["nope.weight"]}}, "no layer 'nope.weight'"),

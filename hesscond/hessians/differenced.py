@@ -268,7 +268,8 @@ class Held(TorchFunctionMode):
 
 def is_constant(output: Any, differentiable: bool) -> bool:
     """Whether values have no derivative, in arguments that are ``differentiable``, or under ``no_grad``."""
-    tensors = list(tensors_of(output))
+    # not the nodes of the graph, which have tensors too
+    tensors = list(tensors_of(output)) if isinstance(output, (torch.Tensor, tuple, list, dict)) else []
     if not torch.is_grad_enabled():
         return bool(tensors)
     floating = all(tensor.is_floating_point() and not tensor.requires_grad for tensor in tensors)

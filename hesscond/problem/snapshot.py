@@ -139,8 +139,8 @@ class Snapshot:
             )
         for number in watch.used_outside & self._owners.keys():
             raise CaptureError(
-                f"the model or the loss uses the parameter {self._owners[number]!r} by a reference of its own, where it "
-                "is not differentiated: take it from its module, and leave out terms as weight decay (of known Hessian)"
+                f"the model or the loss uses the parameter {self._owners[number]!r} by a reference of its own, where "
+                "it is not differentiated: take it from its module, and leave terms as weight decay out"
             )
         return result
 
