@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -179,11 +179,16 @@ Known = TypeVar("Known", bound=Form)
 
 
 class Solver(ABC, Generic[Known]):
-    """Way to find the nonzero values of one kind of form."""
+    """Way to find the nonzero values of one kind of form, which a subclass names as the parameter of this class."""
 
-    @abstractmethod
-    def fits(self, form: Form, rtol: float) -> bool:
+    kind: type[Form]
+
+    def __init_subclass__(cls) -> None:
+        (cls.kind,) = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+
+    def fits(self, form: Known, rtol: float) -> bool:
         """Whether the solver can be used on ``form`` for κ with an interval no wider than ``rtol``."""
+        return True
 
     @abstractmethod
     def cost(self, form: Known) -> float:
@@ -227,7 +232,8 @@ def discover() -> None:
 def fitting(form: Form, rtol: float) -> list[Solver]:
     """Solvers that fit a form, the cheapest first."""
     discover()
-    return sorted((solver for solver in SOLVERS if solver.fits(form, rtol)), key=lambda solver: solver.cost(form))
+    solvers = [solver for solver in SOLVERS if isinstance(form, solver.kind) and solver.fits(form, rtol)]
+    return sorted(solvers, key=lambda solver: solver.cost(form))
 
 
 def sharpened(values: Values, earlier: Values) -> Values:

@@ -29,8 +29,8 @@ DUAL_RTOL = 1e-9
 class DualGram(base.Solver[DualForm]):
     """Eigenvalues of FFᵀ, the smallest one refined if that suffices."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, DualForm) and form.signs is None and rtol >= DUAL_RTOL
+    def fits(self, form: DualForm, rtol: float) -> bool:
+        return form.signs is None and rtol >= DUAL_RTOL
 
     def cost(self, form: DualForm) -> float:
         return 2 * form.order**3
@@ -50,9 +50,6 @@ class DualGram(base.Solver[DualForm]):
 @base.register
 class DualTriangular(base.Solver[DualForm]):
     """κ of R, or of R diag(signs) Rᵀ, with RᵀR = FFᵀ."""
-
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, DualForm)
 
     def cost(self, form: DualForm) -> float:
         return 40 * form.order**3
@@ -77,8 +74,8 @@ class DualTriangular(base.Solver[DualForm]):
 class WholeFactor(base.Solver[DualForm]):
     """κ of F itself, if it fits: its errors are bounded column by column."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, DualForm) and form.factor is not None
+    def fits(self, form: DualForm, rtol: float) -> bool:
+        return form.factor is not None
 
     def cost(self, form: DualForm) -> float:
         return 50 * form.order**3

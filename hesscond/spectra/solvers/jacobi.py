@@ -33,9 +33,6 @@ class GradedSVD(base.Solver[base.SingularForm]):
     order is too large for that, the normwise values have to tell the smallest from zero.
     """
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, base.SingularForm)
-
     def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
         return 10 * m * n**2 + 30 * n**3
@@ -65,8 +62,8 @@ class GradedSVD(base.Solver[base.SingularForm]):
 class SignedJacobi(base.Solver[base.EigenvalueForm]):
     """|λ| of the core from its singular values by one-sided Jacobi, with the signs and entry-by-entry error bounds."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, base.EigenvalueForm) and form.graded
+    def fits(self, form: base.EigenvalueForm, rtol: float) -> bool:
+        return form.graded
 
     def cost(self, form: base.EigenvalueForm) -> float:
         return 40 * len(form.core) ** 3

@@ -30,8 +30,8 @@ SAFETY = 16.0
 class Formed(base.Solver[forms.ProductForm]):
     """κ of the matrix of products, its asymmetry taken for their rounding."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, forms.ProductForm) and form.formed
+    def fits(self, form: forms.ProductForm, rtol: float) -> bool:
+        return form.formed
 
     def cost(self, form: forms.ProductForm) -> float:
         return 10 * form.A.order**3
@@ -49,8 +49,8 @@ class Formed(base.Solver[forms.ProductForm]):
 class Iteration(base.Solver[forms.ProductForm]):
     """κ from both ends of the spectrum, by `lanczos` and `smallest_nonzero`."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, forms.ProductForm) and not form.formed
+    def fits(self, form: forms.ProductForm, rtol: float) -> bool:
+        return not form.formed
 
     def cost(self, form: forms.ProductForm) -> float:
         return 2 * form.limits.products * form.A.order**2

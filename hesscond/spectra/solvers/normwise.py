@@ -17,9 +17,6 @@ from hesscond.spectra.solvers import base
 class SVD(base.Solver[base.SingularForm]):
     """Singular values of the core to c·eps·σ_max: κ(FᵀF) = κ(F)², so float64 resolves it to 1e30."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, base.SingularForm)
-
     def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
         return 2 * m * n**2 + 2 * n**3
@@ -31,9 +28,6 @@ class SVD(base.Solver[base.SingularForm]):
 @base.register
 class Eigenvalues(base.Solver[base.EigenvalueForm]):
     """Eigenvalues of the core to c·eps·|λ|_max."""
-
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, base.EigenvalueForm)
 
     def cost(self, form: base.EigenvalueForm) -> float:
         return 4 / 3 * len(form.core) ** 3
@@ -54,8 +48,8 @@ ALIGNED = 4
 class Gram(base.Solver[base.SingularForm]):
     """Eigenvalues of the formed Gram matrix of a core."""
 
-    def fits(self, form: base.Form, rtol: float) -> bool:
-        return isinstance(form, base.SingularForm) and form.power == 2 and rtol >= GRAM_RTOL
+    def fits(self, form: base.SingularForm, rtol: float) -> bool:
+        return form.power == 2 and rtol >= GRAM_RTOL
 
     def cost(self, form: base.SingularForm) -> float:
         m, n = form.core.shape
