@@ -18,26 +18,28 @@ from hesscond.report.tables import FORMATS
 
 #: Figure that is not drawn from runs but from the trials of a statement.
 RATE = "rate"
-KINDS = [*registry.FIGURES, RATE]
 
 Layer = Annotated[str | None, typer.Option(help="Layer. Default: the first probed one.")]
 Unit = Annotated[int | None, typer.Option(help="Output unit. Default: the first probed one.")]
 Quantity = Annotated[str | None, typer.Option(help=f"Of blocks: {' | '.join(registry.QUANTITIES)}.")]
 
 
-def one_of(what: str, names: Collection[str]) -> Callable[[str], str]:
+def one_of(what: str, names: Collection[str], *others: str) -> Callable[[str], str]:
     """Check that a figure, table or format is one of ``names``, before other arguments are missed."""
 
     def check(name: str) -> str:
-        if name not in names:
-            raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, names)}")
+        if name not in others and name not in names:
+            raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, [*names, *others])}")
         return name
 
     return check
 
 
 def figure(
-    kind: Annotated[str, typer.Argument(help=" | ".join(KINDS), callback=one_of("figure", KINDS))],
+    kind: Annotated[
+        str,
+        typer.Argument(help=" | ".join([*registry.FIGURES, RATE]), callback=one_of("figure", registry.FIGURES, RATE)),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help=f"A {', '.join(pages.METADATA)} file.")],
     runs: Annotated[
         list[str] | None,
