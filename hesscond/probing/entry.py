@@ -9,7 +9,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from operator import index
 from pathlib import Path
@@ -213,7 +213,9 @@ def probe(
         products=products,
         progress=recorded(progress, PATIENCE if quick else math.inf),
     )
-    with torch.inference_mode(False), derivatives_explained():
+    # leaving inference mode also turns on the threads of backward passes
+    plain = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+    with plain, derivatives_explained():
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if progress is None and is_attended():
