@@ -1,6 +1,7 @@
 """Kinks, steps and stops that the check must not refuse."""
 
 import functools
+import warnings
 
 import torch
 from torch import nn
@@ -60,6 +61,12 @@ def hard_softmax(x):
     return F.one_hot(soft.argmax(1), x.shape[1]).to(x) - soft.detach() + soft
 
 
+def remade(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice
+        return torch.tensor(x)
+
+
 def positive(x, y=None):
     return (x > 0).to(x)
 
@@ -98,7 +105,7 @@ KINKED = [
     ("normalized_stop", "division by a detached norm", lambda x: x / x.detach().norm(dim=1, keepdim=True)),
     ("float_stop", "a number read by float()", lambda x: x.tanh() * float(x.abs().amax())),
     ("text_stop", "a number read as text", lambda x: x.tanh() * float(f"{x.abs().amax():.30g}")),
-    ("tensor_stop", "torch.tensor of a result", lambda x: x.tanh() * torch.tensor(x.abs().amax(0))),
+    ("tensor_stop", "torch.tensor of a result", lambda x: x.tanh() * remade(x.abs().amax(0))),
     ("in_place_stop", "detach_()", lambda x: x.tanh() * x.abs().amax(0).clone().detach_()),
     ("array_stop", "an array of a result", lambda x: x.tanh() * torch.from_numpy(x.abs().amax(0).numpy(force=True))),
     ("gumbel", "F.gumbel_softmax(hard=True)", lambda x: F.gumbel_softmax(x, hard=True)),
