@@ -99,6 +99,7 @@ BAD = {
     "verify wc-theorem-1 --all": ["give either statements", "or --all"],
     "methods SGD": ["gradient descent without a method is vanilla"],
     "table runs/a": ["unknown table 'runs/a': choose from summary"],
+    "table a.py: runs/a": ["unknown table 'a.py:': choose from summary"],
     "figure runs/a": ["unknown figure 'runs/a': choose from equal-loss"],
     "verify nothing": ["unknown statement 'nothing': choose from"],
     "verify wc-theorem-1 --trials 0": ["--trials must be at least 1"],

@@ -13,6 +13,7 @@ import typer
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, did_you_mean
+from hesscond.lazy import IN_FILE
 from hesscond.report import page as pages, registry
 from hesscond.report.tables import FORMATS
 
@@ -28,7 +29,8 @@ def one_of(what: str, names: Collection[str], *others: str) -> Callable[[str], s
     """Check that a figure, table or format is one of ``names``, before other arguments are missed."""
 
     def check(name: str) -> str:
-        if name not in others and name not in names:
+        # FILE.py:NAME is read by the command
+        if not IN_FILE.fullmatch(name) and name not in others and name not in names:
             raise ConfigError(f"unknown {what} {name!r}: {did_you_mean(name, [*names, *others])}")
         return name
 
