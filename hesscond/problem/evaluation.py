@@ -37,21 +37,8 @@ FLAT = (
     *("round", "floor", "ceil", "trunc", "fix", "pow", "rpow", "square", "linear", "matmul", "rmatmul", "mm", "bmm"),
     *("conv", "einsum", "cum", "sort", "roll", "flip", "index", "scatter", "gather", "zeros", "nan_to_num", "to"),
     *("normalize", "scaled_dot", "remainder", "fmod", "mod", "floordiv", "heaviside", "detach", "clone", "contiguous"),
-    *(
-        "float",
-        "double",
-        "type",
-        "requires_grad",
-        "ones",
-        "gumbel",
-        "full",
-        "new_",
-        "rand",
-        "bernoulli",
-        "poisson",
-        "transpose",
-    ),
-    *("permute", "swap", "move", "adjoint", "rot90", "tri", "cholesky", "linalg", "inverse"),
+    *("float", "double", "type", "requires_grad", "ones", "gumbel", "full", "new_", "rand", "bernoulli", "poisson"),
+    *("transpose", "permute", "swap", "move", "adjoint", "rot90", "tri", "cholesky", "linalg", "inverse"),
 )
 #: Functions of |x|.
 EVEN = frozenset({"cos", "cosh", "sinc"})
@@ -266,9 +253,8 @@ def scalar(loss: object) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.is_complex():
         raise CaptureError("the loss is complex, and a Hessian is one of a real number: take its real part or modulus")
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        advice = (
-            f"of shape {tuple(loss.shape)}: use" if isinstance(loss, torch.Tensor) else f"{kind(loss)}: return it, with"
-        )
+        tensor = isinstance(loss, torch.Tensor)
+        advice = f"of shape {tuple(loss.shape)}: use" if tensor else f"{kind(loss)}: return it, with"  # type: ignore[attr-defined]
         raise CaptureError(f"the loss must be a scalar tensor, not {advice} reduction 'mean' or 'sum'")
     return loss.reshape(())
 

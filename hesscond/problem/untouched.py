@@ -163,16 +163,16 @@ class State:
         self._seen: set[int] = set()
         modules = [root for root in roots if isinstance(root, nn.Module)]
         kinds = {type(part) for root in modules for part in root.modules()}
-        forwards = [(kind.forward, kind) for kind in kinds if not kind.__module__.startswith("torch.")]
-        for function, owner in (*((root, object) for root in roots), *forwards):
-            for value in named_by(function, set(), owner):
-                self._remember(value, 0 if type(value) in CACHES else 1)
         for root in modules:
             for name, module in root.named_modules():
                 self._attributes(vars(module), 2)
                 for key, parameter in module._parameters.items():
                     if parameter is not None and self._first(parameter):
                         self._parameter(f"{name}.{key}" if name else key, parameter)
+        forwards = [(kind.forward, kind) for kind in kinds if not kind.__module__.startswith("torch.")]
+        for function, owner in (*((root, object) for root in roots), *forwards):
+            for value in named_by(function, set(), owner):
+                self._remember(value, 0 if type(value) in CACHES else 1)
         places = [tensor for tensor, *_ in self.tensors] + [entry[1] for entry in self.parameters]
         self.random = RandomState.now(accelerators_of(places), self.generators)
 
