@@ -108,6 +108,22 @@ class LayerInputs:
             total += torch.einsum("jgip,jpgn->gin", by_group, self.slice(start, stop))
         return total.flatten(0, 1)
 
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """Norms (m, n̂) of the features that each unit sees, 1 for features that are zero."""
+        lengths = self.squared_lengths.sum(0).sqrt()
+        return lengths.where(lengths > 0, 1.0).repeat_interleave(self.geometry.units // self.geometry.groups, 0)
+
+    def sums(self, weights: torch.Tensor) -> torch.Tensor:
+        """Sums Σ_k w_ik ĥ_k (J, m, q) with weights (m, n̂) for each unit."""
+        by_group = weights.unflatten(0, (self.geometry.groups, -1))
+        parts = [torch.einsum("jpgn,gin->jgip", self.slice(*step), by_group) for step in self.steps(KEPT)]
+        return torch.cat(parts).flatten(1, 2)
+
+    def largest_share(self, slopes: torch.Tensor) -> torch.Tensor:
+        """Largest entry (m,) of Ĥᵀδ in each unit, for δ (J, m, q), relative to the norm of its feature."""
+        return (self.gradient(slopes).abs() / self.lengths).amax(1)
+
     def kept(self) -> LayerInputs:
         """Copy that does not change if the tensors that it was captured from do."""
         if self._whole is not None or not self.calls:

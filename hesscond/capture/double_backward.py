@@ -21,6 +21,7 @@ from hesscond.capture.captured import (
     FactoredS,
     FormedH,
     LayerCapture,
+    LayerInputs,
     Request,
 )
 from hesscond.capture.kinds import Geometry
@@ -48,6 +49,9 @@ FEWER = 4
 BLURRED = 0.05
 #: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change in them.
 TRIALS, LARGER = 3, 16.0
+#: Share of the largest change along random signs that counts as the size of an entry: bounds are `LARGER` times the
+#: sizes at least, so four times the norm of a row. Number of units that show it where S is formed behind a separator.
+SHARE, CONFIRMED = 0.25, 8
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class SecondDerivatives:
         self.cancellation_error = self.cancellation_errors(loss)
         #: rounding errors of the second derivatives in each variable, by layer, where they were measured
         self.errors: dict[str, list[torch.Tensor]] = {}
+        #: sizes (m,) that rounding of the Hessian of each unit's parameters shows, by layer, where it was measured
+        self.shown: dict[str, torch.Tensor] = {}
         #: layers where rounding dominates some second derivatives, or may hide all of them
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
@@ -111,15 +117,14 @@ class SecondDerivatives:
             self.perturb(loss)
 
     def perturb(self, loss: torch.Tensor) -> None:
-        """Measure the effect of rounding on the second derivatives of each layer, along one direction."""
+        """Measure the effect of rounding on products with S and with H of each layer, along one direction each."""
         all_variables = [variable for tensors in self.variables.values() for variable in tensors]
-        # not ±1, whose sums may be zero: softmax does not see shifts
         seeds = {
-            name: [
-                (backward.scattered_signs(v) * torch.linspace(0.5, 1.5, v.numel(), device="cpu").to(v).view_as(v))[None]
-                for v in tensors
+            request.name: [
+                torch.stack([scattered(v), along.to(v)])
+                for v, along in zip(self.variables[request.name], self.in_features(request), strict=True)
             ]
-            for name, tensors in self.variables.items()
+            for request in self.requests
         }
         exact: dict[str, Sequence[torch.Tensor | None]] = {}
         for request in self.requests:
@@ -134,26 +139,47 @@ class SecondDerivatives:
                 if name in exact:
                     # a shorter one, if it is zero, stands for zeros
                     pairs = zip(exact[name], other(seeds[name]), strict=False)
-                    by_layer[name] = [None if x is None or y is None else (y - x).abs() for x, y in pairs]
+                    by_layer[name] = [None if x is None or y is None else y - x for x, y in pairs]
             return by_layer
 
         for trial in range(TRIALS):
-            for name, changes in perturbed(trial << 20, differences).items():
-                zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
-                for k, error in enumerate(changes):
-                    if error is not None:
-                        known = self.errors.setdefault(name, zeros)
-                        known[k] = torch.maximum(known[k], error)
+            changed_by_layer = perturbed(trial << 20, differences)
+            for request in self.requests:
+                changes = changed_by_layer.get(request.name, [])
+                zeros = [torch.zeros_like(v)[None] for v in self.variables[request.name]]
+                for k, change in enumerate(changes):
+                    if change is not None:
+                        known = self.errors.setdefault(request.name, zeros)
+                        known[k] = torch.maximum(known[k], change[:1].abs())
+                if any(change is not None for change in changes):
+                    in_rows = self.shown_by(request, [None if change is None else change[1:] for change in changes])
+                    self.shown[request.name] = torch.maximum(self.shown.get(request.name, in_rows), in_rows)
         softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
-            for x, error in zip(exact[name], errors, strict=True):
+            for derivatives, error in zip(exact[name], errors, strict=True):
+                x = None if derivatives is None else derivatives[:1]
                 self.cancellation_error[name] = max(
                     self.cancellation_error[name], float(error.max()) / torch.finfo(error.dtype).eps
                 )
                 # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
+
+    def in_features(self, request: Request) -> list[torch.Tensor]:
+        """Direction Σ_k ±ĥ_k/‖ĥ_k‖ in each unit, in the shapes of a layer's variables: no feature hides another."""
+        if request.parameters is not None:
+            return list(map(scattered, self.variables[request.name]))
+        return [part[0] for part in request.outputs(equilibrated(request.inputs_by_sample(self.samples))[None])]
+
+    def shown_by(self, request: Request, changes: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Sizes (m,) of S in each unit, of which the rounding would change a product along `in_features` as much."""
+        if request.parameters is None:
+            inputs = request.inputs_by_sample(self.samples)
+            return inputs.largest_share(request.positions(changes, inputs.blocks)[0]) * (SHARE / EPS)
+        zeros = map(torch.zeros_like, variables(request))
+        parts = [zero[None] if change is None else change for zero, change in zip(zeros, changes, strict=True)]
+        return layers.parameter_rows(request.layer, parts)[0].abs().amax(1).to(torch.float64) * (SHARE / EPS)
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
@@ -297,7 +323,12 @@ class SecondDerivatives:
             self.hidden.add(request.name)
         # in units of the eps of float64, and enlarged where a draw may underestimate them
         sizes = torch.where(largest <= backward.LOST**2 * eps * sizes, sizes * (backward.LOST * eps / EPS), sizes)
-        return sizes.clamp_min(lost)
+        sizes = sizes.clamp_min(lost)
+        if request.name not in self.shown:
+            return sizes
+        shown = self.shown[request.name]
+        shown = shown.amax()[None] if request.whole else shown[list(request.units)]
+        return torch.minimum(sizes, torch.maximum(shown, largest * (eps / EPS)))
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
@@ -399,9 +430,9 @@ class SecondDerivatives:
                 curvature = None if segment is None else self.separators.curvature(segment, request, blocks)
         finally:
             self.separators.release(request)
-        if curvature is None or not self.confirms(request, *curvature):
+        if curvature is None or (sizes := self.confirmed(request, *curvature, blocks)) is None:
             return None
-        S, sizes = curvature
+        S = curvature[0]
         if request.whole:
             self.budget.take(request, 3 * S.numel())
             return self.with_sizes(request, layer_factor(S[0], units, sizes[0]), blocks, positions)
@@ -414,19 +445,26 @@ class SecondDerivatives:
         least = self.sizes(request, S.abs().amax(0), blocks, positions)
         return diagonal_of(S, torch.maximum(least, sizes.amax(1)))
 
-    def confirms(self, request: Request, S: torch.Tensor, sizes: torch.Tensor) -> bool:
-        """Whether a direct product agrees up to rounding with the largest S (u, J, q, q), or with that of the layer."""
-        largest = int(S.flatten(1).norm(dim=1).argmax())
-        units = Geometry.of(request.layer).units
-        chosen = slice(None) if request.whole else slice(request.units[largest], request.units[largest] + 1)
-        v = backward.scattered_signs(S[largest, :, 0])
-        by_unit = v.unflatten(1, (units if request.whole else 1, -1))
-        values = v.new_zeros(1, len(v), units, by_unit.shape[2])
-        values[0, :, chosen] = by_unit
-        product = self.product(request, values)[0, :, chosen].flatten(1)
-        expected = torch.einsum("jpq,jq->jp", S[largest], v)
-        rounding = ROUNDING * (sizes[largest] * v.norm(dim=1)).norm()
-        return backward.agree(product[None], expected[None]) or bool((product - expected).norm() <= rounding)
+    def confirmed(self, request: Request, S: torch.Tensor, sizes: torch.Tensor, blocks: int) -> torch.Tensor | None:
+        """Sizes (u, J) of the round-off in S (u, J, q, q), or in that of the layer, reduced to what products show.
+
+        None: direct products of some units differ from those with S by more than rounding.
+        """
+        inputs, places = request.inputs(blocks), torch.linspace(0, len(S) - 1, min(CONFIRMED, len(S)), device="cpu")
+        along, largest, shown = equilibrated(inputs), int(S.flatten(1).norm(dim=1).argmax()), 0.0
+        for row in {largest, *places.long().tolist()}:
+            unit = slice(None) if request.whole else slice(request.units[row], request.units[row] + 1)
+            values, apart = torch.zeros_like(along), torch.zeros_like(along)
+            values[:, unit] = v = along[:, unit]
+            product = self.product(request, values[None])[0, :, unit]
+            expected = torch.einsum("jpq,jq->jp", S[row], v.flatten(1)).view_as(v)
+            apart[:, unit] = product - expected
+            rounding = ROUNDING * (sizes[row] * v.flatten(1).norm(dim=1)).norm()
+            if not backward.agree(product[None], expected[None]) and float(apart.norm()) > rounding:
+                return None
+            in_rows = float(inputs.largest_share(apart).amax()) * (SHARE / EPS)
+            shown = max(shown, in_rows / max(float(sizes[row].amax()), TINY))
+        return torch.minimum(sizes, shown * sizes.amax(1, keepdim=True))
 
     def in_parameters(self, request: Request, blocks: int) -> FormedH:
         """Return Hessians Ĥᵀ(SĤ), one direction per parameter; rounding, bounded by `spread`, limits their κ."""
@@ -588,6 +626,17 @@ def layer_factor(S: torch.Tensor, units: int, sizes: torch.Tensor | None = None)
     B, signs, norms = signed_roots(S)
     norms = norms if sizes is None else torch.maximum(norms, sizes)
     return FactoredS(B.unflatten(2, (units, -1)), signs[:, :, None] if (signs < 0).any() else None, norms[:, None])
+
+
+def scattered(like: torch.Tensor) -> torch.Tensor:
+    """Numbers of random sign from 0.5 to 1.5, not ±1, whose sums may be zero: softmax does not see shifts."""
+    sizes = torch.linspace(0.5, 1.5, like.numel(), device="cpu").to(like)
+    return backward.scattered_signs(like) * sizes.view_as(like)
+
+
+def equilibrated(inputs: LayerInputs) -> torch.Tensor:
+    """Sums Σ_k ±c_k ĥ_k/‖ĥ_k‖ (J, m, q) in each unit, with 0.5 ≤ c_k ≤ 1.5."""
+    return inputs.sums(scattered(inputs.lengths) / inputs.lengths)
 
 
 def variables(request: Request) -> list[torch.Tensor]:

@@ -1,12 +1,17 @@
 """Curvature that is a difference, and features that rounding makes equal: compared with mpmath."""
 
+import math
+
 import mpmath as mp
 import pytest
 import torch
 from torch import nn
 
 import hesscond
+from hesscond.capture import separators
+from hesscond.models import build
 from hesscond.problem.precision import Perturbed
+from tests.truth import unit_truth
 
 F = nn.functional
 
@@ -45,7 +50,7 @@ def kappa_of(rows, S):
 
 
 def exactly(tensor):
-    return [[mp.mpf(float(value)) for value in row] for row in tensor]
+    return [list(map(mp.mpf, row)) for row in tensor.tolist()]
 
 
 def contains(found, truth):
@@ -188,3 +193,112 @@ def test_a_softmax_by_hand_has_its_rank():
     truth = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="layer")["model"].kappa
     assert (found.resolved, found.rank) == (True, 8)
     assert found.value == pytest.approx(truth.value, rel=1e-9)
+
+
+class Attending(nn.Module):
+    """Causal attention on the inputs themselves, a layer normalization, GELU and a head."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, 2) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(2, eps=0.5), nn.Linear(2, 3)
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).mT
+        hidden = torch.ones_like(scores).triu(1).bool()
+        return self.head(F.gelu(self.norm(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ self.v(x)))).flatten(
+            0, 1
+        )
+
+
+def exact_loss(model, x, y):
+    """The loss as a function of the rows [b_i, w_i] of q, k and v, in mpmath."""
+    scale, shift = exactly(model.norm.weight[None])[0], exactly(model.norm.bias[None])[0]
+    head, bias = exactly(model.head.weight), exactly(model.head.bias[None])[0]
+
+    def affine(rows, h):
+        return [row[0] + mp.fdot(row[1:], h) for row in rows]
+
+    def loss(rows):
+        total, targets = mp.mpf(0), iter(y.tolist())
+        for tokens in map(exactly, x):
+            q, k, v = ([affine(rows[name], h) for h in tokens] for name in "qkv")
+            for t in range(len(tokens)):
+                p = [mp.exp(mp.fdot(q[t], k[s])) for s in range(t + 1)]
+                z = [mp.fdot(p, [v[s][i] for s in range(t + 1)]) / mp.fsum(p) for i in range(2)]
+                mean = mp.fsum(z) / 2
+                root = mp.sqrt(mp.fsum((e - mean) ** 2 for e in z) / 2 + mp.mpf(model.norm.eps))
+                z = [a * (e - mean) / root + b for a, e, b in zip(scale, z, shift, strict=True)]
+                z = [e * mp.ncdf(e) for e in z]
+                outputs = [b + mp.fdot(row, z) for row, b in zip(head, bias, strict=True)]
+                total += mp.log(mp.fsum(map(mp.exp, outputs))) - outputs[next(targets)]
+        return total / len(y)
+
+    return loss
+
+
+def exact_hessian(loss, rows, name, unit):
+    """Hessian in rows[name][unit] by central differences."""
+    n, h = len(rows[name][unit]), mp.mpf(10) ** -40
+
+    def at(steps):
+        moved = [row[:] for row in rows[name]]
+        for k, step in steps:
+            moved[unit][k] += step * h
+        return loss({**rows, name: moved})
+
+    pairs = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+    H = [[sum(s * t * at([(k, s), (j, t)]) for s, t in pairs) / (4 * h * h) for j in range(n)] for k in range(n)]
+    return mp.matrix(H)
+
+
+@pytest.mark.parametrize(("positions", "scale", "worthwhile"), [(3, 12.0, math.inf), (3, 1.0, 0.0), (6, 4.0, math.inf)])
+def test_rounding_in_attention_is_within_its_bound(positions, scale, worthwhile, monkeypatch):
+    monkeypatch.setattr(separators, "WORTHWHILE", worthwhile)
+    torch.manual_seed(2)
+    model, x = Attending(4).double(), torch.randn(3, positions, 4, dtype=torch.float64)
+    model.q.weight.data.mul_(scale), model.k.weight.data.mul_(scale)
+    y = torch.randint(3, (3 * positions,))
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["q", "k", "v"], check=False)
+    with mp.workdps(150):
+        dense = {name: model.get_submodule(name) for name in "qkv"}
+        rows = {name: exactly(torch.cat([layer.bias[:, None], layer.weight], 1)) for name, layer in dense.items()}
+        loss = exact_loss(model, x, y)
+        for name, unit in ((name, unit) for name in "qkv" for unit in (0, 1)):
+            truth, kappa = exact_hessian(loss, rows, name, unit), result[name].kappa[unit]
+            error = mp.matrix(exactly(result[name].block(unit).matrix())) - truth
+            assert max(map(abs, mp.eigsy(error, eigvals_only=True))) <= kappa.cutoff
+            sizes = sorted(map(abs, mp.eigsy(truth, eigvals_only=True)))
+            rank = sum(size > 1e-30 * sizes[-1] for size in sizes)
+            assert contains(kappa, sizes[-1] / sizes[-rank])
+            assert not kappa.resolved or kappa.rank == rank
+            assert kappa.resolved or name == "k"
+
+
+def test_keys_of_a_trained_transformer_have_their_rank():
+    """A common shift of all keys is null by the softmax, and one direction of the features by the normalization."""
+    sizes = {"input_shape": (32,), "outputs": 50, "width": 64, "depth": 2, "heads": 4}
+    model = build("gpt", generator=torch.Generator().manual_seed(0), **sizes)
+    torch.manual_seed(0)
+    x, y = torch.randint(50, (2, 4, 32))
+
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    model.double()
+    layer, norm = "block2.attention.k", model.block2.norm1
+    found = hesscond.probe(model, loss, (x, y), [layer], units=range(4))[layer].kappa
+    null = torch.eye(65, dtype=torch.float64)[:, :2]
+    null[0, 1], null[1:, 1] = -(norm.bias / norm.weight).sum(), 1 / norm.weight.detach()
+    complement = torch.linalg.qr(null, mode="complete").Q[:, 2:]
+    for unit, kappa in enumerate(found):
+        H = unit_truth(model, loss, (x, y), layer, unit)
+        assert (H @ null).norm() <= 1e-13 * H.norm() * null.norm()
+        values = torch.linalg.eigvalsh(complement.T @ H @ complement).abs()
+        assert (kappa.resolved, kappa.rank) == (True, 63)
+        assert kappa.lower * (1 - 1e-6) <= values.max() / values.min() <= kappa.upper * (1 + 1e-6)
