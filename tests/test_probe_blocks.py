@@ -407,6 +407,7 @@ class Unused(nn.Module):
         ({"layers": 3}, "layers must be names, .* not int"),
         ({"dtype": torch.int32}, "dtype must be torch.float64, torch.float32 or None, not torch.int32"),
         ({"blocks": {}}, "no layer was named"),
+        ({"blocks": ["ln_f"]}, r"blocks must be lists of names by name, .* not \['ln_f'\]"),
         ({"blocks": {"mine": []}}, "block 'mine' has no parameters"),
         ({"blocks": {"mine": ["nope.weight"]}}, "no layer 'nope.weight'"),
         ({"blocks": {"a": ["ln_f"], "b": ["ln_f.bias"]}}, "'ln_f.bias' is in block 'a' and in block 'b'"),

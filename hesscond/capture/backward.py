@@ -192,6 +192,13 @@ def scattered_signs(like: torch.Tensor) -> torch.Tensor:
     return (torch.randint(0, 2, like.shape, generator=generator, device="cpu") * 2 - 1).to(like)
 
 
+def some(matrices: torch.Tensor) -> list[int]:
+    """Number of the largest of some matrices (u, …), and of a few others."""
+    largest = int(matrices.flatten(1).norm(dim=1).argmax())
+    others = torch.linspace(0, len(matrices) - 1, min(COMPARED, len(matrices)), device="cpu").long().tolist()
+    return list(dict.fromkeys((largest, *others)))
+
+
 def on_samples(subset: torch.Tensor, shape: torch.Size, dtype: torch.dtype, samples: int) -> torch.Tensor:
     """Direction that is nonzero on some samples only, with unequal entries so that sums do not cancel."""
     direction = torch.cos(torch.arange(shape.numel(), dtype=dtype, device=subset.device))
@@ -225,6 +232,9 @@ CANCELLED, LOST = 2.0**-28, 16.0
 LEFT = 2.0**-10
 #: Number of random draws of the terms of backward passes where these are near their round-off.
 PROBES = 3
+#: Number of matrices that are compared with products, and share of the largest change along random signs that counts as
+#: the size of an entry: bounds of rounding are 16 times the sizes at least, so four times the norm of a row.
+COMPARED, SHARE = 8, 0.25
 #: Relative perturbations that stand for rounding, large enough to also show cancellation in products of two factors.
 ENLARGED = 0.25
 

@@ -49,9 +49,6 @@ FEWER = 4
 BLURRED = 0.05
 #: Number of evaluations with perturbed numbers, and bound of rounding in units of the largest change in them.
 TRIALS, LARGER = 3, 16.0
-#: Share of the largest change along random signs that counts as the size of an entry: bounds are `LARGER` times the
-#: sizes at least, so four times the norm of a row. Number of units that show it where S is formed behind a separator.
-SHARE, CONFIRMED = 0.25, 8
 
 
 @dataclass(frozen=True)
@@ -176,10 +173,10 @@ class SecondDerivatives:
         """Sizes (m,) of S in each unit, of which the rounding would change a product along `in_features` as much."""
         if request.parameters is None:
             inputs = request.inputs_by_sample(self.samples)
-            return inputs.largest_share(request.positions(changes, inputs.blocks)[0]) * (SHARE / EPS)
+            return inputs.largest_share(request.positions(changes, inputs.blocks)[0]) * (backward.SHARE / EPS)
         zeros = map(torch.zeros_like, variables(request))
         parts = [zero[None] if change is None else change for zero, change in zip(zeros, changes, strict=True)]
-        return layers.parameter_rows(request.layer, parts)[0].abs().amax(1).to(torch.float64) * (SHARE / EPS)
+        return layers.parameter_rows(request.layer, parts)[0].abs().amax(1).to(torch.float64) * (backward.SHARE / EPS)
 
     def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
         """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
@@ -450,9 +447,9 @@ class SecondDerivatives:
 
         None: direct products of some units differ from those with S by more than rounding.
         """
-        inputs, places = request.inputs(blocks), torch.linspace(0, len(S) - 1, min(CONFIRMED, len(S)), device="cpu")
-        along, largest, shown = equilibrated(inputs), int(S.flatten(1).norm(dim=1).argmax()), 0.0
-        for row in {largest, *places.long().tolist()}:
+        inputs, shown = request.inputs(blocks), 0.0
+        along = equilibrated(inputs)
+        for row in backward.some(S):
             unit = slice(None) if request.whole else slice(request.units[row], request.units[row] + 1)
             values, apart = torch.zeros_like(along), torch.zeros_like(along)
             values[:, unit] = v = along[:, unit]
@@ -462,7 +459,7 @@ class SecondDerivatives:
             rounding = ROUNDING * (sizes[row] * v.flatten(1).norm(dim=1)).norm()
             if not backward.agree(product[None], expected[None]) and float(apart.norm()) > rounding:
                 return None
-            in_rows = float(inputs.largest_share(apart).amax()) * (SHARE / EPS)
+            in_rows = float(inputs.largest_share(apart).amax()) * (backward.SHARE / EPS)
             shown = max(shown, in_rows / max(float(sizes[row].amax()), TINY))
         return torch.minimum(sizes, shown * sizes.amax(1, keepdim=True))
 

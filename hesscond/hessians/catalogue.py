@@ -476,6 +476,8 @@ class Choice:
             return cls()
         if isinstance(layers, nn.Module) or not isinstance(layers, Iterable | None):
             raise ConfigError(f"layers must be names, as in layers=['fc1'], not {type(layers).__name__}")
+        if not isinstance(groups, Mapping | None):
+            raise ConfigError(f"blocks must be lists of names by name, as in {{'a': ['fc1']}}, not {groups!r:.50}")
         catalogue = Catalogue(model)
         named = catalogue.named([layers] if isinstance(layers, str) else layers or (), level)
         members = {} if groups is None else {name: catalogue.members(name, given) for name, given in groups.items()}

@@ -10,7 +10,7 @@ import torch
 
 from hesscond import causes
 from hesscond.capture import backward
-from hesscond.capture.captured import EPS
+from hesscond.capture.captured import EPS, TINY
 from hesscond.capture.separators import ParameterRows, Separators
 from hesscond.hessians.coordinates import base
 from hesscond.hessians.factored import within_features
@@ -87,19 +87,20 @@ class UnitMatrices:
     difference: float = math.nan  # relative difference of the largest matrix from a product of the operator
 
     def confirmed(self, operator: HessianOperator, index: torch.Tensor) -> UnitMatrices | None:
-        """Return the matrices with the rounding of a product added; None: the product and the largest matrix differ."""
-        largest = int(self.H.flatten(1).norm(dim=1).argmax())
-        rows, H = index[largest], self.H[largest]
-        v = backward.scattered_signs(operator.point)
-        least = float((operator @ v).abs().amax())
-        v = torch.zeros_like(v).index_copy_(0, rows, v[rows])
-        product = (operator @ v)[rows]
-        apart = float((product - H @ v[rows]).norm())
-        spread = self.spread.square().add(least).sqrt()
-        rounding = CONFIRMED * EPS * float(spread[largest].norm() * spread[largest].sum())
-        if not apart <= max(TOLERANCE * float(product.norm()), rounding):
-            return None
-        return replace(self, spread=spread, difference=apart / (float(product.norm()) or 1.0))
+        """Return the matrices with the rounding that products show; None: a product and a matrix differ by more."""
+        signs, chosen, shown, difference = backward.scattered_signs(operator.point), backward.some(self.H), 0.0, 0.0
+        spread = self.spread.square().add(float((operator @ signs).abs().amax())).clamp_min(TINY).sqrt()
+        for unit in chosen:
+            rows, d = index[unit], spread[unit]
+            v = torch.zeros_like(signs).index_copy_(0, rows, signs[rows] / d)
+            product = (operator @ v)[rows]
+            apart, size = product - self.H[unit] @ v[rows], float(product.norm())
+            if not float(apart.norm()) <= max(TOLERANCE * size, CONFIRMED * EPS * float(d.norm()) * len(d)):
+                return None
+            shown = max(shown, float((apart.abs() / d).amax()) * (backward.SHARE / EPS))
+            if unit == chosen[0]:
+                difference = float(apart.norm()) / (size or 1.0)
+        return replace(self, spread=spread * min(1.0, shown) ** 0.5, difference=difference)
 
 
 def unit_matrices(
@@ -108,7 +109,7 @@ def unit_matrices(
     """Hessians of the units of blocks; those without a separator, or that differ from a product, are left out.
 
     ``blocks`` have an operator `restricted` from H, and the rows (u, w) of the units; κ of a unit takes ``matrices``
-    more matrices of its order. The largest matrix of a block is compared.
+    more matrices of its order. The largest matrix of a block and some others are compared.
     """
     hessians: dict[str, UnitMatrices] = {}
     left = dict(blocks)

@@ -279,7 +279,7 @@ def asks_for(
     outside: Container[str], model: nn.Module, layers: Any, blocks: Mapping[str, Iterable[str] | str] | None
 ) -> bool:
     """Whether ``layers`` or ``blocks`` name a parameter outside of a model, or the model itself has none to train."""
-    groups = [layers or (), *(blocks or {}).values()]
+    groups = [layers or (), *(blocks.values() if isinstance(blocks, Mapping) else ())]
     named = any(name in outside for group in groups for name in ([group] if isinstance(group, str) else group))
     return named or not any(p.requires_grad for p in model.parameters())
 
