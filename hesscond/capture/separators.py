@@ -39,9 +39,6 @@ VIEWS = graph.backward(
 #: Largest distance of the next separator, in candidates, and number of plans tried if separators could not be formed.
 REACH, ATTEMPTS = 16, 3
 
-#: Steps of the power iterations that estimate norms, and the factor by which an estimate may be too small.
-STEPS, TOO_SMALL = 10, 1.25
-
 #: Size of the intermediate results for several units at a time.
 TOGETHER = 2**22
 
@@ -218,11 +215,6 @@ class Segment:
     def chunk(self, directions: int) -> int:
         """Number of directions to take at a time."""
         return self.budget.cached(directions, 3 * (self.target.numel + self.separator.gradient.numel()), self.largest)
-
-    def norms(self, blocks: int) -> torch.Tensor:
-        """Bounds (J,) of ‖J‖ for each block, by power iteration on JᵀJ."""
-        zeros = self.separator.gradient.new_zeros(1, blocks, self.target.numel // blocks, dtype=torch.float64)
-        return largest_norms(zeros, lambda v: self.derivatives(v)[0], self.pulled)
 
 
 @dataclass(frozen=True)
@@ -579,10 +571,12 @@ class Separators:
             return None
         order = numel // blocks
         H = torch.empty(blocks, order, order, dtype=torch.float64, device=self.loss.device)
+        squares = H.new_zeros(blocks)
         for rows, values in segment.chunks(blocks, range(order)):
             images, second = segment.derivatives(values)
+            squares += images.square().sum((0, 2))
             H[:, rows.start : rows.stop] = (segment.pulled(upper.times(images)) + second).transpose(0, 1)
-        return H, segment.norms(blocks).square() * upper.size.view(blocks, -1).amax(1)
+        return H, squares * upper.size.view(blocks, -1).amax(1)
 
     def positionwise(self, segment: Segment, apart: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ∇²L in a target where J is block diagonal over positions: one direction serves all positions."""
@@ -776,12 +770,6 @@ def edge_node(variable: Any) -> Any:
     return (variable if isinstance(variable, GradientEdge) else get_gradient_edge(variable)).node
 
 
-def normalized(vectors: torch.Tensor) -> torch.Tensor:
-    """Vectors scaled to length 1 in each block; zero stays zero."""
-    lengths = vectors.norm(dim=2, keepdim=True)
-    return vectors / torch.where(lengths > 0, lengths, 1.0)
-
-
 def symmetric(H: torch.Tensor) -> torch.Tensor:
     """Replace each block by its symmetric part, in place."""
     for block in H:
@@ -790,17 +778,5 @@ def symmetric(H: torch.Tensor) -> torch.Tensor:
 
 
 def norms(H: torch.Tensor) -> torch.Tensor:
-    """Bounds (J,) of the 2-norms of symmetric blocks, by power iteration."""
-    return largest_norms(H[None, :, 0], lambda v: torch.bmm(v.transpose(0, 1), H).transpose(0, 1), lambda v: v)
-
-
-def largest_norms(
-    like: torch.Tensor, apply: Callable[[torch.Tensor], torch.Tensor], back: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """Largest ‖A v‖ (J,) over the vectors v of a power iteration with each block of AᵀA, times `TOO_SMALL`."""
-    vectors, largest = backward.scattered_signs(like), like.new_zeros(like.shape[1])
-    for _ in range(STEPS):
-        images = apply(normalized(vectors))
-        largest = torch.maximum(largest, images[0].norm(dim=1))
-        vectors = back(images)
-    return TOO_SMALL * largest
+    """Bounds (J,) of the 2-norms of symmetric blocks: largest sums of the magnitudes in a row."""
+    return H.abs().sum(2).amax(1)

@@ -226,8 +226,8 @@ def test_a_transformer_takes_a_fraction_of_the_directions(monkeypatch):
     without, with_cuts = found
     # one direction for each unit and position
     assert without >= TOKENS * (4 + 300 + 4)
-    # one for each entry of the stream of a sample, one for each unit, and what tests the blocks and measures norms
-    assert with_cuts <= TOKENS * WIDTH + (4 + 300 + 4) + 260
+    # one for each entry of the stream of a sample, one for each unit, and what tests the blocks and compares products
+    assert with_cuts <= TOKENS * WIDTH + (4 + 300 + 4) + 250
 
 
 def test_what_a_direct_product_does_not_confirm_is_not_taken(used, monkeypatch):
