@@ -11,7 +11,7 @@ import hesscond
 from hesscond.capture import separators
 from hesscond.models import build
 from hesscond.problem.precision import Perturbed
-from tests.truth import unit_truth
+from tests.truth import layer_truth, unit_truth
 
 F = nn.functional
 
@@ -275,30 +275,45 @@ def test_rounding_in_attention_is_within_its_bound(positions, scale, worthwhile,
             assert kappa.resolved or name == "k"
 
 
-def test_keys_of_a_trained_transformer_have_their_rank():
-    """A common shift of all keys is null by the softmax, and one direction of the features by the normalization."""
-    sizes = {"input_shape": (32,), "outputs": 50, "width": 64, "depth": 2, "heads": 4}
+def by_token(outputs, targets):
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def trained_transformer(width, context, windows):
+    """A small GPT after 60 steps of Adam, with its data."""
+    sizes = {"input_shape": (context,), "outputs": 50, "width": width, "depth": 2, "heads": 4}
     model = build("gpt", generator=torch.Generator().manual_seed(0), **sizes)
     torch.manual_seed(0)
-    x, y = torch.randint(50, (2, 4, 32))
-
-    def loss(outputs, targets):
-        return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
-
+    x, y = torch.randint(50, (2, windows, context))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(60):
         optimizer.zero_grad()
-        loss(model(x), y).backward()
+        by_token(model(x), y).backward()
         optimizer.step()
-    model.double()
+    return model.double(), (x, y)
+
+
+def test_keys_of_a_trained_transformer_have_their_rank():
+    """A common shift of all keys is null by the softmax, and one direction of the features by the normalization."""
+    model, batch = trained_transformer(64, 32, 4)
     layer, norm = "block2.attention.k", model.block2.norm1
-    found = hesscond.probe(model, loss, (x, y), [layer], units=range(4))[layer].kappa
+    found = hesscond.probe(model, by_token, batch, [layer], units=range(4))[layer].kappa
     null = torch.eye(65, dtype=torch.float64)[:, :2]
     null[0, 1], null[1:, 1] = -(norm.bias / norm.weight).sum(), 1 / norm.weight.detach()
     complement = torch.linalg.qr(null, mode="complete").Q[:, 2:]
     for unit, kappa in enumerate(found):
-        H = unit_truth(model, loss, (x, y), layer, unit)
+        H = unit_truth(model, by_token, batch, layer, unit)
         assert (H @ null).norm() <= 1e-13 * H.norm() * null.norm()
         values = torch.linalg.eigvalsh(complement.T @ H @ complement).abs()
         assert (kappa.resolved, kappa.rank) == (True, 63)
         assert kappa.lower * (1 - 1e-6) <= values.max() / values.min() <= kappa.upper * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("layer", ["block1.attention.k", "block2.attention.v"])
+def test_whole_layers_of_a_trained_transformer_have_their_rank(layer):
+    model, batch = trained_transformer(16, 8, 48)
+    found = hesscond.probe(model, by_token, batch, [layer], level="layer")[layer].kappa
+    sizes = torch.linalg.eigvalsh(layer_truth(model, by_token, batch, layer)).abs().sort(descending=True).values
+    # units × features without that of the normalization; a key has no bias, and of the values one shift is null
+    assert (found.resolved, found.rank) == (True, int((sizes > 1e-13 * sizes[0]).sum()))
+    assert found.lower * (1 - 1e-6) <= sizes[0] / sizes[found.rank - 1] <= found.upper * (1 + 1e-6)
