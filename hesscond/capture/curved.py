@@ -293,25 +293,22 @@ def without_cancellation(
     for node, g in zip(curved, slopes, strict=True):
         if not math.prod(node.shape):
             continue
-        edge, steepest = node.edge, 0.0 if g is None else float(g.abs().max())
         # everything in the units of the loss, which may be any
-        largest = float(node.entry_roots().square().max())
-        weight = max(node.cancels, steepest, largest)
-        if below < math.inf:
-            weight = node.cancels
-            if g is not None and edge.node.name() == "SigmoidBackward0":
-                source, number = edge.node.next_functions[0]
-                assert source is not None
-                p = saved(edge.node, "result")
-                slope = p - p.square()
-                weight, largest = steepest, float((g.abs() * slope + node.entry_roots().square() * slope**2).max())
-                edge = GradientEdge(source, number)
-            if largest >= below * weight:
-                continue
+        edge, entries, weight = node.edge, node.entry_roots().square(), node.cancels
+        terms = entries.clamp_min(weight)
+        if g is not None and edge.node.name() == "SigmoidBackward0":
+            source, number = edge.node.next_functions[0]
+            assert source is not None
+            p = saved(edge.node, "result")
+            slope = p - p.square()
+            entries, weight = g.abs() * slope + entries * slope**2, float(g.abs().max())
+            edge, terms = GradientEdge(source, number), torch.full_like(entries, weight)
+        if below < math.inf and float(entries.max()) >= below * weight:
+            continue
         draws = 1 if below == math.inf else DRAWS
         for _ in range(draws):
             signs = torch.randint(0, 2, tuple(node.shape), generator=generator, device="cpu").mul_(2).sub_(1)
-            seeds = ((weight / draws) ** 0.5 * signs).to(node.dtype).to(loss.device)
+            seeds = ((terms / draws).sqrt() * signs.to(terms)).to(node.dtype)
             gradients = torch.autograd.grad([edge], variables, [seeds], retain_graph=True, allow_unused=True)
             yield [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(variables, gradients, strict=True)]
 
