@@ -606,8 +606,9 @@ def refuse_failed(name: str, check: Check, why: str = DISAGREES) -> None:
         raise NoDerivativeError(
             f"the second derivatives of the model in layer {name!r} are not those of its gradient: {differs}"
             + (f"; they are wrong in {check.culprit}" if check.culprit else "")
-            + ": an autograd.Function does this whose backward keeps an intermediate, makes no graph, or is not the "
-            "derivative of its forward; let its backward compute that from its saved inputs by operations of torch"
+            + ": an intermediate that overflows does this, or an autograd.Function whose backward keeps one, makes no "
+            "graph, or is not the derivative of its forward; let its backward compute that from its saved inputs by "
+            "operations of torch"
         )
     if check.slopes > check.bound:
         differs = f"the gradients differ by {check.slopes:.1e} of the terms of an entry"

@@ -40,6 +40,8 @@ DIFFERENCES = {
         (2, 12, 10, True)),
     "log_cosh_far": ("log(cosh z), |z| of 20 to 35", lambda z: z.cosh().log(),
         lambda mp, z: mp.log(mp.cosh(z)), (20, 35, 10, True)),
+    "log_cosh_overflow": ("log(cosh z), |z| of 2 to 500: cosh² overflows", lambda z: z.cosh().log(),
+        lambda mp, z: mp.log(mp.cosh(z)), (2, 500, 10, True)),
     "log_cosh_softplus": ("z + softplus(−2z) − log 2, z of 5 to 35",
         lambda z: z + F.softplus(-2 * z) - 0.6931471805599453, lambda mp, z: mp.log(mp.cosh(z)), (5, 35)),
     "log_exp": ("log(1 + exp z), z of 5 to 34", lambda z: (1 + z.exp()).log(),
