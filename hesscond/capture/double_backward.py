@@ -116,12 +116,13 @@ class SecondDerivatives:
     def perturb(self, loss: torch.Tensor) -> None:
         """Measure the effect of rounding on products with S and with H of each layer, along one direction each."""
         all_variables = [variable for tensors in self.variables.values() for variable in tensors]
+        requests = {request.name: request for request in self.requests}
         seeds = {
-            request.name: [
-                torch.stack([scattered(v), along.to(v)])
-                for v, along in zip(self.variables[request.name], self.in_features(request), strict=True)
+            name: [
+                torch.stack([scattered(v), w.to(v)])
+                for v, w in zip(tensors, self.in_features(requests[name]), strict=True)
             ]
-            for request in self.requests
+            for name, tensors in self.variables.items()
         }
         exact: dict[str, Sequence[torch.Tensor | None]] = {}
         for request in self.requests:
@@ -140,17 +141,15 @@ class SecondDerivatives:
             return by_layer
 
         for trial in range(TRIALS):
-            changed_by_layer = perturbed(trial << 20, differences)
-            for request in self.requests:
-                changes = changed_by_layer.get(request.name, [])
-                zeros = [torch.zeros_like(v)[None] for v in self.variables[request.name]]
+            for name, changes in perturbed(trial << 20, differences).items():
+                zeros = [torch.zeros_like(v)[None] for v in self.variables[name]]
                 for k, change in enumerate(changes):
                     if change is not None:
-                        known = self.errors.setdefault(request.name, zeros)
+                        known = self.errors.setdefault(name, zeros)
                         known[k] = torch.maximum(known[k], change[:1].abs())
-                if any(change is not None for change in changes):
-                    in_rows = self.shown_by(request, [None if change is None else change[1:] for change in changes])
-                    self.shown[request.name] = torch.maximum(self.shown.get(request.name, in_rows), in_rows)
+                if name in self.errors:
+                    in_rows = self.shown_by(requests[name], [None if c is None else c[1:] for c in changes])
+                    self.shown[name] = torch.maximum(self.shown.get(name, in_rows), in_rows)
         softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():

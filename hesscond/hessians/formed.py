@@ -100,7 +100,9 @@ class UnitMatrices:
             shown = max(shown, float((apart.abs() / d).amax()) * (backward.SHARE / EPS))
             if unit == chosen[0]:
                 difference = float(apart.norm()) / (size or 1.0)
-        return replace(self, spread=spread * min(1.0, shown) ** 0.5, difference=difference)
+        # both may be exact by chance; entries are rounded all the same
+        least = torch.minimum(spread, self.H.abs().amax(2).sqrt())
+        return replace(self, spread=torch.maximum(spread * min(1.0, shown) ** 0.5, least), difference=difference)
 
 
 def unit_matrices(

@@ -8,6 +8,7 @@ import hesscond
 from hesscond.capture import capture
 from hesscond.hessians import build
 from hesscond.hessians.build import unit_conditions, unit_hessians
+from hesscond.hessians.formed import UnitMatrices
 from hesscond.problem import MEMORY
 from tests.truth import layer_truth, unit_truth
 
@@ -103,3 +104,27 @@ def test_the_rank_of_normalized_features_bounds_that_of_a_layer():
     assert kappa.rank == 48
     assert values[5] < 1e-16 * values[-1] < values[6]
     assert kappa.lower * (1 - 1e-4) <= values[-1] / values[6] <= kappa.upper * (1 + 1e-4)
+
+
+class Exact:
+    """Products of a block diagonal matrix, without rounding."""
+
+    def __init__(self, H):
+        self.H, self.point = torch.block_diag(*H), torch.zeros(2 * len(H), dtype=torch.float64)
+
+    def __matmul__(self, v):
+        return self.H @ v
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1e-6])
+def test_products_that_agree_by_chance_leave_the_rounding_of_the_entries(wrong):
+    H = torch.tensor([[[4.0, 2.0], [2.0, 1.0]], [[16.0, 4.0], [4.0, 1.0]]], dtype=torch.float64)
+    spread = torch.tensor([[32.0, 16.0], [64.0, 16.0]], dtype=torch.float64)
+    # a difference in a unit that is not the largest shows too
+    changed = H + wrong * torch.eye(2, dtype=torch.float64) * torch.tensor([1.0, 0.0])[:, None, None]
+    found = UnitMatrices(H, spread, [1, 1]).confirmed(Exact(changed), torch.tensor([[0, 1], [2, 3]]))
+    if wrong:
+        assert found is None
+        return
+    assert (found.spread[..., None] * found.spread[:, None] >= H).all()
+    assert (found.spread < spread / 4).all()
