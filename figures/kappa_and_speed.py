@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
+from scipy.optimize import isotonic_regression
 from scipy.stats import kendalltau, rankdata
 from torch import nn
 from torch.func import functional_call
@@ -740,33 +742,40 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
     colors = method_colors(methods)
     page = Page(7.2)
     with page.styled():
-        figure = page.figure(2.4)
+        figure = page.figure(3.4)
         axes = figure.subplots(1, len(panels), sharey=True)
+        y = speed[MAIN].groupby("method").mean().map(math.exp)
         for ax, (level, coordinates, statistic, point) in zip(axes, panels, strict=True):
             name = (level, "all", coordinates, "train", statistic, point)
-            ax.set_title(f"{level}, {STATISTICS[statistic]}", loc="left")
+            ax.set_title(f"{level},\n{STATISTICS[statistic]}", loc="left")
             if name not in columns:
                 continue
-            x, y = columns[name].groupby("method").mean(), speed[MAIN].groupby("method").mean()
+            x = columns[name].groupby("method").mean()
             for method in methods:
                 seeds = columns[name].xs(method, level="method"), speed[MAIN].xs(method, level="method")
                 ax.plot(10 ** seeds[0], np.exp(seeds[1]), ".", ms=2, color=colors[method], alpha=0.5)
-                ax.plot(10 ** x[method], math.exp(y[method]), "o", ms=4, color=colors[method], mec="white", mew=0.3)
-                ax.annotate(
-                    method,
-                    (10 ** x[method], math.exp(y[method])),
-                    fontsize=3.5,
-                    xytext=(2, 2),
-                    textcoords="offset points",
-                )
+                ax.plot(10 ** x[method], y[method], "o", ms=4, color=colors[method], mec="white", mew=0.3)
             ax.set_xscale("log")
             ax.set_yscale("log")
             ax.xaxis.set_minor_formatter(NullFormatter())
             row = table.set_index(["level", "layer", "coordinates", "data", "statistic", "point"]).loc[name]
-            ax.set_xlabel(f"ρ = {row['spearman']:+.2f} ({row['low']:+.2f} … {row['high']:+.2f})")
+            ax.set_xlabel(f"ρ = {row['spearman']:+.2f}\n({row['low']:+.2f} … {row['high']:+.2f})")
             ax.spines[["top", "right"]].set_visible(False)
         axes[0].set_ylabel("iterations to the target loss")
+        name_methods(axes[-1], y.sort_values(), colors)
     save_figure(figure, path)
+
+
+def name_methods(ax: Axes, ends: pd.Series, colors: Mapping[str, str]) -> None:
+    """Names of the methods to the right of a panel, at their ascending ``ends`` or as near as they do not overlap."""
+    low, high = np.log(ax.get_ylim())
+    heights = (np.log(ends.to_numpy()) - low) / (high - low)
+    steps = np.arange(len(heights)) / len(heights)
+    moved = isotonic_regression(heights - steps).x + steps
+    for method, height, beside in zip(ends.index, heights, moved - max(moved[-1] - 1, 0), strict=True):
+        color = colors[str(method)]
+        ax.plot([1, 1.1], [height, beside], color=color, lw=0.5, transform=ax.transAxes, clip_on=False)
+        ax.text(1.12, beside, str(method), color=color, fontsize=5, va="center", transform=ax.transAxes)
 
 
 # -- a case with a known answer ---------------------------------------------------------------------------------------
