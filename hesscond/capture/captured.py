@@ -114,6 +114,14 @@ class LayerInputs:
         lengths = self.squared_lengths.sum(0).sqrt()
         return lengths.where(lengths > 0, 1.0).repeat_interleave(self.geometry.units // self.geometry.groups, 0)
 
+    @cached_property
+    def shares(self) -> torch.Tensor:
+        """Sums (J, m) over the features that each unit sees, of the share of their squared length in each block."""
+        by_group = self.geometry.units // self.geometry.groups
+        lengths = self.squared_lengths.sum(0)
+        shares = (self.squared_lengths / lengths.where(lengths > 0, 1.0)).sum(2)
+        return shares.repeat_interleave(by_group, 1)
+
     def sums(self, weights: torch.Tensor) -> torch.Tensor:
         """Sums Σ_k w_ik ĥ_k (J, m, q) with weights (m, n̂) for each unit."""
         by_group = weights.unflatten(0, (self.geometry.groups, -1))
@@ -174,7 +182,7 @@ class DiagonalS:
     sign: torch.Tensor | None  # of S_pp (J q, u); None: all of them ≥ 0
     # (J q, u) bounds of the round-off in ``root`` where it is of the size of the entry, 0 elsewhere
     error: torch.Tensor | None = None
-    # (u,) size of S over all positions, if its entries are known only up to round-off of that size
+    # (J q, u) sizes of the terms of S, if its entries are known only up to round-off of these
     norm: torch.Tensor | None = None
 
 

@@ -38,8 +38,6 @@ TANGENT_ROUTE = "forward derivatives in the parameters"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
-#: In a layer with fewer second derivatives than this, the sizes of terms are drawn several times.
-FEW = 64
 #: Unit of the round-off by which two computations of a product may differ.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
@@ -91,7 +89,8 @@ class SecondDerivatives:
         self.proved_apart, self.progress = proved_apart, progress
         self.separators = separators.Separators(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
-        self.cancellation_error = self.cancellation_errors(loss)
+        #: sizes of the entries of S without cancellation, in the shapes of the variables of each layer
+        self.uncancelled = self.sizes_without_cancellation(loss)
         #: rounding errors of the second derivatives in each variable, by layer, where they were measured
         self.errors: dict[str, list[torch.Tensor]] = {}
         #: sizes (m,) that rounding of the Hessian of each unit's parameters shows, by layer, where it was measured
@@ -110,6 +109,8 @@ class SecondDerivatives:
         graph.refuse_wrong_derivatives([loss.grad_fn])
         #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
         self.hides = any(node.name() in second_derivatives.BENT for node in graph.nodes([loss.grad_fn]))
+        #: whether the rounding of a sample shows in its own terms: no kernel subtracts within
+        self.arithmetic = all(second_derivatives.is_arithmetic(node) for node in graph.nodes([loss.grad_fn]))
         if second_derivatives.may_cancel(graph.nodes([loss.grad_fn])):
             self.perturb(loss)
 
@@ -153,11 +154,11 @@ class SecondDerivatives:
         softmaxes = [node for node in graph.nodes([loss.grad_fn]) if node.name() in second_derivatives.SOFTMAXES]
         alone = torch.tensor(any(bool((node._saved_result == 1).any()) for node in softmaxes), device=loss.device)
         for name, errors in self.errors.items():
-            for derivatives, error in zip(exact[name], errors, strict=True):
+            known = self.uncancelled[name]
+            for k, (derivatives, error) in enumerate(zip(exact[name], errors, strict=True)):
                 x = None if derivatives is None else derivatives[:1]
-                self.cancellation_error[name] = max(
-                    self.cancellation_error[name], float(error.max()) / torch.finfo(error.dtype).eps
-                )
+                sizes = error[0].to(torch.float64) / torch.finfo(error.dtype).eps
+                known[k] = torch.maximum(known[k], sizes)
                 # a single score, as behind a causal mask, has no derivative, and softmax tells where one is lost
                 if x is not None and ((error > BLURRED * x.abs()) & ((x != 0) | ~alone)).any():
                     self.blurred.add(name)
@@ -177,14 +178,14 @@ class SecondDerivatives:
         parts = [zero[None] if change is None else change for zero, change in zip(zeros, changes, strict=True)]
         return layers.parameter_rows(request.layer, parts)[0].abs().amax(1).to(torch.float64) * (backward.SHARE / EPS)
 
-    def cancellation_errors(self, loss: torch.Tensor) -> dict[str, float]:
-        """Size of an entry of S without cancellation, by layer, from the nodes where nearly everything cancels."""
+    def sizes_without_cancellation(self, loss: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+        """Sizes of the entries of S without cancellation, from the nodes where nearly everything cancels."""
         all_variables = [variable for tensors in self.variables.values() for variable in tensors]
-        sizes = [0.0] * len(all_variables)
+        sizes = [torch.zeros_like(variable, dtype=torch.float64) for variable in all_variables]
         for parts in curved.without_cancellation(loss, all_variables, below=curved.CANCELLED):
-            sizes = [size + 4 * float(part.abs().max()) ** 2 for size, part in zip(sizes, parts, strict=True)]
+            sizes = [size + 4 * part.to(torch.float64).square() for size, part in zip(sizes, parts, strict=True)]
         each = iter(sizes)
-        return {name: max(next(each) for _ in tensors) for name, tensors in self.variables.items()}
+        return {name: [next(each) for _ in tensors] for name, tensors in self.variables.items()}
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
         """Return S times each of ``values`` (k, J, m, q)."""
@@ -299,39 +300,51 @@ class SecondDerivatives:
             self.progress.advance(request.name, len(range(count)[rows]))
 
     def sizes(self, request: Request, largest: torch.Tensor, blocks: int, positions: int) -> torch.Tensor:
-        """Sizes (u,) of the terms that an entry of S in each unit is the sum of, or (1,) for the whole layer."""
+        """Sizes (J, u) of the terms that an entry of S is the sum of, or (J, 1) for the whole layer.
+
+        ``largest`` are the largest entries of S, (J, u) or (J, 1), or for all blocks together (1, u) or (1, 1).
+        """
         geometry, eps = Geometry.of(request.layer), torch.finfo(self.variables[request.name][0].dtype).eps
-        lost = positions * (geometry.units if request.whole else 1) * self.cancellation_error[request.name]
-        sizes = self.by_unit(
-            request, self.terms(request, list(map(torch.ones_like, self.variables[request.name]))), blocks
-        )
+        lost = positions * self.by_block(request, self.uncancelled[request.name], blocks)
+        everywhere = list(map(torch.ones_like, self.variables[request.name]))
+        sizes, most = self.by_block(request, self.terms(request, everywhere), blocks), largest.amax(0)
         if request.whole:
-            sizes = sizes.amax()[None]
+            sizes, lost = sizes.amax(1, keepdim=True), geometry.units * lost.amax(1, keepdim=True)
         else:
-            sizes = sizes[list(request.units)]
-            for k in ((largest > 0) & (largest <= backward.CANCELLED * sizes)).nonzero()[:, 0].tolist():
+            sizes, lost = sizes[:, request.units], lost[:, request.units]
+            for k in ((most > 0) & (most <= backward.CANCELLED * sizes.amax(0))).nonzero()[:, 0].tolist():
                 unit = request.units[k]
                 mask = largest.new_zeros(1, blocks, geometry.units, positions)
                 mask[:, :, unit] = 1
                 alone = self.terms(request, self.spread_out(request, mask))
-                sizes[k] = self.by_unit(request, alone, blocks)[unit]
-        if bool(((largest > 0) & (largest <= backward.LOST * EPS * lost)).any()):
+                sizes[:, k] = self.by_block(request, alone, blocks)[:, unit]
+        if bool(((most > 0) & (most <= backward.LOST * EPS * lost.amax(0))).any()):
             self.hidden.add(request.name)
         # in units of the eps of float64, and enlarged where a draw may underestimate them
         sizes = torch.where(largest <= backward.LOST**2 * eps * sizes, sizes * (backward.LOST * eps / EPS), sizes)
-        sizes = sizes.clamp_min(lost)
+        sizes = torch.maximum(sizes, lost)
+        if not self.arithmetic:
+            sizes = torch.maximum(sizes.amax(0), most).expand_as(sizes)
         if request.name not in self.shown:
             return sizes
         shown = self.shown[request.name]
         shown = shown.amax()[None] if request.whole else shown[list(request.units)]
-        return torch.minimum(sizes, torch.maximum(shown, largest * (eps / EPS)))
+        return self.smaller(request, sizes, torch.maximum(shown, most * (eps / EPS)), blocks)
+
+    def smaller(self, request: Request, sizes: torch.Tensor, shown: torch.Tensor, blocks: int) -> torch.Tensor:
+        """``sizes`` (J, u), or ``shown`` (J, u) or (1, u) in the units where these bound the rounding of H by less."""
+        if request.parameters is not None:
+            return torch.minimum(sizes, shown)
+        shares = request.inputs(blocks).shares
+        shares = shares.sum(1, keepdim=True) if request.whole else shares[:, request.units]
+        return torch.where((shown * shares).sum(0) < (sizes * shares).sum(0), shown, sizes)
 
     def terms(self, request: Request, masks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
         seeds, changed = [(mask * backward.scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
         plain, tensors, squares = self.along[request.name](seeds), self.variables[request.name], []
-        # a single entry may change little by chance
-        for draw in range(backward.PROBES if sum(mask.numel() for mask in masks) < FEW else 1):
+        # in a single draw an entry may change little by chance
+        for draw in range(backward.PROBES):
             with backward.enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
                 squares.append(list(map(backward.size_of_terms, changed(seeds), plain, tensors)))
         return [backward.root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
@@ -344,11 +357,11 @@ class SecondDerivatives:
             first = backward.slopes(self.loss, all_variables)
         return {name: backward.Derivatives([next(first) for _ in args], args) for name, args in self.variables.items()}
 
-    def by_unit(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
-        """Largest entry of each unit (m,), from tensors in the shapes of a layer's variables."""
+    def by_block(self, request: Request, parts: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
+        """Largest entry of each block and unit (J, m), from tensors in the shapes of a layer's variables."""
         if request.parameters is None:
-            return request.positions([part[None] for part in parts], blocks)[0].amax((0, 2))
-        sizes = layers.unit_weights(request.layer, parts[0][None])[0].amax(1)
+            return request.positions([part[None] for part in parts], blocks)[0].amax(2)
+        sizes = layers.unit_weights(request.layer, parts[0][None]).amax(2)
         return torch.maximum(sizes, parts[1]) if len(parts) > 1 else sizes
 
     def spread_out(self, request: Request, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -368,7 +381,7 @@ class SecondDerivatives:
             if (bounds <= S.abs() / 2).all():
                 root = S.abs().sqrt()
                 return DiagonalS(root, S.sign() if (S < 0).any() else None, bounds / root.where(root > 0, 1.0))
-        return diagonal_of(S, self.sizes(request, S.abs().amax(0), blocks, 1))
+        return diagonal_of(S, self.sizes(request, S.abs(), blocks, 1))
 
     def unit_factors(self, request: Request, blocks: int, positions: int) -> FactoredS:
         """Return signed factors of S_i (J, q, q) of every unit, from its eigendecomposition."""
@@ -395,8 +408,8 @@ class SecondDerivatives:
     def with_sizes(self, request: Request, factor: FactoredS, blocks: int, positions: int) -> FactoredS:
         """Return a factor with ``norms`` that cover the round-off of the sums in S."""
         assert factor.norms is not None
-        largest = factor.B.square().sum(0).amax((0, 2))
-        sizes = self.sizes(request, largest.amax()[None] if request.whole else largest, blocks, positions)
+        largest = factor.B.square().sum(0).amax(2)
+        sizes = self.sizes(request, largest.amax(1, keepdim=True) if request.whole else largest, blocks, positions)
         return replace(factor, norms=torch.maximum(factor.norms, sizes))
 
     def whole_factor(self, request: Request, blocks: int, positions: int) -> FactoredS:
@@ -431,18 +444,17 @@ class SecondDerivatives:
         S = curvature[0]
         if request.whole:
             self.budget.take(request, 3 * S.numel())
-            return self.with_sizes(request, layer_factor(S[0], units, sizes[0]), blocks, positions)
+            return self.with_sizes(request, layer_factor(S[0], units, sizes[:, 0]), blocks, positions)
         if positions > 1:
             self.budget.take(request, 3 * S.numel())
-            factor = joint_factor(iter(S), (positions, blocks, entries), S.device, sizes.T)
+            factor = joint_factor(iter(S), (positions, blocks, entries), S.device, sizes)
             return self.with_sizes(request, factor, blocks, positions)
         self.budget.take(request, 2 * S.numel())
         S = S[:, :, 0, 0].T
-        least = self.sizes(request, S.abs().amax(0), blocks, positions)
-        return diagonal_of(S, torch.maximum(least, sizes.amax(1)))
+        return diagonal_of(S, torch.maximum(self.sizes(request, S.abs(), blocks, positions), sizes))
 
     def confirmed(self, request: Request, S: torch.Tensor, sizes: torch.Tensor, blocks: int) -> torch.Tensor | None:
-        """Sizes (u, J) of the round-off in S (u, J, q, q), or in that of the layer, reduced to what products show.
+        """Sizes (J, u) of the round-off in S (u, J, q, q), or in that of the layer, reduced to what products show.
 
         None: direct products of some units differ from those with S by more than rounding.
         """
@@ -460,7 +472,7 @@ class SecondDerivatives:
                 return None
             in_rows = float(inputs.largest_share(apart).amax()) * (backward.SHARE / EPS)
             shown = max(shown, in_rows / max(float(sizes[row].amax()), TINY))
-        return torch.minimum(sizes, shown * sizes.amax(1, keepdim=True))
+        return self.smaller(request, sizes.T, shown * sizes.amax(1), blocks)
 
     def in_parameters(self, request: Request, blocks: int) -> FormedH:
         """Return Hessians Ĥᵀ(SĤ), one direction per parameter; rounding, bounded by `spread`, limits their κ."""
@@ -471,16 +483,16 @@ class SecondDerivatives:
         self.budget.take(request, inputs.blocks * positions * geometry.groups * n + count * order * order)
         H_hat = inputs.slice(0, blocks)
         matrices = H_hat.new_zeros(count, order, order)
-        lengths = [torch.linalg.vector_norm(h, dim=(0, 1)) for h in H_hat.unbind(2)]
-        largest = H_hat.new_zeros(len(request.units))
+        lengths = inputs.squared_lengths.sqrt()
+        largest = H_hat.new_zeros(blocks, len(request.units))
         for column, unit in enumerate(request.units):
             group = geometry.group(unit)
             entries = slice(unit * n, (unit + 1) * n) if request.whole else slice(0, n)
             for rows, values in self.directions(request, blocks, n, positions):
                 values[:, :, unit] = H_hat[:, :, group, rows].permute(2, 0, 1)
                 product = self.product(request, values)
-                steepest = product[:, :, unit].flatten(1).norm(dim=1) / lengths[group][rows].clamp_min(TINY)
-                largest[column] = torch.maximum(largest[column], steepest.max())
+                steepest = product[:, :, unit].norm(dim=2) / lengths[:, group, rows].T.clamp_min(TINY)
+                largest[:, column] = torch.maximum(largest[:, column], steepest.amax(0))
                 row = slice(entries.start + rows.start, entries.start + rows.stop)
                 if request.whole:
                     by_group = product.unflatten(2, (geometry.groups, -1))
@@ -488,10 +500,10 @@ class SecondDerivatives:
                     matrices[0, row] = contracted.flatten(1)
                 else:
                     matrices[column, row] = torch.einsum("kjp,jpn->kn", product[:, :, unit], H_hat[:, :, group])
-        scales = largest.amax()[None] if request.whole else largest
+        scales = largest.amax(1, keepdim=True) if request.whole else largest
         sizes = torch.maximum(largest, self.sizes(request, scales, blocks, positions))
-        spread = torch.stack([lengths[geometry.group(unit)] for unit in request.units]) * sizes.sqrt()[:, None]
-        spread = spread.view(count, order)
+        squares = inputs.squared_lengths[:, [geometry.group(unit) for unit in request.units]]
+        spread = torch.einsum("ju,jun->un", sizes, squares).sqrt().view(count, order)
         return FormedH(separators.symmetric(matrices), spread, blocks * positions)
 
     def unit_seeds(self, request: Request, unit: int, rows: slice = slice(None)) -> list[torch.Tensor]:
@@ -535,7 +547,7 @@ class SecondDerivatives:
             return None
         lengths = torch.stack([H_hat[:, geometry.group(unit)].norm(dim=0) for unit in request.units])
         largest = (H.diagonal(dim1=1, dim2=2).abs() / lengths.square().clamp_min(TINY)).amax(1)
-        sizes = torch.maximum(largest, self.sizes(request, largest, 1, positions))
+        sizes = torch.maximum(largest, self.sizes(request, largest[None], 1, positions)[0])
         return FormedH(H, torch.maximum(spread, lengths * sizes.sqrt()[:, None]), positions)
 
     def in_weights(self, request: Request) -> FormedH:
@@ -544,7 +556,7 @@ class SecondDerivatives:
         count, order = (1, n * units) if request.whole else (len(request.units), n)
         self.budget.take(request, count * order * order)
         matrices, largest = self.by_products(request) or self.one_by_one(request, count, order)
-        sizes = torch.maximum(largest, self.sizes(request, largest, 1, n))
+        sizes = torch.maximum(largest, self.sizes(request, largest[None], 1, n)[0])
         spread = sizes.sqrt()[:, None].expand(count, order)
         return FormedH(
             separators.symmetric(matrices), spread, max(1, sum(call.delta.numel() for call in request.calls))
@@ -598,8 +610,8 @@ def signed_roots(S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def diagonal_of(S: torch.Tensor, norm: torch.Tensor) -> DiagonalS:
-    """Return S (J, u) as roots and signs, known up to round-off of the size ``norm`` (u,) or of its largest entry."""
-    return DiagonalS(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs().amax(0)))
+    """Return S (J, u) as roots and signs, known up to round-off of the sizes ``norm`` (J, u) or of its entries."""
+    return DiagonalS(S.abs().sqrt(), S.sign() if (S < 0).any() else None, norm=torch.maximum(norm, S.abs()))
 
 
 def joint_factor(

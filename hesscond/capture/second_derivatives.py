@@ -184,10 +184,20 @@ def may_cancel(nodes: Iterable[Any]) -> bool:
         node.name()
         for node in nodes
         if node.name() not in STEADY
-        and not is_linear_node(node.name(), node, [(None, 0)] * 3)
+        and not is_linear(node)
         and (node.name() not in BENT or float(BENT[node.name()](node).mean(0).amin()) < STRAIGHT)
     }
     return bool(curved) and curved not in ({"ExpBackward0"}, {"ExpBackward0", "Expm1Backward0"})
+
+
+def is_linear(node: Any) -> bool:
+    """Whether a node is piecewise linear whatever its inputs depend on."""
+    return is_linear_node(node.name(), node, [(None, 0)] * 3)
+
+
+def is_arithmetic(node: Any) -> bool:
+    """Whether a node is a sum, product, power, exponential or logarithm, or piecewise linear."""
+    return node.name() in ARITHMETIC or is_linear(node)
 
 
 def softmax_saturates(node: Any) -> torch.Tensor:
@@ -217,6 +227,10 @@ def hidden(softmax: Any) -> torch.Tensor:
     return mask
 
 
+#: Curved nodes whose derivatives subtract nothing that is not a number of the graph.
+ARITHMETIC = SYMMETRIC | backward("Add Sub Rsub Mul Div", 1)
+ARITHMETIC |= backward("Rsub Div Pow Exp Log Sqrt Rsqrt Reciprocal Mul Mm Bmm Dot Addmm Convolution Linear Baddbmm")
+ARITHMETIC |= backward("NativeLayerNorm NativeGroupNorm")
 #: Curved nodes whose curvature is no difference, or whose cancellation is found from the loss.
 STEADY = SYMMETRIC | backward("Add Sub Rsub Mul Div", 1)
 STEADY |= backward("Pow Mul Mm Bmm Dot Addmm Convolution Linear Baddbmm Rsub NllLoss NllLoss2D LogSoftmax Logsumexp")

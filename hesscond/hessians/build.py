@@ -52,7 +52,7 @@ def with_diagonal_curvature(captured: LayerCapture, S: DiagonalS, rows: torch.Te
     lost = captured.loses_entries
     root, sign, spread = S.root[:, column], mixed(None if S.sign is None else S.sign[:, column]), None
     if S.norm is not None:
-        spread = (S.norm[column] * rows.square().sum(0)).sqrt()
+        spread = (S.norm[:, column] @ rows.square()).sqrt()
     error = None if S.error is None else S.error[:, column, None] * rows.abs()
     kept = (root != 0) | bool(captured.vanishing)
     if captured.repeating and bool(kept.any()):
@@ -154,7 +154,7 @@ def shared_stack(
         hessian = unit_hessian(captured, captured.units[i], memory).in_coordinates(P)
         return hessian.condition_number(rtol=rtol)
 
-    noises = None if curvature.norm is None else curvature.norm * rows.square().sum()
+    noises = None if curvature.norm is None else curvature.norm.T @ rows.square().sum(1)
     signs = torch.ones_like(curvature.root) if curvature.sign is None else curvature.sign
     return FactorStack(rows, curvature.root, signs, noises=noises, singly=alone)
 
