@@ -186,8 +186,10 @@ def statement_page(one: Statement, verdict: Verdict) -> str:
         formula = tally.claim.text.replace("|", "\\|")
         decided = tally.holds + tally.violated
         used = f"{tally.worst:.3g}" if tally.used else "–"
+        status = verdict.status_of(tally)
+        status += " (by the counterexample below)" if status == "violated" and not tally.violated else ""
         lines.append(
-            f"| {tally.claim.name} | {formula} | {known(tally.claim)} | {verdict.status_of(tally)} | "
+            f"| {tally.claim.name} | {formula} | {known(tally.claim)} | {status} | "
             f"{tally.violated} of {decided} | {tally.not_applicable} | {tally.unresolved} | {used} |"
         )
     lines.append(f"\n![how much of what each claim allows the trials used]({one.id}.png)\n")

@@ -12,7 +12,7 @@ import pytest
 import hesscond
 from hesscond.methods import registered
 from hesscond.report import FIGURES
-from hesscond.theorems import statements, verify
+from hesscond.theorems import statement, statements, verify
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -53,6 +53,13 @@ def test_the_page_of_a_statement_has_its_claims(generate, one):
     assert one.text in page
     for claim in one.claims:
         assert claim.text.replace("|", "\\|") in page
+
+
+def test_the_table_says_where_only_a_counterexample_violates_a_claim(generate):
+    one = statement("bnp-theorem-4")
+    page = generate.statement_page(one, verify(one, trials=5))
+    assert "| violated (by the counterexample below) | 0 of 5 |" in page
+    assert page.count("by the counterexample below") == 1
 
 
 @pytest.mark.parametrize("one", [*registered(), *statements()], ids=lambda one: getattr(one, "id", None) or one.name)

@@ -227,8 +227,8 @@ class Verdict(Shown):
 
 #: Explanation of the columns of a table of verdicts.
 CAPTION = (
-    "known false: wrong, published or (*) only plausible. violated: of the decided trials; n/a: a hypothesis fails; "
-    "open: the bounds do not decide; used: largest ratio of value to claimed bound, violated above 1"
+    "known false: wrong, published or (*) only plausible. violated: of the decided trials, 0 if by the counterexample "
+    "below only; n/a: a hypothesis fails; open: bounds do not decide; used: largest value / bound, violated above 1"
 )
 
 
