@@ -135,25 +135,31 @@ class L2InP(UpdateFormula):
     source = "PREC, L2 regularization"
     text = (
         "A gradient step in z on L(Pz) + λ‖Pz‖² is p ← p − α M (∇L + 2λ p). True with the plus; the minus of the "
-        "text is an error of sign."
+        "text is an error of sign. For M = I it is weight decay; for M ≠ I it is none, for any λ', unless M = cI."
     )
     claims = (
         base.Claim("plus", "p ← p − α M (∇L + 2λ p)", True),
         base.Claim("minus", "p ← p − α M (∇L − 2λ p), as printed", False),
+        base.Claim("decay", "p ← p − α (M ∇L + 2λ' p) for some λ', M ≠ I", False, published=False),
+        base.Claim("decay, M = I", "p ← p − α (∇L + 2λ p)", True),
     )
 
     def updates(self, problem: Problem) -> list[tuple[Problem, Function, Tensor, Tensor]]:
-        """M (∇L ± 2λ p)."""
+        """M (∇L ± 2λ p), M ∇L + 2λ' p for the best λ', and M = I."""
+        plain, p = replace(problem, P=torch.diag(torch.ones_like(problem.z))), problem.p
 
-        def objective(z: Tensor) -> Tensor:
-            return problem.of_z(z) + problem.penalty * (problem.P @ z).square().sum()
+        def objective(case: Problem) -> Function:
+            return lambda z: case.of_z(z) + case.penalty * (case.P @ z).square().sum()
 
-        decay = 2 * problem.penalty * problem.in_z(problem.p)
-        return [(problem, objective, problem.step, sign * decay) for sign in (1, -1)]
+        decay = 2 * problem.penalty * problem.in_z(p)
+        terms = (decay, -decay, (p @ decay) / (p @ p) * p, 2 * plain.penalty * plain.p)
+        cases = zip((problem, problem, problem, plain), terms, strict=True)
+        return [(case, objective(case), case.step, term) for case, term in cases]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """A linear loss gᵀp and diagonal P, with α = λ = 1: all integers."""
         g, z, d = np.random.default_rng(seed).integers(1, 6, (3, 2))
+        d[1] += d[1] >= d[0]
         p, M = d * z, d**2
         # ∇_z (gᵀDz + zᵀD²z) = D g + 2 D² z
         right = d * (z - d * g - 2 * d**2 * z)
@@ -161,6 +167,9 @@ class L2InP(UpdateFormula):
         text = f"p = {p.tolist()} becomes {right.tolist()}, with the minus {wrong.tolist()}: [g, z, diagonal of P]"
         far = float(base.discrepancy(wrong.tolist(), right.tolist()))
         yield base.Counterexample(self.claims[1].name, [g.tolist(), z.tolist(), d.tolist()], text, far)
+        text = f"M p = {(M * p).tolist()} is no multiple of p = {p.tolist()}: [g, z, diagonal of P]"
+        far = float(base.discrepancy([int(M[0])], [int(M[1])]))
+        yield base.Counterexample(self.claims[2].name, [g.tolist(), z.tolist(), d.tolist()], text, far)
 
 
 @base.register
@@ -207,7 +216,7 @@ class AdaptivePreconditioning(base.Statement):
     """Diagonal preconditioners that equilibrate the Hessian."""
 
     id = "prec-adaptive"
-    title = "adaptive methods equilibrate the Hessian"
+    title = "what the diagonal of adaptive methods does to κ"
     source = "PREC, AdaGrad, RMSProp and Adam"
     text = (
         "AdaGrad, RMSProp and Adam are gradient descent preconditioned by a diagonal M, as if they equilibrated the "
