@@ -112,11 +112,11 @@ class BNPTheorem4(base.LayerStatement):
     """Centring improves κ, and normalization is nearly optimal among diagonal scalings after it."""
 
     id = "bnp-theorem-4"
-    title = "centring and scaling the inputs improves κ"
+    title = "centring never raises κ (full column rank), and scaling is within √(n+1) of the best"
     source = "BNP, Theorem 4"
     text = (
         "κ(ĤU) ≤ κ(Ĥ), and κ(Ĝ) ≤ √(n+1) min over diagonal D of κ(ĤUD). The first part is true for full column rank, "
-        "where σ_max falls and σ_min rises, and fails for κ⁺ with N ≤ n samples, the usual mini-batch; the second is "
+        "where σ_max falls and σ_min rises, and fails with N ≤ n samples, the usual mini-batch; the second is "
         "true for any rank if no feature is constant. The first is strict if the mean μ has a part s along the top "
         "eigenvector of the sample covariance, by the factor √(1 + s²/max(1, λ₁)) at least. Not claimed, and false: "
         "κ(Ĝ) ≤ κ(Ĥ)."
@@ -181,7 +181,7 @@ class PRECTheorem4(base.LayerStatement):
     """The first part of BNP's Theorem 4 as PREC has it, and what becomes of it without the assumption on the rank."""
 
     id = "prec-theorem-4"
-    title = "centring the inputs improves κ"
+    title = "centring the inputs never raises κ (full row rank)"
     source = "PREC, Theorem 4"
     text = (
         "κ([eᵀ; X − μeᵀ]) ≤ κ([eᵀ; X]) for inputs X with one column a sample, μ = Xe/N. The theorem itself has no "
@@ -435,10 +435,7 @@ class BNPProposition11(base.LayerStatement):
         active = rng.random(len(H)) < 0.5
         active[:2], active[-1] = True, False
         singular = self.factor(np.diag(diagonal * active), H)
-        return [
-            self.product(self.factor(B, H), H, B),
-            self.product(singular, H[active], np.diag(diagonal[active])),
-        ]
+        return [self.product(self.factor(B, H), H, B), self.product(singular, H[active], np.diag(diagonal[active]))]
 
     def product(self, factor: np.ndarray, H: np.ndarray, B: np.ndarray) -> base.Outcome:
         """√κ(ĤᵀSĤ) = κ(BᵀĤ) over κ(Ĥ) κ(B)."""
@@ -454,19 +451,20 @@ class BNPGain(base.LayerStatement):
     """Gain of normalization in κ, against the spread of the standard deviations."""
 
     id = "bnp-gain"
-    title = "κ improves by about κ(D)²"
+    title = "the gain of scaling is at most κ(D)²"
     source = "BNP, section 3.3 and Fig. 8"
     text = (
-        "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) is about κ(D)². What is proved for S > 0: κ(ĜᵀSĜ) ≤ (n+1) min over diagonal D of κ(ĤUD)² "
-        "times κ(S), from Theorem 4 and Proposition 11; and scaling after centring gains no more than κ(D)², for any "
-        "S ≥ 0 if S^½Ĥ has full column rank. That the gain is at least some fixed share of κ(D)² (here 1/40) is false: "
-        "with N ≤ n it is smaller by orders of magnitude, and with many samples, too, where features depend on each "
-        "other and their large scale hides it."
+        "The paper says that κ may improve by as much as about κ(D)². What is proved for S > 0: κ(ĜᵀSĜ) ≤ (n+1) min "
+        "over diagonal D of κ(ĤUD)² times κ(S), from Theorem 4 and Proposition 11; and scaling after centring gains no "
+        "more than κ(D)², for any S ≥ 0 if S^½Ĥ has full column rank, and as much for S = I and uncorrelated features. "
+        "That the gain is at least some fixed share of κ(D)² (here 1/40) is false: with N ≤ n it is smaller by orders "
+        "of magnitude, and with many samples, too, where features depend on each other and their large scale hides it."
     )
-    hypotheses = ("S > 0, no feature is constant (first claim)", "S^½Ĥ has full column rank (second claim)")
+    hypotheses = ("S > 0, no feature is constant (κ afterwards)", "S^½Ĥ has full column rank (gain of scaling)")
     claims = (
         base.Claim("κ afterwards", "κ(ĜᵀSĜ) ≤ (n+1) min_D κ(ĤUD)² κ(S)", True),
         base.Claim("gain of scaling", "κ(UᵀĤᵀSĤU)/κ(ĜᵀSĜ) ≤ κ(D)²", True),
+        base.Claim("tight", "κ(ĤU) = κ(ĤUD) κ(D) for uncorrelated features", True),
         base.Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False, published=False),
     )
     trials = 60
@@ -485,9 +483,12 @@ class BNPGain(base.LayerStatement):
             scaling = base.not_applicable("S^½Ĥ has no full column rank")
         else:
             scaling = base.decided(*(before / after), spread(sigma))
+        free = np.linalg.qr(centred(rng.standard_normal((N + n, n))))[0][:, 1:] * 10.0 ** rng.uniform(-2, 2, n)
+        tight = matrices.kappa(normalized(free)) / matrices.kappa(centred(free))
         return [
             base.decided(after.lower / optimum.upper, after.upper / optimum.lower, allowed),
             scaling,
+            base.decided(*tight, (1 + ATTAINED) / spread(np.concatenate([np.ones(1), free.std(0)]))),
             self.about(matrices.kappa(root[:, None] * extended(H)) / after, spread(sigma)),
         ]
 
@@ -499,10 +500,10 @@ class BNPGain(base.LayerStatement):
         """The gain of one unit; its curvature S is not observed."""
         nothing = base.not_applicable("S of a layer is not observed")
         if not (layer.kappa.resolved and layer.kappa_preconditioned.resolved):
-            return [nothing, nothing, base.UNRESOLVED]
+            return [*[nothing] * 3, base.UNRESOLVED]
         before, after = layer.kappa, layer.kappa_preconditioned
         root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
-        return [nothing, nothing, self.about(root, layer.kappa_D)]
+        return [*[nothing] * 3, self.about(root, layer.kappa_D)]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""
@@ -518,5 +519,5 @@ class BNPGain(base.LayerStatement):
             if factor > matrices.CLEAR:
                 D = float(max(squares) / min(squares))
                 text = f"gain ≤ {float(before / after):.6f} < κ(D)²/40 = {D / ABOUT:.6f}, S = I"
-                yield base.Counterexample(self.claims[2].name, H.tolist(), text, float(factor))
+                yield base.Counterexample(self.claims[3].name, H.tolist(), text, float(factor))
                 return

@@ -97,8 +97,8 @@ def test_gain_in_a_layer():
     after = condition_number(factor=centred / [1.0, *H.std(0)])
     seen = Observation(centred, H.mean(0), H.std(0), 40, np.ones((1, 3)), condition_number(factor=centred), after)
     *unseen, gain = statement("bnp-gain").observe(seen)
-    assert [outcome.status for outcome in unseen] == ["not-applicable"] * 2
+    assert [outcome.status for outcome in unseen] == ["not-applicable"] * 3
     assert gain.status == "holds"
     assert gain.used == pytest.approx(seen.kappa_D**2 * float(after) / float(seen.kappa) / 40, rel=1e-6)
     unresolved = SimpleNamespace(kappa=seen.kappa, kappa_preconditioned=SimpleNamespace(resolved=False))
-    assert statement("bnp-gain").observe(unresolved)[2].status == "unresolved"
+    assert statement("bnp-gain").observe(unresolved)[3].status == "unresolved"

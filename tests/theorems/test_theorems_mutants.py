@@ -184,7 +184,7 @@ QUICK = [
 ]
 SLOW = [
     (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
-    (BNPGain, "normalized", scaled_only, ["κ afterwards"], 20),
+    (BNPGain, "normalized", scaled_only, ["κ afterwards", "tight"], 20),
     (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling"], 40),
     (BNPProposition2, "networks.Network.curvature", without_second_derivatives, ["Hessian"], 40),
     (
