@@ -53,7 +53,7 @@ class ProjectedStep(base.Statement):
         "feasible unless c = 1. Checked by the conditions that make a feasible point the nearest one (w − αg = μ1 + ν "
         "w⁺, ν ≥ 0), and against random feasible points."
     )
-    hypotheses = ("1ᵀw = 0 at the start", "w − α Pg ≠ 0", "c ≠ 1 (second claim)")
+    hypotheses = ("1ᵀw = 0 at the start", "w − α Pg ≠ 0", "c ≠ 1 (both claims without √c)")
     claims = (
         base.Claim("nearest", "w⁺ solves (9)", True),
         base.Claim("decay", "w⁺ = (1 − β) w − α' Pg, β = 1 − √c/‖w̃‖, α' = √c α/‖w̃‖", True),

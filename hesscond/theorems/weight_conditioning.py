@@ -93,7 +93,7 @@ class WeightConditioningTheorem1(base.LayerStatement):
         "equilibration of a Gaussian matrix is almost always strictly worse than the optimal scaling; true for two "
         "rows: the eigenvalues of their Gram matrix have the smallest ratio if both have the same norm. Said to hold "
         "for columns and for rows, then columns, too: the same is true of columns, and of both it is false from 2×2 "
-        "on, where the rows are not of norm 1 any more once the columns are."
+        "on, where the rows are not of norm 1 any more once the columns are. True for κ_∞ and rows of equal 1-norm."
     )
     hypotheses = ("A has full rank",)
     claims = (
@@ -164,9 +164,9 @@ class WeightConditioningProposition1(base.LayerStatement):
     title = "equilibration improves every matrix"
     source = "WC, Proposition 1"
     text = (
-        "κ(EW) ≤ κ(W). False for about 5 % of square Gaussian matrices and 13 to 25 % of tall ones; by Van der Sluis "
-        "the factor is at most √m, and it can approach √(m − 1). Said to hold for columns and for rows, then columns, "
-        "too: false as well, and of both the factor is at most √(mn)."
+        "κ(EW) ≤ κ(W). True for two rows; false for 5 to 8 % of square Gaussian matrices from 3 × 3 on, and for 8 % "
+        "(40 × 20) to 27 % (two columns) of tall ones. The factor is at most √m (Van der Sluis), and can approach √(m "
+        "− 1). Said to hold for columns and for rows, then columns, too: also false; the factor is at most √(mn)."
     )
     hypotheses = ("W has full rank",)
     claims = (
@@ -351,10 +351,10 @@ class WeightConditioningTheorem2(base.LayerStatement):
         "definite: the loss does not change with the length of a row w_r, which gives H w_r = −∇_r L, so H is "
         "indefinite or singular off critical points, and singular at them, with a null vector for each row. Rows are "
         "those of the paper's W (inputs × units), or of its transpose. The same with rows, then columns, of which it "
-        "is said to hold too: the loss does not change with the length of a row. Of a layer that is followed in "
-        "training, W is what is trained: the layer's weights alone are equilibrated, the others are what they are."
+        "is said to hold too: the loss does not change with the length of a row. The trials have biases, as the paper "
+        "has; exact counterexamples are linear networks without biases. Of a network in training one layer is followed."
     )
-    hypotheses = ("both Hessians have full rank", "no row is zero", "a critical point (last claim)")
+    hypotheses = ("both Hessians have full rank", "no row is zero", "a critical point (nullity)")
     claims = (
         base.Claim("(a) through E(W)W", "κ(∇²_W L(E(W)W)) ≤ κ(∇²L(W))", False),
         base.Claim("(b) at the point EW", "κ(∇²L(EW)) ≤ κ(∇²L(W))", False),
@@ -618,16 +618,21 @@ class QuadraticDescent(base.Statement):
     text = (
         "θ ← θ − ηAθ on ½θᵀAθ, A positive definite, shrinks the component along the eigenvector of σ_i by 1 − ησ_i in "
         "each step, and converges if and only if η < 2/σ₁, unless it starts at no distance from zero along that of σ₁. "
-        "True. So does θ ← θ − ηPAθ, with the eigenvalues of P^½AP^½: it is the descent on ½zᵀP^½AP^½z in θ = P^½z. It "
-        "is not the gradient step of θᵀPAθ, as eq. (13) has it, where the ½ is missing and PA is not symmetric: the "
-        "gradient of that is (PA + AP)θ, that of ½θᵀPAθ half of it, and neither is PAθ unless P and A commute."
+        "True. So does θ ← θ − ηPAθ, with the eigenvalues of P^½AP^½: it is the descent on ½zᵀP^½AP^½z in θ = P^½z. "
+        "Their ratio is at most κ(PA): if κ(PA) < κ(A), it is faster at the best η, as the paper says. False as "
+        "printed: (7) for any symmetric A of full rank with the singular values σ_i, since the component of an "
+        "eigenvalue −σ_i grows by 1 + ησ_i; (8), whose exponent is k + 1; and (13), that PAθ is the gradient of θᵀPAθ: "
+        "this is (PA + AP)θ, that of ½θᵀPAθ half of it, and neither is PAθ unless P and A commute."
     )
-    hypotheses = ("A is positive definite, P diagonal and positive", "θ₀ has a component along the eigenvector of σ₁")
+    hypotheses = ("A is positive definite (ours; not for (7)), P diagonal and positive", "u₁ᵀθ_0 ≠ 0 (step size)")
     claims = (
         base.Claim("per direction", "u_iᵀθ_k = (1 − ησ_i)ᵏ u_iᵀθ_0", True),
         base.Claim("step size", "θ_k → 0 if and only if η < 2/σ₁", True),
         base.Claim("preconditioned", "the same for θ ← θ − ηPAθ, σ_i those of P^½AP^½", True),
         base.Claim("(13) as printed", "∇ θᵀPAθ = PAθ", False),
+        base.Claim("(7) as printed", "“per direction” for symmetric A of full rank, σ_i its singular values", False),
+        base.Claim("(8) as printed", "u_iᵀθ_k = (1 − ησ_i)ᵏ⁺¹ u_iᵀθ_0", False),
+        base.Claim("faster", "κ(P^½AP^½) ≤ κ(PA): if κ(PA) ≤ κ(A), the rate at the best η is no higher", True),
     )
     trials = 100
 
@@ -644,31 +649,35 @@ class QuadraticDescent(base.Statement):
         n = matrices.random_size(rng, 30)
         U, sigma = np.linalg.qr(rng.standard_normal((n, n)))[0], 10.0 ** rng.uniform(-3, 3, n)
         A, P, theta = U * sigma @ U.T, 10.0 ** rng.uniform(-1, 1, n), rng.standard_normal(n)
-        root = P**0.5
+        root, PA = P**0.5, P[:, None] * A
         values, V = np.linalg.eigh(root[:, None] * A * root)
         share = 1 + rng.choice([-1.0, 1.0]) * rng.uniform(0.05, 0.9)
         # PA = P^½ (P^½AP^½) P^−½: its left eigenvectors are P^−½ v
-        outcome = self.directions(rng, P[:, None] * A, V / root[:, None], values, theta)
-        step, matrix = P * (A @ theta), torch.from_numpy(P[:, None] * A)
-        slope = grad(lambda x: x @ matrix @ x)(torch.from_numpy(theta)).numpy()
+        slope = grad(lambda x: x @ torch.from_numpy(PA) @ x)(torch.from_numpy(theta)).numpy()
+        indefinite = U * np.where(sigma == sigma.max(), -sigma, sigma) @ U.T
+        factor, other = matrices.kappa(U * sigma**0.5 @ U.T * root), matrices.kappa(PA)
+        plain, late = self.directions(rng, A, U, sigma, theta)
         return [
-            self.directions(rng, A, U, sigma, theta),
+            plain,
             self.converges(A, U, sigma, theta, share),
-            outcome,
-            base.equal(slope, step),
+            self.directions(rng, PA, V / root[:, None], values, theta)[0],
+            base.equal(slope, PA @ theta),
+            self.directions(rng, indefinite, U, sigma, theta)[0],
+            late,
+            base.decided(factor.lower**2 / other.upper, factor.upper**2 / other.lower),
         ]
 
     def directions(
         self, rng: np.random.Generator, A: np.ndarray, left: np.ndarray, sigma: np.ndarray, theta: np.ndarray
-    ) -> base.Outcome:
-        """Components along the left eigenvectors (columns) of A after some steps."""
+    ) -> list[base.Outcome]:
+        """Components along the left eigenvectors (columns) of A after k steps, with the exponents k and k + 1."""
         eta, steps, iterate = float(rng.uniform(0.1, 1.2)) * 2 / sigma.max(), int(rng.integers(1, 12)), theta
         size = np.abs(theta)
         for _ in range(steps):
             iterate = iterate - eta * (A @ iterate)
             size = size + eta * (np.abs(A) @ size)
-        expected = self.factors(eta, sigma) ** steps * (left.T @ theta)
-        return base.equal(left.T @ iterate, expected, np.abs(left).T @ size)
+        start, size = left.T @ theta, np.abs(left).T @ size
+        return [base.equal(left.T @ iterate, self.factors(eta, sigma) ** k * start, size) for k in (steps, steps + 1)]
 
     def converges(
         self, A: np.ndarray, U: np.ndarray, sigma: np.ndarray, theta: np.ndarray, share: float
@@ -696,3 +705,6 @@ class QuadraticDescent(base.Statement):
         gradient = [s + o for s, o in zip(step, other, strict=True)]
         text = f"the gradient is {tuple(gradient)}, PAθ = {tuple(step)}: rows of A, diagonal of P, θ"
         yield base.Counterexample("(13) as printed", [*A, P, theta], text, float(base.discrepancy(gradient, step)))
+        text = "θ_1 = (1/2, 3/2), not (1/2, 1/2), for η = 1/2: rows of A, θ_0"
+        yield base.Counterexample("(7) as printed", [[1, 0], [0, -1], [1, 1]], text, 3.0)
+        yield base.Counterexample("(8) as printed", [[1], [1]], "θ_1 = 1/2, not 1/4, for η = 1/2: A, θ_0", 2.0)

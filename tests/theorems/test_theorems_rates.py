@@ -8,7 +8,7 @@ import torch
 from torch.func import hessian
 
 from hesscond.spectra import condition_number
-from hesscond.theorems import statement
+from hesscond.theorems import statement, verify
 from hesscond.theorems.base import one_trial
 from hesscond.theorems.descent_rates import BNPTheorem1
 from hesscond.theorems.networks import Network, flat_loss
@@ -26,7 +26,7 @@ from hesscond.theorems.rates import (
     second_order,
     taught,
 )
-from tests.theorems.verdicts import check_known, tallies
+from tests.theorems.verdicts import check_known, example_of, tallies
 
 
 def vector(*entries):
@@ -256,7 +256,7 @@ def test_nothing_is_faster_than_the_best_step():
 
 def test_descent_on_quadratic_functions():
     verdict = check_known("wc-quadratic", trials=30)
-    (example,) = verdict.counterexamples
+    example = example_of(verdict, "(13) as printed")
     *A, P, theta = (torch.tensor(row, dtype=torch.float64) for row in example.matrix)
     PA, theta = torch.diag(P) @ torch.stack(A), theta.requires_grad_()
     assert torch.linalg.eigvalsh(torch.stack(A))[0] > 0
@@ -264,3 +264,14 @@ def test_descent_on_quadratic_functions():
     step = PA @ theta.detach()
     off = (slope - step).abs().max() / step.abs().max()
     assert float(off) == pytest.approx(example.factor - 1, rel=1e-12)
+
+
+@pytest.mark.parametrize(("claim", "exponent"), [("(7) as printed", 1), ("(8) as printed", 2)])
+def test_descent_on_a_quadratic_function_is_not_that_of_the_printed_equations(claim, exponent):
+    example = example_of(verify("wc-quadratic", trials=1), claim)
+    *A, theta = (np.array(row, dtype=float) for row in example.matrix)
+    _, sigma, Ut = np.linalg.svd(A)
+    assert 2 / sigma.max() > 0.5
+    U = Ut.T
+    right, printed = U.T @ (theta - 0.5 * np.array(A) @ theta), (1 - 0.5 * sigma) ** exponent * (U.T @ theta)
+    assert np.abs(right - printed).max() / np.abs(printed).max() == pytest.approx(example.factor - 1)
