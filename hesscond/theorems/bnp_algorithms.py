@@ -42,20 +42,20 @@ class BNPProposition5(base.LayerStatement):
     source = "BNP, Proposition 5"
     text = (
         "E‖Ĝ/q‖₂ ≤ C √N, q² = max(n/N, 1), for the normalized inputs of N samples of n random features: q keeps the "
-        "step size independent of the width. An empirical statement: true with C = 3 for independent features with "
-        "bounded fourth moments (Gaussian, uniform, rectified; the limit for N = n is 2). As printed, for any law of "
-        "mean 0 and variance 1 with a C that does not depend on n, it is false: with heavy tails, where few samples "
-        "are all there is of each feature, or fourth moments that grow with the size, "
-        "the ratio grows like √min(n, N), the most that it can. The paper proves it from its Lemma A2 (Seginer), whose "
-        "text was not at hand: it is not checked by itself. For convolutions of c channels on r × s positions the "
-        "paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), with q² = max(k²c/N, √(rs)), which has no bound and "
-        "is not checked. Since Ĥ has a column of Nrs ones, ‖ĤUD‖ is √(Nrs) at least, and ‖ĤUD/q‖ of the order "
-        "√N (rs)^¼ only where q² = √(rs)."
+        "step size independent of the width. As printed, the entries are independent with one law of mean 0 and "
+        "variance 1, n ≥ 3, and C does not depend on n. If C may depend on N this is trivial: C of the order √N does, "
+        "by the Frobenius norm. If C is one constant for all n, N and laws it is false: with heavy tails, or fourth "
+        "moments that grow with the size, the ratio grows like √min(n, N), the most that it can. The proof, from Lemma "
+        "A2 (Seginer), sets E max ‖g_i‖² = n for the rows g_i of Ĝ because all have one law; the maximum is larger. "
+        "With bounded fourth moments C = 3 suffices (Gaussian, uniform, rectified; the limit for N = n is 2). For "
+        "convolutions of c channels on r × s positions the paper has a heuristic, ‖ĤP‖ about max(√(k²c), √N (rs)^¼), "
+        "with q² = max(k²c/N, √(rs)), without a bound and not checked. Since Ĥ has a column of Nrs ones, ‖ĤUD‖ is "
+        "√(Nrs) at least, and ‖ĤUD/q‖ of the order √N (rs)^¼ only where q² = √(rs)."
     )
     hypotheses = ("features are independent with bounded fourth moments", "min(n, N) > C², or it holds for any matrix")
     claims = (
         base.Claim("bounded fourth moments", "E‖Ĝ/q‖ ≤ 3 √N", True),
-        base.Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law of the features, as printed", False),
+        base.Claim("any law", "E‖Ĝ/q‖ ≤ 3 √N whatever the law, as printed if C is one constant", False),
     )
     trials = 150
 
@@ -217,7 +217,7 @@ class BNPAlgorithm2(WrittenOut):
     title = "Algorithm 2 is preconditioning with P Pᵀ"
     source = "BNP, Algorithm 2 and eq. (15)"
     text = (
-        "Steps 4 and 5, G_w ← (G_w − G_b μᵀ)/(q² σ̃²) and G_b ← G_b/q² − G_w μ, are the step −α P Pᵀ ∇ with P = "
+        "Steps 4 and 5, G_w ← (G_w − G_b μᵀ)/(q² σ̃²) and G_b ← G_b/q² − G_w μ, make the step −α P Pᵀ ∇ with P = "
         "(1/q) U D. True only if step 5 uses the G_w that step 4 has updated, which holds 1/q² already, and 1/q² "
         "multiplies G_b alone."
     )
@@ -235,9 +235,9 @@ class BNPAlgorithm3(WrittenOut):
     title = "Algorithm 3 is preconditioning with P Pᵀ"
     source = "BNP, Algorithm 3 and eq. (23)"
     text = (
-        "The same for convolutions: μ_c and σ̃_c² of input channel c, over samples and positions, stand for all k² "
-        "entries of the kernel that see the channel, and step 5 sums over channels and entries. True under the same "
-        "two conditions as Algorithm 2."
+        "The step −α P Pᵀ ∇ with P = (1/q) U D for convolutions: μ and σ̃² of an input channel, over samples and "
+        "positions, stand for all k² entries of the kernel that see the channel, and step 5 sums over channels and "
+        "entries. True under the same two conditions as Algorithm 2."
     )
 
     def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
@@ -340,27 +340,22 @@ class BNPProposition6(base.Statement):
     """Operation counts of BNP and of batch normalization in a dense layer."""
 
     id = "bnp-proposition-6"
-    title = "BNP costs less than batch normalization"
+    title = "what a step of BNP and of batch normalization costs"
     source = "BNP, Proposition 6 and section 3.4"
     text = (
         "A step of Algorithm 2 costs 4nN + 6nm + 2m + 8n operations for a dense layer with n inputs, m outputs and N "
         "samples, batch normalization 32nN + 4n (statistics and averages 4nN + 7n, forward 4nN, backward 24nN − 3n), "
-        "so that batch normalization is cheaper only if 28N < 6m (by the printed counts: 28N < 6m + 2m/n + 4). Counted "
+        "so that batch normalization is cheaper only if 28N < 6m (exactly: only if 28N < 6m + 2m/n + 4). Counted "
         "one by one on the steps: 4nN + 5nm + m + 10n for Algorithm 2, and 29nN + 12n for batch normalization with "
         "the derivatives as they were first written: less than printed. But batch normalization need not cost so much: "
         "with sums shared and its derivative in closed form it takes 14nN + 9n, fewer than BNP if N < m/2, about."
     )
-    hypotheses = ("m ≥ 2 (first claim)", "N ≥ 3 (second claim)", "n ≥ 3, 28N ≥ 6m (comparisons)")
+    hypotheses = ("m ≥ 2 (BNP)", "N ≥ 3 (BN)", "n ≥ 3, 28N ≥ 6m (comparisons)")
     claims = (
         base.Claim("BNP", "Algorithm 2 takes at most 4nN + 6nm + 2m + 8n operations", True),
         base.Claim("BN", "batch normalization, derivatives as first written, takes at most 32nN + 4n", True),
-        base.Claim("comparison", "batch normalization takes fewer only if 28N < 6m", True),
-        base.Claim(
-            "comparison, sums shared",
-            "the same, with sums shared and the derivative in closed form",
-            False,
-            published=False,
-        ),
+        base.Claim("comparison", "batch normalization, as first written, takes fewer only if 28N < 6m", True),
+        base.Claim("comparison, sums shared", "the same, derivative in closed form", False, published=False),
     )
     trials = 60
 
