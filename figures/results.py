@@ -281,6 +281,7 @@ def all_runs() -> pd.DataFrame:
     built_in = (
         "bnp-figure-3",
         "bnp-figure-4-cnn",
+        "bnp-figure-4-fc-batch-1",
         "bnp-figure-4-fc-batch-6",
         "bnp-figure-5-batch-128",
         "bnp-figure-5-batch-2",
@@ -760,6 +761,7 @@ table(
     "bnp-figure-4-fc-batch-6",
     lambda: claims_with_numbers(built_in("bnp-figure-4", "fc-batch-6", "fc-batch-6-standardized")),
 )
+table("bnp-figure-4-fc-batch-1", lambda: claims_with_numbers(built_in("bnp-figure-4", "fc-batch-1")))
 table("bnp-figure-4-cnn", lambda: claims_with_numbers(built_in("bnp-figure-4", "cnn5-batch-1")))
 table("bnp-table-1", lambda: claims_with_numbers(built_in("bnp-table-1")))
 table("bnp-figure-5-batch-128", lambda: claims_with_numbers(built_in("bnp-figure-5", "batch-128")))
