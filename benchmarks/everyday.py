@@ -387,7 +387,7 @@ def by_runner(run: Training, first: int, batches: list[torch.Tensor]) -> None:
     for iteration, batch in enumerate(batches, first):
         loss, probes = run.step(iteration, run.inputs[batch], run.targets[batch])
         run.record(iteration, 0, loss, probes, run.plan.learning_rate)
-    run.settle()
+    run.flush_probes()
 
 
 def study_times(study: StudyConfig, method: str, data: Dataset, device: torch.device, blocks: int) -> list[float]:
