@@ -38,6 +38,8 @@ TANGENT_ROUTE = "forward derivatives in the parameters"
 PARAMETER_ROUTE = "double backward in the parameters"
 WEIGHT_ROUTE = "double backward in the parameters, used in several ways"
 
+#: In a layer with fewer second derivatives than this, the sizes of terms are drawn several times.
+FEW = 64
 #: Unit of the round-off by which two computations of a product may differ.
 ROUNDING = 64 * float(torch.finfo(torch.float64).eps)
 
@@ -343,8 +345,9 @@ class SecondDerivatives:
         """Sizes of the terms of the second derivatives along random signs, in the shapes of a layer's variables."""
         seeds, changed = [(mask * backward.scattered_signs(mask))[None] for mask in masks], self.changed[request.name]
         plain, tensors, squares = self.along[request.name](seeds), self.variables[request.name], []
-        # in a single draw an entry may change little by chance
-        for draw in range(backward.PROBES):
+        # in a single draw an entry may change little by chance, and with it a sample
+        few = self.arithmetic or sum(mask.numel() for mask in masks) < FEW
+        for draw in range(backward.PROBES if few else 1):
             with backward.enlarged_rounding([g.grad_fn for g in changed.outputs], 1 + draw):
                 squares.append(list(map(backward.size_of_terms, changed(seeds), plain, tensors)))
         return [backward.root_sum_squares(torch.stack(parts)) for parts in zip(*squares, strict=True)]
