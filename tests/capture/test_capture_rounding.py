@@ -170,7 +170,7 @@ def test_features_that_rounding_made_equal_are_not_structural(name, dtype, level
         z = model.double()[0](x.double())
     with mp.workdps(900):
         rows = [[mp.mpf(1), *map(exact, row)] for row in exactly(z)]
-        kappa, rank = kappa_of(rows, [mp.mpf(2)] * 6)
+        kappa, rank = kappa_of(sizes_of(rows, [mp.mpf(2)] * 6))
         assert kappa > 1e30
         assert rank == 3
         assert not found.resolved
