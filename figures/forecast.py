@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kappa_and_speed import Formed, Setup, Step, full_loss, is_plain, of_all, of_spectrum, steps, task
+from kappa_and_speed import UNITS, Formed, Setup, Step, full_loss, is_plain, of_all, of_spectrum, steps, task
 from torch.func import functional_call
 
 from hesscond.capture import eligible_layers
@@ -35,7 +35,7 @@ POINTS, AHEAD = (30, 120), (1, 10, 100)
 TRIAL = 100
 #: Products with the Hessian in the forecast that needs no matrix.
 PRODUCTS = 30
-PREDICTORS = ("kappa", "sharpness", "effective_rank", "first_order", "best_step")
+PREDICTORS = ("kappa", "kappa_layer", "kappa_unit", "sharpness", "effective_rank", "first_order", "best_step")
 COLUMNS = ("method", "seed", "iteration", "rate", "loss", "resolved", *PREDICTORS)
 COLUMNS += tuple(f"{kind}_{s}" for kind in ("forecast", "stable", "lanczos", "gain") for s in AHEAD)
 
@@ -79,6 +79,30 @@ def decrease(values: np.ndarray, squares: np.ndarray, rate: float, s: int, *, st
     return float((squares * each).sum())
 
 
+def block_kappas(A: torch.Tensor, step: Step, g: dict[str, torch.Tensor], layers: list[str]) -> dict[str, float]:
+    """κ of the diagonal blocks of A: geometric means over the layers, and over the medians of some of their units.
+
+    An unresolved κ is its lower bound; a block of zeros has none.
+    """
+    places = torch.arange(len(A)).split([tensor.numel() for tensor in g.values()])
+    numbered = {name: part.view_as(tensor) for part, (name, tensor) in zip(places, g.items(), strict=True)}
+    of_layers, of_units = [], []
+    for layer in map(step.method.layer, layers):
+        parts = [part for name, part in numbered.items() if name == layer or name.startswith(f"{layer}.")]
+        most = max(map(len, parts))
+        rows = torch.cat([part.reshape(most, -1) for part in parts if len(part) == most], 1)
+        of_layers += logarithms(A, [torch.cat([part.flatten() for part in parts])])
+        if units := logarithms(A, [rows[unit] for unit in UNITS if unit < most]):
+            of_units.append(float(np.median(units)))
+    return {"kappa_layer": math.exp(np.mean(of_layers)), "kappa_unit": math.exp(np.mean(of_units))}
+
+
+def logarithms(A: torch.Tensor, blocks: list[torch.Tensor]) -> list[float]:
+    """Logarithms of κ of diagonal blocks of A, those of zeros left out."""
+    spectra = [of_spectrum(Formed(A[block][:, block])) for block in blocks]
+    return [math.log(spectrum["kappa"] or spectrum["lower"]) for spectrum in spectra if spectrum["lambda_max"]]
+
+
 def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[str, Any]:
     """Predictors at an iteration."""
     _, _, inputs, targets, loss_fn = task(setup)
@@ -100,6 +124,7 @@ def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[s
         "loss": loss,
         "resolved": spectrum["resolved"],
         "kappa": spectrum["kappa"] or spectrum["lower"],
+        **block_kappas(A, step, g, layers),
         "sharpness": top * rate,
         "effective_rank": spectrum["nuclear"] / top,
         "first_order": rate * length / loss,

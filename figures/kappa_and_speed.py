@@ -4,9 +4,9 @@ Every method is trained at every rate of a grid; its speed is the number of iter
 that takes fewest. At that rate it is trained again, and κ and other numbers of the Hessian are measured at fixed points
 of the way. The rank correlation of the two over the methods, with its uncertainty, is the answer.
 
-The folder keeps all that was measured (speed.sqlite), so that the command goes on where it was stopped; all
-correlations (correlations.csv), the two files of docs/results and the figure (speed.pdf, speed.png). ``--known-case``
-does it for regressions trained with the whole training set at once, where theory gives the rate, and prints a CSV file.
+The folder keeps all that was measured (speed.sqlite), so that the command goes on where it was stopped; the two files
+of docs/results and the figure (speed.pdf, speed.png). ``--known-case`` does it for regressions trained with the whole
+training set at once, where theory gives the rate, and prints a CSV file.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ UNITS = (0, 1, 2, 3)
 FORMED, PROBES = 3000, 60
 #: Steps of gradient descent in the case with a known answer.
 MOST = 80_000
-LEVELS = ("unit", "layer", "network")
 STATISTICS = {
     "kappa": "κ",
+    "resolved kappa": "κ where it is resolved",
     "spread": "λ_max · rank / ‖H‖_*",
     "concentration": "λ_max / ‖H‖_*",
     "lambda_max": "λ_max",
@@ -536,10 +536,11 @@ def build_plain(setup: Setup) -> nn.Module:
 # -- the answer -------------------------------------------------------------------------------------------------------
 
 
-def predictors(store: Store, unresolved: str) -> pd.DataFrame:
+def predictors(store: Store) -> pd.DataFrame:
     """Logarithms of all numbers: one row a method and seed, one column a level, layer, coordinates, ….
 
-    Units of a layer: their median; layer "all": the mean of the logarithms over the layers.
+    Units of a layer: their median; layer "all": the mean of the logarithms over the layers. An unresolved κ is its
+    lower bound in "kappa", and missing in "resolved kappa".
     """
     table = store.read("measured")
     table = table[table["lambda_max"] > 0].copy()
@@ -548,10 +549,10 @@ def predictors(store: Store, unresolved: str) -> pd.DataFrame:
     table["rate"] = rates.reindex(at).to_numpy()
     total = table["nuclear"].fillna(table["trace"])
     rank = table["rank"].fillna(table["size"])
-    kappa = table["kappa"].fillna(table["lower"]) if unresolved == "bound" else table["kappa"]
     values = pd.DataFrame(
         {
-            "kappa": kappa,
+            "kappa": table["kappa"].fillna(table["lower"]),
+            "resolved kappa": table["kappa"],
             "spread": table["lambda_max"] * rank / total,
             "concentration": table["lambda_max"] / total,
             "lambda_max": table["lambda_max"],
@@ -617,7 +618,7 @@ def resampled(sample: Sample, families: np.ndarray, draws: int, *, by_family: bo
 
 
 def correlations(
-    store: Store, setup: Setup, targets: Sequence[float], unresolved: str, draws: int
+    store: Store, setup: Setup, targets: Sequence[float], draws: int
 ) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """One row for every predictor; the predictors; and ln(iterations) by method and seed, a column for each target."""
     crossings = speeds(store, setup, targets)
@@ -627,7 +628,7 @@ def correlations(
         own = crossings[(crossings["target"] == target) & (crossings["rate"] == crossings["method"].map(rates))]
         logs[target] = own.set_index(["method", "seed"])["iterations"].clip(1, MISSED * setup.iterations).map(math.log)
     speed = pd.DataFrame(logs)
-    columns = predictors(store, unresolved)
+    columns = predictors(store)
     # every (method, seed) that was measured
     speed = speed.reindex(columns.index)
     rows, statistics = [], []
@@ -689,20 +690,12 @@ def family(method: str) -> str:
     return next((kind for kind, members in FAMILIES.items() if names[-1] in members), method)
 
 
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The correlations that the page shows: own coordinates, training set, all layers together; a row for a number."""
-    table = table[(table["layer"] == "all") & (table["coordinates"] == "own") & (table["data"] == "train")]
-    rows = []
-    for level in LEVELS[::-1]:
-        for statistic in ("kappa", "concentration", "lambda_max", "sharpness", "decrease"):
-            at = table[(table["level"] == level) & (table["statistic"] == statistic)].set_index("point")
-            if "half" in at.index:
-                half, along = at.loc["half"], at["spearman"].reindex(list(POINTS))
-                row = {"level": level, "number": STATISTICS[statistic], "methods": half["methods"]}
-                row |= {"start": along["start"], "half": half["spearman"], "low": half["low"], "high": half["high"]}
-                row |= {"target": along["target"], "p": half["p"], "p_adjusted": half["p_adjusted"]}
-                rows.append(row | {"partial": half["partial"]})
-    return pd.DataFrame(rows)
+def published(table: pd.DataFrame) -> pd.DataFrame:
+    """All correlations, with the number's name and ρ instead of the columns' names."""
+    named = table.assign(number=table["statistic"].map(STATISTICS))
+    columns = ["level", "layer", "coordinates", "data", "number", "point", "methods", "resolved", "spearman"]
+    columns += ["low", "high", "family_low", "family_high", "p", "p_adjusted", "partial"]
+    return named[columns + [f"spearman_{k}" for k in range(len(TARGETS)) if k != MAIN]]
 
 
 def of_methods(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataFrame:
@@ -717,6 +710,7 @@ def of_methods(store: Store, setup: Setup, targets: Sequence[float]) -> pd.DataF
         at = measured[measured["method"] == method]
         whole, layers = at[at["level"] == "network"], at[at["level"] == "layer"]
         row = {"method": method, "rate": rates[method], "seeds_there": len(reached)}
+        row |= {f"target_{number}": target for number, target in enumerate(targets)}
         row["iterations"] = math.exp(runs["iterations"].clip(1, MISSED * setup.iterations).map(math.log).mean())
         row |= {"fewest": reached.min(), "most": reached.max(), "kappa_network": geometric_mean(whole)}
         row |= {f"kappa_{layer}": geometric_mean(part) for layer, part in layers.groupby("layer")}
@@ -907,7 +901,6 @@ def main() -> None:
     parser.add_argument("--methods", type=lambda text: text.split(), default=everything(), help="separated by spaces")
     parser.add_argument("--seeds", type=numbers(int), default=(0, 1, 2))
     parser.add_argument("--rates", type=numbers(float), default=RATES)
-    parser.add_argument("--unresolved", choices=["bound", "drop"], default="bound", help="κ: lower bound, or left out")
     parser.add_argument("--draws", type=int, default=5000, help="permutations; a fifth as many bootstrap samples")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--known-case", action="store_true")
@@ -935,9 +928,8 @@ def main() -> None:
                 length = min(setup.iterations, row.iterations)
                 todo.append((measure_run, given.out, setup, row.method, row.seed, row.rate, round(length)))
         list(pool.map(work, todo))
-    table, columns, speed = correlations(store, setup, targets, given.unresolved, given.draws)
-    table.to_csv(given.out / "correlations.csv", index=False)
-    shown(table).to_csv(given.out / "kappa-and-speed-correlations.csv", index=False, float_format="%.3f")
+    table, columns, speed = correlations(store, setup, targets, given.draws)
+    published(table).to_csv(given.out / "kappa-and-speed-correlations.csv", index=False, float_format="%.3f")
     methods = of_methods(store, setup, targets)
     methods.to_csv(given.out / "kappa-and-speed.csv", index=False, float_format="%.4g")
     for kind in ("pdf", "png"):
