@@ -756,7 +756,8 @@ def draw(columns: pd.DataFrame, speed: pd.DataFrame, table: pd.DataFrame, path: 
             ax.set_xlabel(f"ρ = {row['spearman']:+.2f}\n({row['low']:+.2f} … {row['high']:+.2f})")
             ax.spines[["top", "right"]].set_visible(False)
         axes[0].set_ylabel("iterations to the target loss")
-        name_methods(axes[-1], y.sort_values(), colors)
+        # the last panel has all methods that were measured
+        name_methods(axes[-1], y[x.dropna().index].sort_values(), colors)
     save_figure(figure, path)
 
 

@@ -435,7 +435,9 @@ def iteration_times() -> list[str]:
 
 #: Predictors of the gain, with their words and the sign that the argument for them gives the correlation.
 PREDICTORS = {
-    "kappa": ("κ", -1),
+    "kappa": ("κ of the network", -1),
+    "kappa_layer": ("κ of the layers", -1),
+    "kappa_unit": ("κ of the units", -1),
     "sharpness": ("λ_max · rate", -1),
     "effective_rank": ("effective rank, Σ abs(λ)/λ_max", 1),
     "first_order": ("first order, η‖g‖²/L", 1),
@@ -473,9 +475,10 @@ def forecast(file: str = "forecast") -> list[str]:
 
     Intervals: methods and seeds are drawn anew.
     """
-    rows = []
-    for name, (words, _) in PREDICTORS.items():
-        row = [words]
+    rows, known = [], read(file).columns
+    # the file of the CNN has no κ of layers and units
+    for name in (name for name in PREDICTORS if name in known or f"{name}_1" in known):
+        row = [PREDICTORS[name][0]]
         for s in AHEAD:
             x, y, _ = forecasts(name, s, file)
             seeds, _, methods = x.shape
@@ -536,23 +539,89 @@ def known_case() -> list[str]:
     )
 
 
+def correlated(**at: str) -> pd.DataFrame:
+    """Rank correlations of iterations to the loss with numbers of the Hessian: by default those at half of the way."""
+    frame = read("kappa-and-speed-correlations")
+    for column, value in ({"layer": "all", "coordinates": "own", "data": "train", "point": "half"} | at).items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+LEVELS = ("network", "layer", "unit")
+#: Levels and numbers of the table; λ_max alone, and times the rate of a layer, are in the file.
+SHOWN = [("network", name) for name in ("κ", "λ_max / ‖H‖_*", "λ_max", "λ_max · rate", "‖Pᵀ∇L‖² / (2 λ_max L)")]
+SHOWN += [(level, name) for level in ("layer", "unit") for name in ("κ", "λ_max / ‖H‖_*")]
+
+
 def kappa_and_speed() -> list[str]:
     """Rank correlations of iterations with numbers of the Hessian."""
+    frame = correlated().set_index(["level", "number"])
     rows = [
         [
-            *(row.level, row.number, f"{row.half:+.2f} ({row.low:+.2f} … {row.high:+.2f})"),
+            *at,
+            *(
+                f"{row.spearman:+.2f} ({row.low:+.2f} … {row.high:+.2f})",
+                f"{row.family_low:+.2f} … {row.family_high:+.2f}",
+            ),
             f"{'< 0.001' if row.p < 0.0005 else f'{row.p:.3f}'} ({row.p_adjusted:.2f})",
         ]
-        for row in read("kappa-and-speed-correlations").itertuples()
-        # λ_max alone, and times the rate of one layer, are in the file
-        if row.level == "network" or row.number in ("κ", "λ_max / ‖H‖_*")
+        for at, row in zip(SHOWN, frame.loc[SHOWN].itertuples(), strict=True)
     ]
-    return markdown(["Hessian of", "number", "ρ at ½ (95 %)", "p (adjusted)"], rows)
+    return markdown(["Hessian of", "number", "ρ at ½ (95 %)", "families drawn whole", "p (adjusted)"], rows)
+
+
+def kappa_and_speed_choices() -> list[str]:
+    """Rank correlations with κ of other coordinates, data or losses, and of resolved κ alone."""
+    own, losses = correlated(number="κ").set_index("level"), read("kappa-and-speed").iloc[0]
+    others = {
+        "plain coordinates": {"number": "κ", "coordinates": "plain"},
+        "over mini-batches": {"number": "κ", "data": "batch"},
+        "resolved κ alone": {"number": "κ where it is resolved"},
+    }
+    choices = {"own coordinates, training set": own["spearman"]}
+    choices |= {words: correlated(**at).set_index("level")["spearman"] for words, at in others.items()}
+    choices |= {f"to a loss of {losses[f'target_{k}']:.3f}": own[f"spearman_{k}"] for k in (0, 2)}
+    rows = [[words, *(f"{rhos[level]:+.2f}" for level in LEVELS)] for words, rhos in choices.items()]
+    rows.append(["share of unresolved κ", *(f"{100 * (1 - own['resolved'][level]):.0f} %" for level in LEVELS)])
+    return markdown(["ρ of κ at ½", *LEVELS], rows)
+
+
+def kappa_and_speed_raw() -> list[str]:
+    """Rank correlations with κ of units in the coordinates of BNP's P from raw statistics, by layer, along the way."""
+    points = {"start": "start", "quarter": "¼", "half": "½", "target": "target"}
+    rows = []
+    for layer in ("fc1", "fc2", "fc3"):
+        way = [correlated(number="κ", level="unit", layer=layer, coordinates="raw", point=at).iloc[0] for at in points]
+        rows.append(
+            [layer, *(f"{at['spearman']:+.2f} ({at['p_adjusted']:.3f})" for at in way), f"{way[2]['methods']:.0f}"]
+        )
+    return markdown(["κ of the units of", *points.values(), "methods"], rows)
+
+
+def kappa_and_speed_examples() -> list[str]:
+    """κ of the network at ½ and iterations of some methods, and λ_max · rate of most."""
+    frame = read("kappa-and-speed").set_index("method")
+    names = ["l2", "vanilla", "kfac", "groupnorm", "muon"]
+    rows = [
+        ["κ of the network at ½", *(scientific(value) for value in frame.loc[names, "kappa_network"])],
+        ["iterations to the loss", *(f"{value:,.0f}" for value in frame.loc[names, "iterations"])],
+    ]
+    return markdown(["", *(f"`{name}`" for name in names)], rows)
+
+
+def kappa_and_speed_sharpness() -> list[str]:
+    """Range of λ_max · rate at the methods' best rates, in a sentence."""
+    low, high = read("kappa-and-speed")["sharpness"].quantile([0.1, 0.9])
+    return [f"At its best rate λ_max · rate is between {low:.1f} and {high:.1f} for four fifths of the methods."]
 
 
 table("methods-compared", methods_compared)
 table("known-case", known_case)
 table("kappa-and-speed", kappa_and_speed)
+table("kappa-and-speed-choices", kappa_and_speed_choices)
+table("kappa-and-speed-raw", kappa_and_speed_raw)
+table("kappa-and-speed-examples", kappa_and_speed_examples)
+table("kappa-and-speed-sharpness", kappa_and_speed_sharpness)
 
 
 def forecast_by_products() -> list[str]:
@@ -560,7 +629,11 @@ def forecast_by_products() -> list[str]:
     frame = read("forecast").dropna()
     ten, hundred = ((frame[f"lanczos_{s}"] / frame[f"stable_{s}"] - 1).abs().max() for s in AHEAD[1:])
     worst = f"to {100 * ten:.0f} % after ten steps and {100 * hundred:.0f} % after 100, at worst."
-    return [f"Thirty products, by Lanczos from the gradient, give the last of these forecasts {worst}"]
+    share = 100 * (frame["sharpness"] <= 1).mean()
+    bounds = (
+        f"Gauss and Gauss–Radau quadrature bound it only where no step overshoots, λ_max · rate ≤ 1: {share:.0f} %."
+    )
+    return [f"Thirty products, by Lanczos from the gradient, give the last of these forecasts {worst} {bounds}"]
 
 
 table("forecast-by-products", forecast_by_products)
@@ -569,6 +642,28 @@ table("forecast-by-products", forecast_by_products)
 def of_seeds_and_edge(row: pd.Series) -> str:
     """Median loss of a method, with a star if its rate is at the edge of those tried."""
     return "–" if math.isnan(row["loss"]) else f"{row['loss']:.3f}{'*' if row['at_edge'] is True else ''}"
+
+
+def forecast_resolved(file: str) -> list[str]:
+    """Share of unresolved κ, and the rank correlations of resolved ones alone, in a sentence."""
+    frame = read(file).dropna(subset=["kappa"])
+    known = frame[frame["resolved"] == 1]
+    rhos = [
+        np.mean(
+            [
+                -runs["kappa"].corr(runs[f"gain_{s}"], method="spearman")
+                for _, runs in known.groupby(["seed", "iteration"])
+            ]
+        )
+        for s in AHEAD
+    ]
+    share = f"{100 * (1 - len(known) / len(frame)):.0f} % of these κ of the network are unresolved"
+    alone = ", ".join(f"{rho:+.2f}" for rho in rhos)
+    return [f"{share}, and enter as lower bounds; resolved ones alone have {alone}."]
+
+
+table("forecast-resolved", lambda: forecast_resolved("forecast"))
+table("forecast-cnn-resolved", lambda: forecast_resolved("forecast-cnn"))
 
 
 def preconditioned_losses() -> list[str]:
