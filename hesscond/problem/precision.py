@@ -96,9 +96,14 @@ class Perturbed(Observer):
         self.factors: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if rounds(func) and not ran_again():
-            args = tuple(map(self.perturbed, args))
-        return func(*args, **(kwargs or {}))
+        if not rounds(func) or ran_again():
+            return func(*args, **(kwargs or {}))
+        result = func(*map(self.perturbed, args), **(kwargs or {}))
+        if func.overloadpacket in SUBTRACTING:
+            # 1 − p and the like, formed within, are off by a unit of what they are subtracted from
+            size = args[0] if func.overloadpacket in AROUND_ONE else args[0] * args[1]
+            result = result + (self.perturbed(size) - size)
+        return result
 
     def perturbed(self, x: Any) -> Any:
         """Tensor with perturbed last digits."""
@@ -125,6 +130,11 @@ class Perturbed(Observer):
         # a part for each number of the mode: drawing new ones would take longer than the operations themselves
         start = self.seed * STRIDE % (factors.numel() - count + 1)
         return factors[start : start + count]
+
+
+#: Derivatives whose kernels subtract within: g (1 − t²), g − p Σ g; and g s (1 − s), p (g − Σ p g), of a factor s or p.
+AROUND_ONE = {torch.ops.aten.tanh_backward, torch.ops.aten._log_softmax_backward_data}
+SUBTRACTING = AROUND_ONE | {torch.ops.aten.sigmoid_backward, torch.ops.aten._softmax_backward_data}
 
 
 @cache

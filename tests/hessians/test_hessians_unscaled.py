@@ -155,17 +155,13 @@ def test_random_layers():
     assert sum(outcome(Unscaled.random(seed, decades=3, hidden=3), "layer") for seed in range(12)) >= 10
 
 
-#: A unit in front of saturated ones whose κ is unresolved, with a lower bound 3 % too large: docs/limits.md says so.
-WRONG = {100}
-
-
 @pytest.mark.slow
 @pytest.mark.share(10)
 @pytest.mark.parametrize("part", range(10))
 def test_a_thousand_random_units(part):
     """Features over 12 decades; one unit in five has weights that do not know of their scales, and saturates."""
-    seeds = set(range(100 * part, 100 * part + 100)) - WRONG
-    assert sum(outcome(Unscaled.random(seed, raw=seed % 5 == 0)) for seed in seeds) > 85
+    resolved = [outcome(Unscaled.random(seed, raw=seed % 5 == 0)) for seed in range(100 * part, 100 * part + 100)]
+    assert sum(resolved) > 85
 
 
 @pytest.mark.slow
