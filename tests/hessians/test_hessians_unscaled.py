@@ -155,6 +155,10 @@ def test_random_layers():
     assert sum(outcome(Unscaled.random(seed, decades=3, hidden=3), "layer") for seed in range(12)) >= 10
 
 
+def test_what_a_saturated_loss_subtracts_within_its_kernel_is_in_the_bound():
+    assert not outcome(Unscaled.random(100, raw=True))
+
+
 @pytest.mark.slow
 @pytest.mark.share(10)
 @pytest.mark.parametrize("part", range(10))
