@@ -18,6 +18,8 @@ from hesscond.errors import CorruptDataError, DataNotFoundError
 
 #: Called with the number of pictures decoded, and of all.
 OnDecoded = Callable[[int, int], None]
+#: First row and column, height and width of parts of pictures, from their heights and widths; each int64 (n,).
+Parts = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 #: Pictures decoded at a time to count their values.
 CHUNK = 64
 #: Pillow's modes of at most 8 bits a channel: others would be cut off when they become RGB.
@@ -75,8 +77,16 @@ class Pictures:
 
     def __getitem__(self, index: slice | torch.Tensor) -> torch.Tensor:
         """Images of a slice, or of indices (n,), as a tensor."""
+        return self._tensor(self._bytes(index))
+
+    def resized(self, index: torch.Tensor, parts: Parts) -> torch.Tensor:
+        """Parts of the whole pictures of indices (n,), each resized to size × size, as a tensor."""
+        return self._tensor(self._bytes(index, parts))
+
+    def _tensor(self, pixels: np.ndarray) -> torch.Tensor:
+        """Images of pixels, uint8 (n, 3, size, size)."""
         # 8-bit pixels are moved to the device, whose quotients are those of the CPU
-        images = torch.from_numpy(self._bytes(index)).to(self.device).to(torch.float32)
+        images = torch.from_numpy(pixels).to(self.device).to(torch.float32)
         images.div_(torch.tensor(255.0, device=self.device))
         if self.shift is not None and self.scale is not None:
             images.sub_(self.shift.to(self.device)).div_(self.scale.to(self.device))
@@ -129,8 +139,8 @@ class Pictures:
         """Checksum of names, sizes and modification times of the files, and of both lengths."""
         return fingerprint(f"{self.resize} {self.size}", self.folder, self.files)[:DIGITS]
 
-    def _bytes(self, index: slice | torch.Tensor) -> np.ndarray:
-        """Pixels, uint8 (n, 3, size, size)."""
+    def _bytes(self, index: slice | torch.Tensor, parts: Parts | None = None) -> np.ndarray:
+        """Pixels of the centre or of parts, uint8 (n, 3, size, size)."""
         from PIL import Image
 
         files = self.files[index] if isinstance(index, slice) else [self.files[row] for row in index.tolist()]
@@ -139,20 +149,38 @@ class Pictures:
         with warnings.catch_warnings(), ThreadPoolExecutor() as threads:
             warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata that is not used
             # Pillow lets other threads run while it works
-            for image, values in zip(pixels, threads.map(self._decoded, files), strict=True):
-                image[:] = values
+            if parts is None:
+                decodings = threads.map(self._centre, files)
+            else:
+                whole = list(threads.map(self._whole, files))
+                sides = torch.tensor([picture.size for picture in whole], device="cpu")
+                decodings = threads.map(self._part, whole, torch.stack(parts(sides[:, 1], sides[:, 0]), 1).tolist())
+            for image, values in zip(pixels, decodings, strict=True):
+                image[:] = np.asarray(values).transpose(2, 0, 1)
         return pixels
 
-    def _decoded(self, file: str) -> np.ndarray:
-        """One picture, uint8 (3, size, size), resized with torchvision's arithmetic."""
+    def _whole(self, file: str) -> Any:
+        """One picture as it is."""
+        return decoded(self.folder / file)
+
+    def _centre(self, file: str) -> Any:
+        """Centre of one picture, resized with torchvision's arithmetic."""
         from PIL import Image
 
-        image = decoded(self.folder / file)
+        image = self._whole(file)
         short, long = sorted(image.size)
         sides = [self.resize if side == short else int(self.resize * long / short) for side in image.size]
         image = image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
         left, top = (round((side - self.size) / 2) for side in sides)
-        return np.asarray(image.crop((left, top, left + self.size, top + self.size))).transpose(2, 0, 1)
+        return image.crop((left, top, left + self.size, top + self.size))
+
+    def _part(self, image: Any, place: Sequence[int]) -> Any:
+        """Part of a picture with a first row and column, height and width, resized."""
+        from PIL import Image
+
+        top, left, high, wide = place
+        # pixels outside the part do not count, as in torchvision
+        return image.crop((left, top, left + wide, top + high)).resize([self.size] * 2, Image.Resampling.BILINEAR)
 
 
 def decoded(path: Path) -> Any:

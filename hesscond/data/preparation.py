@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional
@@ -102,14 +103,18 @@ def crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     The zeros are in units of the network's input: of standardized images they are the mean.
     """
+    return windows(functional.pad(images, (PADDING,) * 4), 2 * PADDING, generator)
+
+
+def windows(images: torch.Tensor, spare: int, generator: torch.Generator) -> torch.Tensor:
+    """Random parts (N, C, H − spare, W − spare) of images (N, C, H, W)."""
     samples, channels, height, width = images.shape
-    shifts = torch.randint(2 * PADDING + 1, (2, samples), generator=generator, device="cpu").to(images.device)
-    rows = shifts[0, :, None] + torch.arange(height, device=images.device)
-    columns = shifts[1, :, None] + torch.arange(width, device=images.device)
-    padded = functional.pad(images, (PADDING,) * 4)
+    shifts = torch.randint(spare + 1, (2, samples), generator=generator, device="cpu").to(images.device)
+    rows = shifts[0, :, None] + torch.arange(height - spare, device=images.device)
+    columns = shifts[1, :, None] + torch.arange(width - spare, device=images.device)
     sample = torch.arange(samples, device=images.device)[:, None, None, None]
     channel = torch.arange(channels, device=images.device)[:, None, None]
-    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    return images[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def flip(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -125,7 +130,8 @@ def resized_crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tens
     (CVPR 2015), section 6; bilinear, as nothing is made smaller.
     """
     samples, _, height, width = images.shape
-    top, left, high, wide = (side[:, None].to(images.device) for side in boxes(samples, height, width, generator))
+    heights, widths = (torch.full((samples,), side, device="cpu") for side in (height, width))
+    top, left, high, wide = (side[:, None].to(images.device) for side in boxes(heights, widths, generator))
     rows, columns = (
         # centres of the new pixels among those of the crop, at its edge no further than its outermost ones
         first + ((torch.arange(new, device=images.device) + 0.5) * size / new - 0.5).clamp(min=0).minimum(size - 1)
@@ -137,25 +143,36 @@ def resized_crop(images: torch.Tensor, generator: torch.Generator) -> torch.Tens
     return functional.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
 
 
-def boxes(samples: int, height: int, width: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+def boxes(height: torch.Tensor, width: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     """First row and column, height and width of random crops, each int64 (samples,), drawn as torchvision does.
 
-    The area and the logarithm of the aspect are uniform. If none of the draws fits, the crop is the largest one about
-    the middle with an aspect in the range.
+    ``height`` and ``width`` of the images: int64 (samples,). The area and the logarithm of the aspect are uniform. If
+    none of the draws fits, the crop is the largest one about the middle with an aspect in the range.
     """
+    samples = len(height)
     area = torch.empty(DRAWS, samples, device="cpu").uniform_(*AREA, generator=generator) * (height * width)
     aspect = torch.empty(DRAWS, samples, device="cpu").uniform_(*map(math.log, ASPECT), generator=generator).exp()
     high, wide = (area / aspect).sqrt().round().long(), (area * aspect).sqrt().round().long()
     fits = (high >= 1) & (high <= height) & (wide >= 1) & (wide <= width)
     first = fits.int().argmax(0, keepdim=True)
     accepted = fits.any(0)
-    high = high.gather(0, first)[0].where(accepted, min(height, round(width / ASPECT[0])))
-    wide = wide.gather(0, first)[0].where(accepted, min(width, round(height * ASPECT[1])))
+    high = high.gather(0, first)[0].where(accepted, height.minimum((width.double() / ASPECT[0]).round().long()))
+    wide = wide.gather(0, first)[0].where(accepted, width.minimum((height.double() * ASPECT[1]).round().long()))
     spare = torch.stack([height - high, width - wide])
     # in float64, where numbers below 1 are not rounded to 1
     drawn = (torch.rand(2, samples, generator=generator, dtype=torch.float64, device="cpu") * (spare + 1)).long()
     top, left = drawn.where(accepted, spare // 2)
     return top, left, high, wide
+
+
+def window_of_pictures(images: pictures.Pictures, index: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random size × size of the central resize × resize of pictures with indices (n,)."""
+    return windows(replace(images, size=images.resize, flat=False)[index], images.resize - images.size, generator)
+
+
+def part_of_pictures(images: pictures.Pictures, index: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Random parts, as of `resized_crop`, of whole pictures with indices (n,), resized to size × size."""
+    return images.resized(index, lambda heights, widths: boxes(heights, widths, generator))
 
 
 def cutout(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -192,10 +209,17 @@ def jitter(clouds: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return clouds + noise.clamp(-5 * JITTER, 5 * JITTER).to(clouds)
 
 
+#: Random change of images, points, … (N, …) of a mini-batch.
+Change: TypeAlias = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 #: By kind of input, in the order of application. Random numbers are drawn on the CPU: the same on every device.
-AUGMENTATIONS: dict[str, dict[str, Callable[[torch.Tensor, torch.Generator], torch.Tensor]]] = {
+AUGMENTATIONS: dict[str, dict[str, Change]] = {
     "image": {"crop": crop, "resized-crop": resized_crop, "flip": flip, "cutout": cutout},
     "points": {"rotation": rotation, "jitter": jitter},
     "coordinates": {},
     "tokens": {},
+}
+#: Crops of pictures on disk, which are cut where they are decoded, by those of images in memory.
+OF_PICTURES: dict[Change, Callable[[pictures.Pictures, torch.Tensor, torch.Generator], torch.Tensor]] = {
+    crop: window_of_pictures,
+    resized_crop: part_of_pictures,
 }

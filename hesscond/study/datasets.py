@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hesscond.data import dataset, load, preparation
+from hesscond.data import Pictures, dataset, load, preparation
 from hesscond.errors import ConfigError
 from hesscond.study.sections import DataConfig
 
@@ -72,11 +72,14 @@ class Augmentation:
         (spread,) = np.random.SeedSequence([seed, STREAM]).generate_state(1)
         self.generator = torch.Generator().manual_seed(int(spread))
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return a changed batch, in the shape (N, …) in which it is given."""
-        if not self.changes:
-            return inputs
-        changed = inputs.view(-1, *self.shape)
-        for change in self.changes:
+    def __call__(self, samples: dataset.Samples, batch: torch.Tensor) -> torch.Tensor:
+        """Return changed samples with indices (n,), in the shape (n, …) of the samples."""
+        changes = self.changes
+        if isinstance(samples, Pictures) and changes and (crop := preparation.OF_PICTURES.get(changes[0])):
+            changed, changes = crop(samples, batch, self.generator), changes[1:]
+        else:
+            changed = samples[batch]
+        changed = changed.view(-1, *self.shape)
+        for change in changes:
             changed = change(changed, self.generator)
-        return changed.view_as(inputs)
+        return changed.view(-1, *samples.shape[1:])

@@ -371,7 +371,7 @@ class Training:
                     permutation = self.shuffled()
                 batch = permutation[position * self.batch_size : (position + 1) * self.batch_size]
                 lr = rate(self.optimizer)
-                loss, probes = self.step(iteration, self.augment(self.inputs[batch]), self.targets[batch])
+                loss, probes = self.step(iteration, self.augment(self.inputs, batch), self.targets[batch])
                 self.record(iteration, epoch, loss, probes, lr)
                 if time.monotonic() - saved > self.plan.study.training.checkpoint_seconds:
                     self.flush_probes()

@@ -104,10 +104,11 @@ class DataConfig(SectionWithOptions):
     ``train_samples`` and ``test_samples``: a fixed part of it, as many samples of each class (see
     `hesscond.data.preparation.chosen`). ``standardize``: each channel (coordinate) minus its mean over the training
     set, divided by its standard deviation; else images are scaled to [0, 1]. ``augmentation``: ``"crop"``, each image
-    moved by up to 4 pixels with zeros around it; ``"resized-crop"``, a random part of it (0.08 to 1 of its area, 3/4 to
-    4/3 as wide as high) brought back to its size; ``"flip"``, mirrored left to right with probability ½; ``"cutout"``,
-    zeros in a rectangle of half its height and width at a random place (16 × 16 for CIFAR). For points: ``"rotation"``,
-    about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
+    moved by up to 4 pixels with zeros around it, of a picture on disk a random part of the centre whose side is
+    ``resize``; ``"resized-crop"``, a random part of the image or of the whole picture (0.08 to 1 of its area, 3/4 to
+    4/3 as wide as high) brought to the image's size; ``"flip"``, mirrored left to right with probability ½;
+    ``"cutout"``, zeros in a rectangle of half its height and width at a random place (16 × 16 for CIFAR). For points:
+    ``"rotation"``, about the third axis by a random angle; ``"jitter"``, noise of 0.01 in each coordinate.
     """
 
     name: Annotated[str, found_by(SOURCES.find)]
@@ -139,6 +140,9 @@ class DataConfig(SectionWithOptions):
                     ["augmentation", number],
                     f"{name!r} cannot change {INPUTS[form.kind]}, which data set {self.name!r} has: there are {names}",
                 )
+        settings = loading.options(self.name) | self.options
+        if "crop" in self.augmentation and settings.get("resize", 0) == settings.get("size"):
+            raise misfit(["resize"], f"a crop of size = {settings['size']} leaves out nothing of it: raise it")
         return self
 
     @property

@@ -117,6 +117,11 @@ def test_a_study_file_is_read(written):
             'name = "digits"\naugmentation = ["jitter"]',
             ["entry 1 of data.augmentation", "images", "crop"],
         ),
+        (
+            'name = "digits"',
+            'name = "image-folder"\nresize = 224\naugmentation = ["crop"]',
+            ["data.resize", "a crop of size = 224 leaves out nothing of it"],
+        ),
         ('name = "digits"', 'name = "shapes"\npoint = 3', ["did you mean 'points'?", "noise"]),
         ('name = "digits"', 'name = "digits"\npoints = 3', ["unknown key 'points' in [data]"]),
         ('name = "digits"', 'name = "image-regression"', ["training.loss", "values to predict", "'mse'"]),

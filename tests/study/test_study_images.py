@@ -7,10 +7,14 @@ import pooch
 import pytest
 import tomli_w
 import torch
+from PIL import Image
+from torch.nn import functional
 
-from hesscond.data import Form, Pictures, standardized
+from hesscond.data import Form, Pictures, load, standardized
+from hesscond.data.preparation import boxes
 from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, check_plan, load_data, load_study, open_run, run
+from hesscond.study.datasets import Augmentation
 from hesscond.study.sweep import dataset
 from tests import image_folders
 from tests.runs.run_logs import same_runs
@@ -63,7 +67,7 @@ def in_memory(study, written):
     [
         ("vanilla", {}),
         ("bnp", {"data": {"standardize": True}}),
-        ("batchnorm", {"data": {"standardize": True, "augmentation": ["crop", "resized-crop", "flip"]}}),
+        ("batchnorm", {"data": {"standardize": True, "augmentation": ["flip", "cutout"]}}),
         ("vanilla", {"probe": {"train_samples": 10, "precision": "float64"}}),
         # charts, whose Hessians are operators over the training set
         ("sphere", {"model": CNN, "probe": {"layers": ["fc1"], "train_samples": 12}}),
@@ -115,10 +119,49 @@ def test_methods_that_read_everything_are_refused(tmp_path, pictures, method):
     assert not plan.folder.exists()
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_crop_is_cut_from_the_picture_and_not_from_its_centre(tmp_path, cache, flat):
+    """Against the files' pixels: a random window of the resized centre; a random part of the whole picture."""
+    rng = np.random.default_rng(0)
+    image_folders.write(tmp_path / "pictures", train=1, val=1)
+    sides = [(12, 30), (26, 12), (40, 31)]
+    written = [image_folders.noise(rng, *shape) for shape in sides]
+    for name, pixels in zip(("Dog", "ant", "cat"), written, strict=True):
+        Image.fromarray(pixels).save(tmp_path / "pictures" / "train" / name / "000.png")
+    options = {"folder": str(tmp_path / "pictures"), "size": 8, "resize": 12, "classes": 3}
+    images = load("image-folder", **options).train_inputs
+    batch = torch.tensor([0, 1, 1, 0] * 10)
+    shape = (-1, 3, 8, 8)
+
+    whole = Augmentation(["crop", "flip"], Form((3, 8, 8), 3, 3), 5)
+    changed = whole(images.flatten(1) if flat else images, batch)
+    assert changed.shape == ((40, 192) if flat else (40, 3, 8, 8))
+    centres = [torch.from_numpy(image_folders.centre(pixels, 12) / np.float32(255)) for pixels in written]
+    places = set()
+    for image, row in zip(changed.view(shape), batch.tolist(), strict=True):
+        places |= {
+            (i, j)
+            for i in range(5)
+            for j in range(5)
+            for own in (image, image.flip(2))
+            if torch.equal(centres[row][:, i : i + 8, j : j + 8], own)
+        }
+    assert {i for i, _ in places} == {j for _, j in places} == set(range(5))
+
+    batch = torch.tensor([2, 0, 1] * 10)
+    parts = Augmentation(["resized-crop"], Form((3, 8, 8), 3, 3), 5)
+    state = parts.generator.get_state()
+    changed = parts(images.flatten(1) if flat else images, batch).view(shape)
+    drawn = boxes(*torch.tensor([sides[row] for row in batch]).T, torch.Generator().set_state(state))
+    for image, row, (top, left, high, wide) in zip(changed, batch, torch.stack(drawn).T.tolist(), strict=True):
+        own = torch.from_numpy(written[row][top : top + high, left : left + wide]).permute(2, 0, 1)[None].double()
+        wanted = functional.interpolate(own, (8, 8), mode="bilinear", antialias=True)[0]
+        np.testing.assert_allclose(255 * image, wanted, atol=1.01)
+    assert any(left + wide > 20 or top + high > 20 for top, left, high, wide in torch.stack(drawn).T.tolist())
+
+
 def test_augmentation_of_earlier_studies_is_drawn_as_before():
     """The generator of the run's augmentation does not depend on which augmentations there are."""
-    from hesscond.study.datasets import Augmentation
-
     (spread,) = np.random.SeedSequence([5, 2]).generate_state(1)
     state = torch.Generator().manual_seed(int(spread)).get_state()
     assert torch.equal(Augmentation(["crop", "flip"], Form((1, 8, 8), 10, 10), 5).generator.get_state(), state)
