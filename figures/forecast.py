@@ -173,7 +173,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument(
-        "--study", default="fc-digits", help="fc-digits (default): with two hidden layers of 8; others as they are"
+        "--study",
+        default="fc-digits",
+        help="fc-digits (default): with two hidden layers of 8; others as they are, those of figures/small/forecast.toml "
+        "as figures/small/forecast.toml/PANEL",
     )
     parser.add_argument("--methods", type=lambda text: text.split(","))
     given = parser.parse_args()

@@ -50,6 +50,7 @@ from hesscond.report import Page, method_colors, save_figure
 from hesscond.spectra.condition import NOISE, conclude
 from hesscond.spectra.solvers.base import eigenvalue_values
 from hesscond.study import StudyConfig, load_data, load_study
+from hesscond.study.runner import make_loss
 
 RATES = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 #: Shares of the budget after which vanilla's loss is a target; the second is the one of the tables.
@@ -149,7 +150,7 @@ def task(setup: Setup) -> Task:
     assert isinstance(inputs, torch.Tensor)
     if study.model.architecture.kind == "vector":
         inputs = inputs.flatten(1)
-    return Task(study, data, inputs, data.train_targets, nn.CrossEntropyLoss())
+    return Task(study, data, inputs, data.train_targets, make_loss(study))
 
 
 def steps(setup: Setup, text: str, seed: int, rate: float) -> Iterator[Step]:
