@@ -1,7 +1,7 @@
 """Which number tells how much a method will gain? ``python figures/forecast.py --out FILE.csv [--seconds 600]``.
 
-Networks are trained with every method on scikit-learn's digits, each at its best rate of a grid; a second call goes on
-with the methods and seeds that the file lacks, at the rates that it has. At some iterations κ,
+Networks are trained with every method on scikit-learn's digits or another task, each at its best rate of a grid; a
+second call goes on with the methods and seeds that the file lacks, at the rates that it has. At some iterations κ,
 λ_max · rate and others are measured over the training set in the method's coordinates, and the forecast of the
 quadratic model: with eigenvalues λ of the Hessian and the parts c of the gradient along them, s steps of size η lower
 the loss by Σ c² (1 − (1 − ηλ)^2s) / 2λ. Then by how much the loss falls in the next 1, 10 and 100 iterations.
@@ -175,8 +175,7 @@ def main() -> None:
     parser.add_argument(
         "--study",
         default="fc-digits",
-        help="fc-digits (default): with two hidden layers of 8; others as they are, those of figures/small/forecast.toml "
-        "as figures/small/forecast.toml/PANEL",
+        help="fc-digits, with two hidden layers of 8; others as they are, as figures/small/forecast.toml/PANEL",
     )
     parser.add_argument("--methods", type=lambda text: text.split(","))
     given = parser.parse_args()

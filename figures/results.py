@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
+from scipy.stats import rankdata, t as student
 
 from hesscond.report.replication import NOT_REPLICATED, REPLICATED, UNDECIDED, Seeds, judged, of_seeds, verdict_of
 from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, Published, StudyFile
@@ -446,6 +446,15 @@ PREDICTORS = {
     "stable": ("the forecast without overshooting and negative curvature", 1),
 }
 AHEAD, DRAWS = (1, 10, 100), 1000
+#: Files of the tasks of figures/forecast.py.
+TASKS = {
+    "forecast": "digits",
+    "forecast-tanh": "digits, tanh",
+    "forecast-cnn": "digits, CNN",
+    "forecast-cancer": "cancer",
+    "forecast-diabetes": "diabetes",
+    "forecast-photograph": "photograph",
+}
 
 
 def rank_correlations(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -490,6 +499,39 @@ def forecast(file: str = "forecast") -> list[str]:
             row.append(f"{rank_correlations(x, y).mean():+.2f} ({low:+.2f} … {high:+.2f})")
         rows.append(row)
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
+
+
+def forecast_tasks() -> list[str]:
+    """Rank correlations of each predictor over the tasks: their mean, with Student's 95 % interval."""
+    rows = []
+    for name, (title, _) in PREDICTORS.items():
+        row = [title]
+        for s in AHEAD:
+            rhos = np.array([rank_correlations(*forecasts(name, s, file)[:2]).mean() for file in tasks_of(name)])
+            half = student.ppf(0.975, len(rhos) - 1) * rhos.std(ddof=1) / np.sqrt(len(rhos))
+            row.append(f"{rhos.mean():+.2f} ({rhos.mean() - half:+.2f} … {rhos.mean() + half:+.2f})")
+        rows.append(row)
+    return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
+
+
+def tasks_of(name: str) -> list[str]:
+    """Files of the tasks that have a predictor: in the CNN κ of layers and units was not measured."""
+    return [file for file in TASKS if name in (known := read(file).columns) or f"{name}_1" in known]
+
+
+def forecast_by_task(s: int = 10) -> list[str]:
+    """Rank correlations of each predictor with the gain of some iterations, by task."""
+    rows = []
+    for name, (title, _) in PREDICTORS.items():
+        known = tasks_of(name)
+        rhos = {file: f"{rank_correlations(*forecasts(name, s, file)[:2]).mean():+.2f}" for file in known}
+        rows.append([title, *(rhos.get(file, "–") for file in TASKS)])
+    sizes = [forecasts("kappa", s, file)[0].shape for file in TASKS]
+    titles = [
+        f"{title}: {methods} methods, seeds {seeds}"
+        for title, (seeds, _, methods) in zip(TASKS.values(), sizes, strict=True)
+    ]
+    return markdown(["", *titles], rows)
 
 
 def forecast_by_run() -> list[str]:
@@ -850,6 +892,8 @@ table("iteration-times", iteration_times)
 table("forecast", forecast)
 table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
+table("forecast-tasks", forecast_tasks)
+table("forecast-by-task", forecast_by_task)
 table("machines", machines)
 table("bnp-figure-3", lambda: claims_with_numbers(built_in("bnp-figure-3")))
 table(
