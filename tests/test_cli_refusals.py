@@ -54,6 +54,7 @@ BAD = {
     "sweep tiny.toml": ["name at least one method"],
     "sweep tiny.toml -m vanilla -m vanilla": ["methods: each may be given only once"],
     "sweep tiny.toml -m vanilla --seed 5:5": ["--seed 5:5"],
+    "sweep tiny.toml -m vanilla --seed 0 --seed 1": ["'--seed': it is given twice: give it once"],
     "sweep tiny.toml -m vanilla --lr fast": ["--lr takes numbers"],
     "sweep tiny.toml -m vanilla --batch-size 5000 --lr 0.1": ["exceeds the 1437 training samples"],
     "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
