@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument(
         "--study",
         default="fc-digits",
-        help="fc-digits, with two hidden layers of 8; others as they are, as figures/small/forecast.toml/PANEL",
+        help="fc-digits, with two hidden layers of 8; others as they are, as figures/forecast.toml/PANEL",
     )
     parser.add_argument("--methods", type=lambda text: text.split(","))
     given = parser.parse_args()

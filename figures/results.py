@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata, t as student
+from scipy.stats import rankdata, ttest_1samp
 
 from hesscond.report.replication import NOT_REPLICATED, REPLICATED, UNDECIDED, Seeds, judged, of_seeds, verdict_of
 from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, Published, StudyFile
@@ -508,8 +508,8 @@ def forecast_tasks() -> list[str]:
         row = [title]
         for s in AHEAD:
             rhos = np.array([rank_correlations(*forecasts(name, s, file)[:2]).mean() for file in tasks_of(name)])
-            half = student.ppf(0.975, len(rhos) - 1) * rhos.std(ddof=1) / np.sqrt(len(rhos))
-            row.append(f"{rhos.mean():+.2f} ({rhos.mean() - half:+.2f} … {rhos.mean() + half:+.2f})")
+            low, high = ttest_1samp(rhos, 0).confidence_interval()
+            row.append(f"{rhos.mean():+.2f} ({low:+.2f} … {high:+.2f})")
         rows.append(row)
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
 

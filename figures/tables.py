@@ -1,4 +1,4 @@
-"""Tables that come with scikit-learn: ``name = "figures/small/tables.py:cancer"`` in [data]."""
+"""Tables that come with scikit-learn: ``name = "figures/tables.py:cancer"`` in [data]."""
 
 from __future__ import annotations
 
