@@ -178,6 +178,7 @@ QUICK = [
     (AdaptivePreconditioning, "row_sizes", lambda s, H: np.diagonal(H), ["isotropic"], 5),
     (QuadraticDescent, "factors", lambda s, eta, sigma: 1 - eta * sigma / 2, ["per direction", "preconditioned"], 3),
     (QuadraticDescent, "longest", lambda s, sigma: 2.5 / sigma.max(), ["step size"], 20),
+    (WeightConditioningTheorem1, "equal_sums", lambda s, A: by_row(A), ["κ_∞"], 20),
     (WeightConditioningTheorem1, "compare", reversed_scaling, ["two rows"], 10),
     (WeightConditioningProposition1, "check", improved_by_inverse, ["within √m"], 60),
     (WeightConditioningProposition1, "check", graded_again, ["row-column within √(mn)"], 40),
