@@ -158,7 +158,7 @@ QUICK = [
     (BNPMerging, "chain_rule", lambda s, *a: [BNPMerging.chain_rule(s, *a)[k] for k in (0, 2, 1)], ["gradients"], 5),
     (BNPPropertyA, "normalized", lambda H: extended((H - H.mean(0)) / H.var(0)), ["D optimal"], 10),
     (PRECInputScaling, "standardize", lambda s, H: (H - H.mean(0)) / H.std(0, ddof=1), ["standardization"], 5),
-    (PRECInputScaling, "minmax", lambda s, H: 4 * PRECInputScaling.minmax(s, H) - 1, ["min-max"], 5),
+    (PRECInputScaling, "minmax", lambda s, H: 4 * PRECInputScaling.minmax(s, H), ["min-max", "min-max variance"], 5),
     (
         KeptVariance,
         "kept",
@@ -185,8 +185,8 @@ QUICK = [
 ]
 SLOW = [
     (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
-    (BNPGain, "normalized", scaled_only, ["κ afterwards", "tight"], 20),
-    (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling"], 40),
+    (BNPGain, "normalized", scaled_only, ["κ afterwards", "tight", "second inequality"], 20),
+    (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling", "√n attained"], 40),
     (BNPProposition2, "networks.Network.curvature", without_second_derivatives, ["Hessian"], 40),
     (
         BNPProposition2,
