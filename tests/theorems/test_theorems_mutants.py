@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hesscond.methods.sphere import projected
 from hesscond.theorems.base import decided
 from hesscond.theorems.bnp_algorithms import (
     BNPAlgorithm2,
@@ -26,6 +27,7 @@ from hesscond.theorems.bnp_identities import BNPMerging, BNPProposition2, BNPPro
 from hesscond.theorems.constrained_weights import (
     IgnoredMean,
     KeptVariance,
+    Law,
     ProjectedRate,
     ProjectedStep,
     StandardizedGradient,
@@ -167,7 +169,9 @@ QUICK = [
         3,
     ),
     (IgnoredMean, "centre", lambda s, w: w - 0.9 * w.mean(1, keepdims=True), ["inputs of a sample"], 40),
-    (StandardizedGradient, "formula", uncentred, ["gradient"], 5),
+    (KeptVariance, "Law.variance", lambda law, of=Law.variance: 2 * of(law), ["whitened inputs"], 3),
+    (StandardizedGradient, "formula", uncentred, ["gradient", "steps on the sphere"], 5),
+    (StandardizedGradient, "sphere.projected", lambda w, k, c: projected(w, k, c) / c**0.5, ["steps on the sphere"], 5),
     (ProjectedStep, "projected_step", lambda w, g, alpha, c: w - alpha * (g - g.mean()), ["decay"], 5),
     (ProjectedStep, "projected_step", lambda *a: -projected_step(*a), ["nearest"], 10),
     (SoftmaxRowBlocks, "on_diagonal", lambda s, p: p**2, ["(3.6)"], 5),
