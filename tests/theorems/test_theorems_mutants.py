@@ -23,7 +23,16 @@ from hesscond.theorems.bnp_condition_numbers import (
     centred,
     normalized,
 )
-from hesscond.theorems.bnp_identities import BNPMerging, BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3
+from hesscond.theorems.bnp_identities import (
+    BNPMerging,
+    BNPNormalizationLayers,
+    BNPProposition2,
+    BNPProposition7,
+    BNPProposition9,
+    BNPTheorem3,
+    drawn_unit,
+    under,
+)
 from hesscond.theorems.constrained_weights import (
     IgnoredMean,
     KeptVariance,
@@ -143,6 +152,12 @@ def forgotten(of):
     return lambda self, problem: [(*others, penalty / 2) for *others, penalty in of.updates(self, problem)]
 
 
+def wrong_layers(plain, name, **options):
+    """Batch for layer normalization, two groups for one, and renormalization that is clipped."""
+    options |= {"groups": 2} if "groups" in options else {}
+    return under(plain, name.replace("layer", "batch"), **{"clip": True} if "clip" in options else options)
+
+
 UPDATED = ["with the updated G_w"]
 #: Statement, name of the method or function that is replaced and what by, violated claims, trials.
 QUICK = [
@@ -156,6 +171,9 @@ QUICK = [
     ),
     (BNPAlgorithm2, "step_5", lambda s, new, G_b, mu, q2: G_b / q2 + new @ mu, UPDATED, 10),
     (BNPProposition7, "step", raw_gradient, ["dense", "convolution, border of μ"], 5),
+    (BNPNormalizationLayers, "NEGLIGIBLE", 1.0, ["scale"], 3),
+    (BNPNormalizationLayers, "under", wrong_layers, ["one group", "renormalization", "other samples"], 3),
+    (BNPProposition2, "drawn_unit", lambda rng, samples=0: drawn_unit(rng, 2 * samples), ["one sample"], 5),
     (BNPMerging, "affine_merged", shifted_merge, ["function"], 5),
     (BNPMerging, "chain_rule", lambda s, *a: [BNPMerging.chain_rule(s, *a)[k] for k in (0, 2, 1)], ["gradients"], 5),
     (BNPPropertyA, "normalized", lambda H: extended((H - H.mean(0)) / H.var(0)), ["D optimal"], 10),
