@@ -224,15 +224,16 @@ class PRECInputScaling(base.Statement):
     source = "PREC, input normalization"
     text = (
         "For inputs X with one column a sample and X_e = [eᵀ; X]: standardization makes the first row orthogonal to "
-        "the others and all rows of norm √N, min-max scaling to [0, 1] makes all rows of norm √N at most. True. That "
-        "min-max scaling therefore improves κ(X_e) does not follow and is false: norms of at most √N may be very "
-        "different, means stay in, and a κ that was small may grow."
+        "the others and all rows of norm √N, min-max scaling to [0, 1] makes all rows of norm √N at most, with "
+        "variances of ¼ at most (Popoviciu) instead of 1. True. That min-max scaling therefore improves κ(X_e) does "
+        "not follow and is false: norms of at most √N may be very different, means stay in, and a small κ may grow."
     )
     hypotheses = ("no feature is constant", "[eᵀ; X] has full row rank (κ)")
     claims = (
         base.Claim("standardization", "X_e X_eᵀ has zeros beside N in its first row, and N on its diagonal", True),
         base.Claim("min-max", "‖x_i‖ ≤ √N for every row of X_e", True),
         base.Claim("min-max improves κ", "κ([eᵀ; X']) ≤ κ([eᵀ; X]) for X' = (X − min)/(max − min)", False),
+        base.Claim("min-max variance", "Var(x'_i) ≤ ¼ for every row x'_i of X'", True, published=False),
     )
     trials = 100
 
@@ -262,7 +263,8 @@ class PRECInputScaling(base.Statement):
             improves = base.not_applicable("[eᵀ; X] has no full row rank")
         else:
             improves = base.decided(*(matrices.kappa(scaled) / before))
-        return [base.equal(products, expected, scale), base.decided(norm, norm, 1 + ROUND_OFF), improves]
+        rows, variances = (base.decided(v, v, 1 + ROUND_OFF) for v in (norm, 4 * float(scaled.var(0).max())))
+        return [base.equal(products, expected, scale), rows, improves, variances]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Six samples of two features in small integers, scaled in rational numbers."""
@@ -457,6 +459,9 @@ class BNPGain(base.LayerStatement):
         "The paper says that κ may improve by as much as about κ(D)². What is proved for S > 0: κ(ĜᵀSĜ) ≤ (n+1) min "
         "over diagonal D of κ(ĤUD)² times κ(S), from Theorem 4 and Proposition 11; and scaling after centring gains no "
         "more than κ(D)², for any S ≥ 0 if S^½Ĥ has full column rank, and as much for S = I and uncorrelated features. "
+        "The paper calls each inequality of κ(ĤU) ≤ κ(D) κ(Ĝ) ≤ κ(D) √(n+1) min κ(ĤUD₀) tight. The second is never "
+        "an equality: e is orthogonal to centred features, so ‖Ĝ‖² ≤ nN, and √n may replace √(n+1). √n is attained by "
+        "n features that differ in mean and scale only, where Ĥ has no full column rank. "
         "That the gain is at least some fixed share of κ(D)² (here 1/40) is false: with N ≤ n it is smaller by orders "
         "of magnitude, and with many samples, too, where features depend on each other and their large scale hides it."
     )
@@ -465,6 +470,8 @@ class BNPGain(base.LayerStatement):
         base.Claim("κ afterwards", "κ(ĜᵀSĜ) ≤ (n+1) min_D κ(ĤUD)² κ(S)", True),
         base.Claim("gain of scaling", "κ(UᵀĤᵀSĤU)/κ(ĜᵀSĜ) ≤ κ(D)²", True),
         base.Claim("tight", "κ(ĤU) = κ(ĤUD) κ(D) for uncorrelated features", True),
+        base.Claim("second inequality", "κ(Ĝ) ≤ √n min over diagonal D₀ of κ(ĤUD₀)", True, published=False),
+        base.Claim("√n attained", "κ(Ĝ) = √n min κ(ĤUD₀) for n equal features", True, published=False),
         base.Claim("gain", "κ(ĤᵀSĤ)/κ(ĜᵀSĜ) ≥ κ(D)²/40", False, published=False),
     )
     trials = 60
@@ -485,10 +492,16 @@ class BNPGain(base.LayerStatement):
             scaling = base.decided(*(before / after), spread(sigma))
         free = np.linalg.qr(centred(rng.standard_normal((N + n, n))))[0][:, 1:] * 10.0 ** rng.uniform(-2, 2, n)
         tight = matrices.kappa(normalized(free)) / matrices.kappa(centred(free))
+        scaled, equal = matrices.kappa(normalized(H)), free[:, :1] * 10.0 ** rng.uniform(-2, 2, n)
+        equal = equal + equal.std(0) * rng.standard_normal(n)
+        best = matrices.kappa(centred(equal) / np.concatenate([np.ones(1), n**0.5 * equal.std(0)]))
+        attained = best / matrices.kappa(normalized(equal))
         return [
             base.decided(after.lower / optimum.upper, after.upper / optimum.lower, allowed),
             scaling,
             base.decided(*tight, (1 + ATTAINED) / spread(np.concatenate([np.ones(1), free.std(0)]))),
+            base.decided(scaled.lower / optimum.upper, scaled.upper / optimum.lower, n**0.5 * (1 + ATTAINED)),
+            base.decided(*attained, (1 + ATTAINED) / n**0.5),
             self.about(matrices.kappa(root[:, None] * extended(H)) / after, spread(sigma)),
         ]
 
@@ -500,10 +513,10 @@ class BNPGain(base.LayerStatement):
         """The gain of one unit; its curvature S is not observed."""
         nothing = base.not_applicable("S of a layer is not observed")
         if not (layer.kappa.resolved and layer.kappa_preconditioned.resolved):
-            return [*[nothing] * 3, base.UNRESOLVED]
+            return [*[nothing] * 5, base.UNRESOLVED]
         before, after = layer.kappa, layer.kappa_preconditioned
         root = (before.lower / after.upper) ** 0.5, (before.upper / after.lower) ** 0.5
-        return [*[nothing] * 3, self.about(root, layer.kappa_D)]
+        return [*[nothing] * 5, self.about(root, layer.kappa_D)]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
         """Two large features that differ by little, a small one, and S = I: Ĥ hides what Ĝ shows."""
@@ -519,5 +532,5 @@ class BNPGain(base.LayerStatement):
             if factor > matrices.CLEAR:
                 D = float(max(squares) / min(squares))
                 text = f"gain ≤ {float(before / after):.6f} < κ(D)²/40 = {D / ABOUT:.6f}, S = I"
-                yield base.Counterexample(self.claims[3].name, H.tolist(), text, float(factor))
+                yield base.Counterexample(self.claims[-1].name, H.tolist(), text, float(factor))
                 return

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from fractions import Fraction
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hesscond import methods
+from hesscond.hessians import HessianOperator
 from hesscond.theorems import base, networks
 from hesscond.theorems.matrices import random_size
+from hesscond.theorems.rates import normal
 
 #: Negative entries of S of up to this, of its largest, are round-off; above `GAP` times that they are none.
 ROUND_OFF = 1e-13
@@ -20,10 +24,11 @@ ROUND_OFF = 1e-13
 FLAT = 1e-2
 
 
-def drawn_unit(rng: np.random.Generator) -> tuple[networks.Network, int, int]:
+def drawn_unit(rng: np.random.Generator, samples: int = 0) -> tuple[networks.Network, int, int]:
     """A random network of two to four layers, one of them, and one of its units."""
     hidden = rng.integers(2, 7, rng.integers(1, 4)).tolist()
-    network = networks.random_network(rng, [random_size(rng), *hidden, int(rng.integers(2, 5))], random_size(rng, 40))
+    sizes = [random_size(rng), *hidden, int(rng.integers(2, 5))]
+    network = networks.random_network(rng, sizes, samples or random_size(rng, 40))
     layer = int(rng.integers(len(network.weights)))
     return network, layer, int(rng.integers(len(network.weights[layer])))
 
@@ -47,7 +52,7 @@ class BNPProposition2(base.LayerStatement):
         "if it has kinks). PREC's examples: S = I/N in linear regression with the loss Σ(ŷ − y)²/2N, and S = "
         "diag(ŷ(1 − ŷ))/N in logistic regression. What is not said: S ≥ 0. It is so if all that follows is piecewise "
         "linear and the loss convex, with many entries exactly 0; with tanh, GELU or sigmoid hidden units a third to "
-        "half of S is negative."
+        "half of S is negative. One sample has a single row of Ĥ, and so κ = 1: no preconditioner lowers it."
     )
     hypotheses = ("the loss is twice differentiable at the point", "the unit is not dead (S ≠ 0)")
     claims = (
@@ -57,6 +62,7 @@ class BNPProposition2(base.LayerStatement):
         ),
         base.Claim("linear regression", "∇² Σ(ŷ − y)²/2N = ĤᵀĤ/N", True),
         base.Claim("logistic regression", "∇² of the mean cross-entropy = Ĥᵀ diag(ŷ(1 − ŷ)) Ĥ/N", True),
+        base.Claim("one sample", "κ(∇²_ŵ L) = κ(Ĥ)² = 1 for N = 1", True),
     )
     trials = 100
     by_unit = True
@@ -84,7 +90,10 @@ class BNPProposition2(base.LayerStatement):
         regressions = [self.regression(rng, criterion) for criterion in self.regressions]
         if layer < len(network.weights) - 1 and network.activation not in networks.PIECEWISE_LINEAR:
             sign = base.not_applicable(f"{network.activation} after the unit")
-        return [same, sign, *regressions]
+        network, layer, unit = drawn_unit(rng, 1)
+        kappa = networks.hessian_kappa(network.unit_hessian(layer, unit))
+        one = base.decided(kappa.lower, kappa.upper, 1 + ROUND_OFF) if kappa.rank else nonnegative(np.zeros(1))
+        return [same, sign, *regressions, one]
 
     def regression(self, rng: np.random.Generator, criterion: str) -> base.Outcome:
         """One unit without an activation, on random inputs."""
@@ -481,6 +490,86 @@ class BNPMerging(base.Statement):
         """The gradients in [b, W], γ and β of a layer from ``G_hat`` (m, n + 1) in [b̂, Ŵ]."""
         W, in_b, in_W = weight[:, 1:], G_hat[:, :1], G_hat[:, 1:]
         return torch.cat([in_b, in_W * gamma + in_b * beta], 1), (W * in_W).sum(0), (W * in_b).sum(0)
+
+
+#: An ε that is rounded away.
+NEGLIGIBLE = 1e-300
+
+
+def under(plain: nn.Module, name: str, **options: Any) -> methods.Method:
+    """The method of that name on a copy of the network."""
+    return methods.method_class(name)(deepcopy(plain), **options)
+
+
+@base.register
+class BNPNormalizationLayers(base.Statement):
+    """Batch, layer and group normalization: what they are invariant to, and batch renormalization in two forms."""
+
+    id = "bnp-normalization-layers"
+    title = "with normalized activations the scale of weights does not matter, with BNP it does"
+    source = "BNP, eq. (3), and on batch, layer and group normalization"
+    text = (
+        "Group normalization with one group is layer normalization. Behind batch, layer or group normalization the "
+        "loss L does not depend on the scale of the weights and biases w of the layer before, so that the Hessian H in "
+        "them is divided by t² at tw, and κ is the same. BNP leaves the network as it is: L(tw) ≠ L(w). Batch "
+        "renormalization with the constants s = σ_B/σ, d = (μ_B − μ)/σ has the same values as without them. The output "
+        "f for one sample x depends on its batch behind batch normalization in training, otherwise it does not. True."
+    )
+    hypotheses = ("ε = 0, t > 0", "the normalization follows the layer (scale)", "s and d are not clipped")
+    claims = (
+        base.Claim("one group", "GN with one group = LN over channels and positions", True),
+        base.Claim("scale", "L(tw) = L(w) and H(tw) = H(w)/t² with BN, LN, GN", True),
+        base.Claim("scale, BNP", "L(tw) = L(w) and H(tw) = H(w)/t² with BNP", False, published=False),
+        base.Claim("renormalization", "γ((h − μ_B)/σ_B s + d) + β = γ(h − μ)/σ + β", True),
+        base.Claim("other samples", "f(x) is the same in a batch and for x alone, with LN, GN, BNP", True),
+        base.Claim("other samples, BN", "f(x) is the same in a batch and for x alone, with BN", False, published=False),
+    )
+    trials = 40
+
+    def trial(self, rng: np.random.Generator) -> Sequence[base.Outcome]:
+        """A convolution, tanh and a dense layer, normalized behind the convolution."""
+        c, units, N = rng.integers((1, 1, 3), (4, 4, 9)).tolist()
+        conv = nn.utils.skip_init(nn.Conv2d, c, 2 * units, 2, dtype=torch.float64)
+        dense = nn.utils.skip_init(nn.Linear, 8 * units, 2, dtype=torch.float64)
+        plain = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), dense)
+        for parameter in plain.parameters():
+            parameter.data = normal(rng, *parameter.shape)
+        x, y, t = normal(rng, N, c, 3, 3) + 1, normal(rng, N, 2), float(10.0 ** rng.uniform(-1, 1))
+        by_groups = [under(plain, "groupnorm", eps=NEGLIGIBLE, groups=groups) for groups in (1, 2)]
+        brn, bnp = under(plain, "batchrenorm", clip=False), under(plain, "bnp")
+        several = [*(under(plain, name, eps=NEGLIGIBLE) for name in ("batchnorm", "layernorm")), by_groups[1], bnp]
+        gamma, beta, mu, sigma = list(brn.model.get_submodule("0.after").state_dict().values())[:4]
+        for values in (gamma, beta, mu, sigma):
+            values.copy_(normal(rng, 2 * units).exp())
+        constant = nn.functional.batch_norm(conv(x), mu, sigma**2, gamma, beta, eps=0.0)
+        whole = nn.functional.layer_norm(conv(x), (2 * units, 2, 2), eps=NEGLIGIBLE)
+        forms = [same(m.model(x), plain[1:](a)) for m, a in ((by_groups[0], whole), (brn, constant))]
+        checks = [(invariant(m, x, y, t), same(m.model(x)[:1], m.model(x[:1]))) for m in several]
+        scale, alone = zip(*checks, strict=True)
+        return [forms[0], worst(scale[:3]), scale[3], forms[1], worst(alone[1:]), alone[0]]
+
+    def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
+        """½ (wx)²; and B(h) of one feature in two batches of two."""
+        w, x = np.random.default_rng(seed).integers(1, 9, 2).tolist()
+        yield base.Counterexample("scale, BNP", [[w, x]], "½ (wx)² is 4 times as large at 2w: [w, x]", 4.0)
+        batches = [[w, w - 2 * x], [w, w + 2 * x]]
+        yield base.Counterexample("other samples, BN", batches, f"B(h) is 1, then −1 for h = {w}: batches", 3.0)
+
+
+def same(one: Tensor, other: Tensor) -> base.Outcome:
+    """Whether two tensors are equal."""
+    return base.equal(one.detach().numpy(), other.detach().numpy())
+
+
+def invariant(method: methods.Method, x: Tensor, y: Tensor, t: float) -> base.Outcome:
+    """Whether the loss at t times the first layer's parameters is the same, and its Hessian in them divided by t²."""
+    name, found = method.layer("0"), []
+    for factor in (1.0, t):
+        for parameter in method.model.get_submodule(name).parameters():
+            parameter.data *= factor
+        H = HessianOperator(method.model, nn.functional.mse_loss, (x, y), layers=[name]).to_dense()
+        found.append((nn.functional.mse_loss(method.model(x), y), factor**2 * H))
+    return worst([same(*pair) for pair in zip(*found, strict=True)])
 
 
 def worst(outcomes: Sequence[base.Outcome]) -> base.Outcome:

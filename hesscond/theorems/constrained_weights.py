@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev
+from torch.func import functional_call, grad, jacfwd, jacrev
 
 from hesscond.hessians import HessianOperator, SphereTangentOperator
 from hesscond.methods import sphere
@@ -170,7 +170,8 @@ class KeptVariance(base.Statement):
         "sphere ‖w‖² = 2, where E wwᵀ = (2/n) I. False on the paper's own set, the sphere with 1ᵀw = 0, which takes "
         "out what inputs have in common, and rectified ones have a mean: there Var(y_l) = 2 Var(relu(y_{l−1})) for "
         "independent y_{l−1}, which for Gaussian ones is (1 − 1/π) Var(y_{l−1}), a third less in every layer; c = "
-        "2π/(π − 1) = 2.93 would keep it. All moments are computed by enumeration of laws with finitely many values."
+        "2π/(π − 1) = 2.93 would keep it. Without an activation Var(wᵀx) = ‖w‖² for every w if x is whitened. All "
+        "moments are computed by enumeration of laws with finitely many values."
     )
     hypotheses = (
         "w is independent of y_{l−1}, uncorrelated and of mean zero",
@@ -181,6 +182,7 @@ class KeptVariance(base.Statement):
         base.Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),
         base.Claim("several layers", "Var(y_3) = Var(y_2) = Var(y_1) for Var(w) = 2/n, the law of w symmetric", True),
         base.Claim("on the sphere", "Var(y_l) = Var(y_{l−1}) for uncorrelated w with ‖w‖² = 2", True),
+        base.Claim("whitened inputs", "Var(wᵀx) = ‖w‖² for x of mean zero and covariance I", True),
         base.Claim("centred, on the sphere", "the same with 1ᵀw = 0", False, published=False),
         base.Claim("centred, what holds", "Var(y_l) = 2 Var(relu(y_{l−1})), 1ᵀw = 0", True, published=False),
     )
@@ -201,10 +203,13 @@ class KeptVariance(base.Statement):
         free, centred = permuted(2**0.5 * w / np.linalg.norm(w), signs=True), permuted(feasible(w, 2.0), signs=False)
         on_sphere, on_both = (y.rectified().through(law, 1).variance() for law in (free, centred))
         allowed = np.array(self.kept(y, n, 2 / n))
+        drawn = rng.standard_normal((20, n))
+        white = Law(20**0.5 * np.linalg.qr(drawn - drawn.mean(0))[0], np.full(20, 1 / 20))
         return [
             independent,
             self.layers(rng, symmetric_law(rng, 1)),
             base.equal(np.array(on_sphere), allowed),
+            base.equal(np.array(white.through(Law(w[None], np.ones(1)), 1).variance()), np.array(w @ w)),
             base.equal(np.array(on_both), allowed),
             base.equal(np.array(on_both), np.array(2 * y.rectified().variance())),
         ]
@@ -289,13 +294,15 @@ class StandardizedGradient(base.Statement):
     text = (
         "With weight standardization, ŵ = (w − mean(w) 1)/σ_w, the gradient in w is (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n), g that "
         "in ŵ and P centring: it grows as 1/σ_w, and so may explode. True, with the hats as here; as printed ŵ and w "
-        "have changed places."
+        "have changed places. Steps on the sphere, from w to w⁺, are not divided by σ_w: to first order they are "
+        "−α P(g − ⟨ŵ, g⟩ ŵ/n), g that in w."
     )
     hypotheses = ("σ_w > 0, and nothing is added to it", "L is differentiable at ŵ")
     claims = (
         base.Claim("gradient", "∇_w = (1/σ_w) P(g − ⟨ŵ, g⟩ ŵ/n)", True),
         base.Claim("grows", "∇_w at t w is ∇_w/t, σ_w t times as large", True),
         base.Claim("hats exchanged", "∇_w = (1/σ_w) P(g − ⟨w, g⟩ w/n), as printed", False),
+        base.Claim("steps on the sphere", "∂w⁺/∂α = −P(g − ⟨ŵ, g⟩ ŵ/n) at α = 0, for every σ_w", True),
     )
     trials = 100
 
@@ -321,6 +328,9 @@ class StandardizedGradient(base.Statement):
         g, t = grad(loss)(w_hat), float(10.0 ** rng.uniform(-3, 0))
         if not bool(g.any()):
             return [base.not_applicable("the gradient is zero")] * len(self.claims)
+        # of deviation σ_w = t, and so on the sphere ‖w‖² = n t²
+        at, slope, c = t * w_hat, grad(loss)(t * w_hat), w.shape[1] * t**2
+        step = jacfwd(lambda alpha: sphere.projected(at - alpha * slope, "both", c))(w.new_zeros(()))
         # the gradient, times σ_w, is a difference of terms of this size: rounded before, w has digits less
         sigma = w.std(1, correction=0)
         terms = (g.norm(dim=1) * w.shape[1] ** 0.5 * (1 + w.abs().amax(1) / sigma) / sigma).max().item()
@@ -328,6 +338,7 @@ class StandardizedGradient(base.Statement):
             base.equal(self.formula(w, g, w_hat).numpy(), gradient.numpy(), terms),
             base.equal(t * grad(through)(t * w).numpy(), gradient.numpy(), terms),
             base.equal(self.formula(w, g, w).numpy(), gradient.numpy(), terms),
+            base.equal((-t * self.formula(at, slope, w_hat)).numpy(), step.numpy()),
         ]
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from math import isqrt
@@ -93,15 +93,17 @@ class WeightConditioningTheorem1(base.LayerStatement):
         "equilibration of a Gaussian matrix is almost always strictly worse than the optimal scaling; true for two "
         "rows: the eigenvalues of their Gram matrix have the smallest ratio if both have the same norm. Said to hold "
         "for columns and for rows, then columns, too: the same is true of columns, and of both it is false from 2×2 "
-        "on, where the rows are not of norm 1 any more once the columns are. True for κ_∞ and rows of equal 1-norm."
+        "on, where the rows are not of norm 1 any more once the columns are. True for κ_∞ and rows of equal 1-norm, as "
+        "‖PA‖_∞ = max p_i‖a_i‖₁ and ‖(E₁A)⁻¹‖_∞ ≤ max p_i‖a_i‖₁ · ‖(PA)⁻¹‖_∞."
     )
-    hypotheses = ("A has full rank",)
+    hypotheses = ("A has full rank", "A is square (κ_∞)")
     claims = (
         base.Claim("two rows", "κ(EA) ≤ κ(PA), A with 2 rows", True),
         base.Claim("three rows or more", "κ(EA) ≤ κ(PA)", False),
         base.Claim("two columns", "κ(AF) ≤ κ(AQ), A with 2 columns", True),
         base.Claim("three columns or more", "κ(AF) ≤ κ(AQ)", False),
         base.Claim("row-column", "κ(EAF) ≤ κ(PAQ), F for the columns of EA", False),
+        base.Claim("κ_∞", "κ_∞(E₁A) ≤ κ_∞(PA), rows of E₁A of 1-norm 1", True, published=False),
     )
     trials = 60
     inputs = False
@@ -118,7 +120,9 @@ class WeightConditioningTheorem1(base.LayerStatement):
                 two, other, matrix = two.T, other.T, matrix.T
             outcomes += [self.compare(side, two, other), self.compare(side, matrix)]
         n = matrices.random_size(rng, BOTH)
-        return [*outcomes, self.compare("both", matrices.random_matrix(rng, n, n))]
+        A = matrices.random_matrix(rng, n, n)
+        near = 10.0 ** (rng.uniform(0, 1) * rng.uniform(-1, 1, (n, 1)))
+        return [*outcomes, self.compare("both", A), self.in_max_norm(A, near * self.equal_sums(A))]
 
     def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:
         """The paper's W, inputs × outputs, against its best scalings."""
@@ -127,7 +131,19 @@ class WeightConditioningTheorem1(base.LayerStatement):
         for outcome, count, what in zip((rows, columns), W.shape, ("rows", "columns"), strict=True):
             nothing = base.not_applicable(f"W has {'more than' if count > 2 else 'no more than'} two {what}")
             outcomes += [nothing, outcome] if count > 2 else [outcome, nothing]
-        return [*outcomes, both]
+        return [*outcomes, both, self.in_max_norm(W, W)]
+
+    def equal_sums(self, A: np.ndarray) -> np.ndarray:
+        """E₁A: rows of 1-norm 1, where they are not zero."""
+        return A / np.maximum(np.abs(A).sum(1, keepdims=True), np.finfo(float).tiny)
+
+    def in_max_norm(self, A: np.ndarray, other: np.ndarray) -> base.Outcome:
+        """κ_∞(E₁A) over that of another scaling."""
+        if len(A) != A.shape[1]:
+            return base.not_applicable("A is not square")
+        least, kappa = (float(np.linalg.cond(scaled, np.inf)) for scaled in (self.equal_sums(A), other))
+        rounding = A.size * base.ALLOWED * kappa
+        return base.decided(least / kappa, least / kappa, 1 + rounding) if rounding < base.SHARE else base.UNRESOLVED
 
     def compare(self, side: optimal.Side, A: np.ndarray, scaled: np.ndarray | None = None) -> base.Outcome:
         """κ of the equilibrated A over κ of another scaling, by default the best."""
@@ -214,83 +230,37 @@ class WeightConditioningProposition1(base.LayerStatement):
 ROWS = ((3, 4), (5, 12), (8, 15), (6, 8), (7, 24))
 #: Largest order of matrices that are scaled from both sides.
 BOTH = 12
-#: Networks that are tried, and their samples.
-TRIES, SAMPLES = 300, 4
+#: Samples of the exact counterexamples.
+SAMPLES = 6
 
 
-def rational(A: list[list[int]]) -> np.ndarray:
+def rational(A: np.ndarray) -> np.ndarray:
     """An array of `fractions.Fraction`."""
-    return np.array([[Fraction(entry) for entry in row] for row in A], dtype=object)
+    return np.array([[Fraction(entry) for entry in row] for row in A.tolist()], dtype=object)
 
 
-def norms(A: np.ndarray) -> list[Fraction]:
-    """Norms of the rows of A, which are integers."""
-    return [Fraction(isqrt(int(row @ row))) for row in A]
-
-
-@dataclass(frozen=True)
-class LinearNetwork:
-    """½ ‖XWV − Y‖² with integer W (inputs × units) and V (units × outputs), whose rows have integer norms.
-
-    Hessians are in the rows of W, then those of V, as arrays of fractions.
-    """
-
-    W: list[list[int]]
-    V: list[list[int]]
-    X: list[list[int]]
-    Y: list[list[int]]
-
-    @property
-    def weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and V as arrays of fractions, for exact arithmetic."""
-        return rational(self.W), rational(self.V)
-
-    @property
-    def equilibrated(self) -> tuple[np.ndarray, np.ndarray]:
-        """W and V with rows of norm 1."""
-        W, V = (A / np.array(norms(A), dtype=object)[:, None] for A in self.weights)
-        return W, V
-
-    def derivatives(self, W: np.ndarray, V: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian of the loss at W, V."""
-        X = rational(self.X)
-        residuals = X @ W @ V - rational(self.Y)
-        J = np.hstack([np.kron(X, V.T), np.kron(X @ W, np.eye(V.shape[1], dtype=int))])
-        H = J.T @ J
-        # the derivative of the gradient Xᵀ residuals Vᵀ in W, with the residuals held fixed, in V
-        mixed = np.multiply.outer(X.T @ residuals, np.eye(len(V), dtype=int)).transpose(0, 2, 3, 1)
-        H[: W.size, W.size :] += mixed.reshape(W.size, V.size)
-        H[W.size :, : W.size] += mixed.reshape(W.size, V.size).T
-        return J.T @ residuals.ravel(), H
-
-    def hessian(self) -> np.ndarray:
-        """The exact Hessian of the loss at W, V."""
-        return self.derivatives(*self.weights)[1]
-
-    def hessian_through(self, *, columns: bool = False) -> np.ndarray:
-        """Hessian in W, V of the loss at E(W) W, E(V) V; with ``columns`` at EWF, EVF, where F = 1 at W, V itself."""
-        derivatives = self.derivatives(*self.equilibrated)
-        rows, across, start = [], [], 0
-        for A, U in zip(self.weights, self.equilibrated, strict=True):
-            indices = start + np.arange(A.size).reshape(A.shape)
-            rows += list(zip(indices, U, norms(A), strict=True))
-            across += list(zip(indices.T, U.T, [Fraction(1)] * len(U.T), strict=True))
-            start += A.size
-        if columns:
-            derivatives = through_norms(derivatives, across)
-        return through_norms(derivatives, rows)[1]
+def layer_hessians(W: np.ndarray, X: np.ndarray, Y: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Hessians of ½ ‖XW − Y‖² in W, biases first, and through E(W)W, or E(W)WF(W) where F = 1, of the other rows."""
+    norms = [isqrt(int(row @ row)) for row in W[1:]]
+    U = W[1:] / np.array(norms)[:, None]
+    H = np.kron(X.T @ X, np.eye(W.shape[1], dtype=int))
+    derivatives = (X.T @ (X @ np.vstack([W[:1], U]) - Y)).ravel(), H
+    indices = np.arange(W.size).reshape(W.shape)[1:]
+    if columns:
+        derivatives = through_norms(derivatives, list(zip(indices.T, U.T, [1] * len(U.T), strict=True)))
+    return H, through_norms(derivatives, list(zip(indices, U, norms, strict=True)))[1]
 
 
 def through_norms(
-    derivatives: tuple[np.ndarray, np.ndarray], parts: list[tuple[np.ndarray, np.ndarray, Fraction]]
+    derivatives: tuple[np.ndarray, np.ndarray], parts: list[tuple[np.ndarray, np.ndarray, int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient and Hessian in w of a loss at u = w/‖w‖, from those in u; w is split in parts: indices, u and ‖w‖.
+    """Gradient and Hessian in w of a loss at u = w/‖w‖ in some parts, each with its indices, u and ‖w‖.
 
     JᵀHJ and ∇²(uᵀg) for each with the gradient g in u: J = (I − uuᵀ)/‖w‖ and ∇²(uᵀg) = −(g⊥uᵀ + u g⊥ᵀ +
     uᵀg (I − uuᵀ))/‖w‖², g⊥ = g − (uᵀg) u.
     """
     gradient, H = derivatives
-    J, curvature = np.full((2, *H.shape), Fraction(0), dtype=object)
+    J, curvature = np.eye(len(H), dtype=int).astype(gradient.dtype), np.zeros_like(H, dtype=gradient.dtype)
     for indices, u, length in parts:
         block = np.ix_(indices, indices)
         along = u @ gradient[indices]
@@ -302,22 +272,39 @@ def through_norms(
     return J.T @ gradient, J.T @ H @ J + curvature
 
 
-def random_linear_networks(seed: int, *, columns: bool = False) -> Iterator[LinearNetwork]:
-    """Two inputs, two hidden units and two outputs, all small integers.
+def rectified_hessians(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hessians of ½ Σ (v relu(wx + b) + c − y)² in b, w, c and v at [b; w], [c; v], and at [b; ±1], [c; ±1]."""
+    hessians, (x, y) = [], parts[2:]
+    for (b, w), (c, v) in (parts[:2], [np.vstack([part[:1], np.sign(part[1:])]) for part in parts[:2]]):
+        active = (w * x + b > 0).astype(int)
+        h = active * (w * x + b)
+        J, bent = np.hstack([v * active, v * active * x, x**0, h]), active * (v * h + c - y)
+        H = J.T @ J
+        H[:2, 3] += np.hstack([bent, bent * x]).sum(0)
+        H[3, :2] = H[:2, 3]
+        hessians.append(H)
+    return hessians[0], hessians[1]
 
-    With ``columns`` the columns of E(W) W have norm 1, too.
-    """
+
+def random_layers(seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """Small integers W, X and Y of a layer of two inputs and units with biases; the columns of EW have norm 1, too."""
     rng = np.random.default_rng(seed)
+    while True:
+        row = rng.permutation(ROWS[rng.integers(len(ROWS))])
+        rows = np.vstack([row, rng.integers(1, 4) * row[::-1]]) * rng.choice([-1, 1], (2, 2))
+        X = np.hstack([np.ones((SAMPLES, 1), dtype=int), rng.integers(-3, 4, (SAMPLES, 2))])
+        yield np.vstack([rng.integers(-3, 4, 2), rows]), X, rng.integers(-9, 10, (SAMPLES, 2))
 
-    def layer() -> list[list[int]]:
-        rows = np.array([rng.permutation(ROWS[k]) for k in rng.choice(len(ROWS), 2)])
-        if columns:
-            rows[1] = rng.choice([1, 2, 3]) * rows[0, ::-1]
-        return (rows * rng.choice([-1, 1], (2, 2))).tolist()
 
-    for _ in range(TRIES):
-        X, Y = rng.integers(-3, 4, (SAMPLES, 2)), rng.integers(-9, 10, (SAMPLES, 2))
-        yield LinearNetwork(layer(), layer(), X.tolist(), Y.tolist())
+def random_units(seed: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """[b; w], [c; v], x and y of a rectified unit, small integers; the pre-activations are not zero, for w = ±1 too."""
+    rng = np.random.default_rng(seed)
+    while True:
+        x = rng.integers(-3, 4, (SAMPLES, 1))
+        (b, w, c), v = rng.integers((-3, 2, -3), (4, 4, 4)), rng.choice([-1, 1])
+        if (w * x + b).all() and (x + b).all():
+            y = v * np.maximum(w * x + b, 0) + c + rng.integers(-2, 3, (SAMPLES, 1))
+            yield np.array([[b], [w]]), np.array([[c], [v]]), x, y
 
 
 #: Eigenvalues below this share of the largest are not worth exact arithmetic.
@@ -351,8 +338,10 @@ class WeightConditioningTheorem2(base.LayerStatement):
         "definite: the loss does not change with the length of a row w_r, which gives H w_r = −∇_r L, so H is "
         "indefinite or singular off critical points, and singular at them, with a null vector for each row. Rows are "
         "those of the paper's W (inputs × units), or of its transpose. The same with rows, then columns, of which it "
-        "is said to hold too: the loss does not change with the length of a row. The trials have biases, as the paper "
-        "has; exact counterexamples are linear networks without biases. Of a network in training one layer is followed."
+        "is said to hold too: the loss does not change with the length of a row. There are biases, as in the paper, in "
+        "the trials and in the exact counterexamples of (a) and (b), whose H is positive definite, in (b) after the "
+        "equilibration, too. The factor P_k of W_k, on the left, is printed with W_k's own size, n_(k−1) × n_k. Of a "
+        "network in training one layer is followed."
     )
     hypotheses = ("both Hessians have full rank", "no row is zero", "a critical point (nullity)")
     claims = (
@@ -364,6 +353,7 @@ class WeightConditioningTheorem2(base.LayerStatement):
         base.Claim("(a) row-column", "κ(∇²_W L(E(W)WF(W))) ≤ κ(∇²L(W))", False),
         base.Claim("(b) row-column", "κ(∇²L(EWF)) ≤ κ(∇²L(W))", False),
         base.Claim("(c) row-column", "κ of ∇²_W L(EWF), E and F frozen, ≤ κ(∇²L(W))", False),
+        base.Claim("size of P_k", "P_k W_k is defined for P_k of n_(k−1) × n_k, as printed", False),
     )
     trials = 60
     inputs = False
@@ -388,7 +378,8 @@ class WeightConditioningTheorem2(base.LayerStatement):
         # what is invariant in the one, or in both
         number = int(rng.integers(2))
         chosen = (dims, ROW_COLUMN)[number]
-        return [*single, self.identity(network, chosen, through[number]), self.nullity(network, chosen), *both]
+        critical = [self.identity(network, chosen, through[number]), self.nullity(network, chosen)]
+        return [*single, *critical, *both, base.Outcome("holds" if sizes[0] == sizes[1] else "violated")]
 
     def at_equilibrated(self, network: networks.Network, dims: tuple[int, ...]) -> list[Tensor]:
         """The Hessians at the point EW, and in W with E held fixed."""
@@ -436,15 +427,16 @@ class WeightConditioningTheorem2(base.LayerStatement):
             reason = "the layer's weight is computed from other parameters: follow a method that trains it itself"
             return [base.not_applicable(reason)] * len(self.claims)
         nothing = base.not_applicable("no critical point is known here")
-        before = network.reweighted(network.weight)
+        before, (units, inputs) = network.reweighted(network.weight), network.weight.shape
+        defined = base.Outcome("holds" if units == inputs else "violated")
         if (undecided := singular(layer, before)) is not None:
-            return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3]
+            return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3, defined]
         plain = observed_kappa(before)
         rows, both = (
             [compared(reading, plain) for reading in self.readings(network, network.weight, dims)]
             for dims in (ROW_COLUMN[:1], ROW_COLUMN)
         )
-        return [*rows, self.observed_identity(network), nothing, *both]
+        return [*rows, self.observed_identity(network), nothing, *both, defined]
 
     def readings(self, network: networks.LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
         """κ in the three readings of a layer with weight W."""
@@ -474,16 +466,18 @@ class WeightConditioningTheorem2(base.LayerStatement):
         return base.equal((H @ v).cpu().numpy(), expected.cpu().numpy(), largest(H) * float(v.norm()), allowed=allowed)
 
     def counterexamples(self, seed: int) -> Iterator[base.Counterexample]:
-        """Linear networks with small integer weights whose rows have integer norms, so that all is rational."""
-        for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:])):
-            readings: dict[str, Callable[[LinearNetwork], np.ndarray]] = {
-                through.name: partial(LinearNetwork.hessian_through, columns=bool(columns)),
-                at.name: lambda network: network.derivatives(*network.equilibrated)[1],
-            }
-            for name, reading in readings.items():
-                linear_networks = random_linear_networks(seed, columns=bool(columns))
-                yield matrices.first(certified(name, network, reading(network)) for network in linear_networks)
+        """Small integers for which all is rational: a dense layer, a rectified unit, for (c) a layer without biases."""
+        layer, unit = "½ ‖XW − Y‖², biases in row 1: W, X, Y", "½ Σ (v relu(wx + b) + c − y)²: b, w, c, v, x, y"
+        for columns, (through, at, frozen) in enumerate((self.claims[:3], self.claims[5:8])):
+            hessians = partial(layer_hessians, columns=bool(columns))
+            yield matrices.first(certified(through.name, hessians, parts, 1, layer) for parts in random_layers(seed))
+            # E makes w and v ±1, and so F is 1
+            units = random_units(seed)
+            yield matrices.first(certified(at.name, rectified_hessians, parts, 2, unit) for parts in units)
             yield frozen_counterexample(frozen.name, seed, columns=bool(columns))
+        yield base.Counterexample(
+            self.claims[8].name, [[1, 2]], "P_k and W_k, 1 × 2, have no product: n_(k−1), n_k", 2.0
+        )
 
 
 def own_norms(weight: Tensor, dim: int) -> Tensor:
@@ -566,23 +560,25 @@ def compared(after: ConditionNumber, before: ConditionNumber) -> base.Outcome:
     return replace(outcome, reason=f"{outcome.status}: H {signs[0]}, {signs[1]} once equilibrated")
 
 
-def certified(name: str, network: LinearNetwork, after: np.ndarray) -> base.Counterexample | None:
-    """κ of two Hessians in exact arithmetic, if floating-point numbers say that it is worth the time."""
-    before = network.hessian()
-    values = [np.abs(np.linalg.eigvalsh(H.astype(float))) for H in (before, after)]
-    first, second = (spectrum.max() / max(spectrum.min(), spectrum.max() * EXACT) for spectrum in values)
+def certified(
+    name: str, hessians: Callable[..., Sequence[np.ndarray]], parts: Sequence[np.ndarray], definite: int, loss: str
+) -> base.Counterexample | None:
+    """κ of two Hessians, the first ``definite`` of them definite; exactly, if floating-point numbers promise it."""
+    values = [np.linalg.eigvalsh(H) for H in hessians(*parts)]
+    first, second = (abs(spectrum).max() / max(abs(spectrum).min(), abs(spectrum).max() * EXACT) for spectrum in values)
     # above this κ, which cannot be distinguished from infinity, the matrix counts as singular
-    if max(first, second) >= 1 / EXACT or second < matrices.CLEAR * first:
+    if max(first, second) >= 1 / EXACT or second < matrices.CLEAR * first or min(map(min, values[:definite])) <= 0:
         return None
-    low, high = exact.kappa(after.tolist())[0], exact.kappa(before.tolist())[1]
-    if low <= high:
+    before, after = (rational(H).tolist() for H in hessians(*map(rational, parts)))
+    low, high = exact.kappa(after)[0], exact.kappa(before)[1]
+    negative = [exact.below(H, Fraction(0)) for H in (before, after)]
+    if low <= high or any(negative[:definite]):
         return None
-    negative = [exact.below(H.tolist(), Fraction(0)) for H in (before, after)]
     text = (
         f"κ ≥ {float(low):.6f} equilibrated, ≤ {float(high):.6f} before ({negative[1]} and {negative[0]} of "
-        f"{len(before)} eigenvalues negative), for ½ ‖XWV − Y‖²: rows of W, V, X, Y"
+        f"{len(before)} eigenvalues negative), for {loss}"
     )
-    return base.Counterexample(name, [*network.W, *network.V, *network.X, *network.Y], text, float(low / high))
+    return base.Counterexample(name, [row for part in parts for row in part.tolist()], text, float(low / high))
 
 
 def frozen_counterexample(name: str, seed: int, *, columns: bool) -> base.Counterexample:

@@ -1,5 +1,6 @@
 """BNP: sizes, means and condition numbers."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from hesscond.spectra import condition_number
-from hesscond.theorems import Observation, statement, verify
+from hesscond.theorems import Observation, exact, statement, verify
 from hesscond.theorems.bnp_algorithms import bn_as_written, bn_shared, bnp_step, flops, random_layer
 from tests.theorems.verdicts import check_known, example_of, tallies
 
@@ -76,6 +77,15 @@ def test_what_is_counted_is_right():
     assert np.allclose(np.column_stack([bias, new]), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_equal_features_attain_the_root_of_their_number_exactly(n):
+    """Of two samples: Ĝ has the rows (1, ±1, …, ±1), and a better scaling (1, ±1/√n, …, ±1/√n); κ⁺² of the rows."""
+    columns = [(1, 1), *[(1, -1)] * n]
+    for squares, square in (([1] * (n + 1), n), ([1, *[Fraction(1, n)] * n], 1)):
+        low, high = exact.kappa(exact.gram(columns, [Fraction(size) for size in squares]))
+        assert low <= square <= high < square + 1e-9
+
+
 @pytest.mark.slow
 def test_gain():
     verdict = check_known("bnp-gain", trials=60, seldom=("gain",))
@@ -97,8 +107,8 @@ def test_gain_in_a_layer():
     after = condition_number(factor=centred / [1.0, *H.std(0)])
     seen = Observation(centred, H.mean(0), H.std(0), 40, np.ones((1, 3)), condition_number(factor=centred), after)
     *unseen, gain = statement("bnp-gain").observe(seen)
-    assert [outcome.status for outcome in unseen] == ["not-applicable"] * 3
+    assert [outcome.status for outcome in unseen] == ["not-applicable"] * 5
     assert gain.status == "holds"
     assert gain.used == pytest.approx(seen.kappa_D**2 * float(after) / float(seen.kappa) / 40, rel=1e-6)
     unresolved = SimpleNamespace(kappa=seen.kappa, kappa_preconditioned=SimpleNamespace(resolved=False))
-    assert statement("bnp-gain").observe(unresolved)[3].status == "unresolved"
+    assert statement("bnp-gain").observe(unresolved)[-1].status == "unresolved"

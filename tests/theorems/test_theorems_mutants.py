@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from hesscond.methods.sphere import projected
 from hesscond.theorems.base import decided
 from hesscond.theorems.bnp_algorithms import (
     BNPAlgorithm2,
@@ -22,10 +23,20 @@ from hesscond.theorems.bnp_condition_numbers import (
     centred,
     normalized,
 )
-from hesscond.theorems.bnp_identities import BNPMerging, BNPProposition2, BNPProposition7, BNPProposition9, BNPTheorem3
+from hesscond.theorems.bnp_identities import (
+    BNPMerging,
+    BNPNormalizationLayers,
+    BNPProposition2,
+    BNPProposition7,
+    BNPProposition9,
+    BNPTheorem3,
+    drawn_unit,
+    under,
+)
 from hesscond.theorems.constrained_weights import (
     IgnoredMean,
     KeptVariance,
+    Law,
     ProjectedRate,
     ProjectedStep,
     StandardizedGradient,
@@ -141,6 +152,12 @@ def forgotten(of):
     return lambda self, problem: [(*others, penalty / 2) for *others, penalty in of.updates(self, problem)]
 
 
+def wrong_layers(plain, name, **options):
+    """Batch for layer normalization, two groups for one, and renormalization that is clipped."""
+    options |= {"groups": 2} if "groups" in options else {}
+    return under(plain, name.replace("layer", "batch"), **{"clip": True} if "clip" in options else options)
+
+
 UPDATED = ["with the updated G_w"]
 #: Statement, name of the method or function that is replaced and what by, violated claims, trials.
 QUICK = [
@@ -154,11 +171,14 @@ QUICK = [
     ),
     (BNPAlgorithm2, "step_5", lambda s, new, G_b, mu, q2: G_b / q2 + new @ mu, UPDATED, 10),
     (BNPProposition7, "step", raw_gradient, ["dense", "convolution, border of μ"], 5),
+    (BNPNormalizationLayers, "NEGLIGIBLE", 1.0, ["scale"], 3),
+    (BNPNormalizationLayers, "under", wrong_layers, ["one group", "renormalization", "other samples"], 3),
+    (BNPProposition2, "drawn_unit", lambda rng, samples=0: drawn_unit(rng, 2 * samples), ["one sample"], 5),
     (BNPMerging, "affine_merged", shifted_merge, ["function"], 5),
     (BNPMerging, "chain_rule", lambda s, *a: [BNPMerging.chain_rule(s, *a)[k] for k in (0, 2, 1)], ["gradients"], 5),
     (BNPPropertyA, "normalized", lambda H: extended((H - H.mean(0)) / H.var(0)), ["D optimal"], 10),
     (PRECInputScaling, "standardize", lambda s, H: (H - H.mean(0)) / H.std(0, ddof=1), ["standardization"], 5),
-    (PRECInputScaling, "minmax", lambda s, H: 4 * PRECInputScaling.minmax(s, H) - 1, ["min-max"], 5),
+    (PRECInputScaling, "minmax", lambda s, H: 4 * PRECInputScaling.minmax(s, H), ["min-max", "min-max variance"], 5),
     (
         KeptVariance,
         "kept",
@@ -167,7 +187,9 @@ QUICK = [
         3,
     ),
     (IgnoredMean, "centre", lambda s, w: w - 0.9 * w.mean(1, keepdims=True), ["inputs of a sample"], 40),
-    (StandardizedGradient, "formula", uncentred, ["gradient"], 5),
+    (KeptVariance, "Law.variance", lambda law, of=Law.variance: 2 * of(law), ["whitened inputs"], 3),
+    (StandardizedGradient, "formula", uncentred, ["gradient", "steps on the sphere"], 5),
+    (StandardizedGradient, "sphere.projected", lambda w, k, c: projected(w, k, c) / c**0.5, ["steps on the sphere"], 5),
     (ProjectedStep, "projected_step", lambda w, g, alpha, c: w - alpha * (g - g.mean()), ["decay"], 5),
     (ProjectedStep, "projected_step", lambda *a: -projected_step(*a), ["nearest"], 10),
     (SoftmaxRowBlocks, "on_diagonal", lambda s, p: p**2, ["(3.6)"], 5),
@@ -178,14 +200,15 @@ QUICK = [
     (AdaptivePreconditioning, "row_sizes", lambda s, H: np.diagonal(H), ["isotropic"], 5),
     (QuadraticDescent, "factors", lambda s, eta, sigma: 1 - eta * sigma / 2, ["per direction", "preconditioned"], 3),
     (QuadraticDescent, "longest", lambda s, sigma: 2.5 / sigma.max(), ["step size"], 20),
+    (WeightConditioningTheorem1, "equal_sums", lambda s, A: by_row(A), ["κ_∞"], 20),
     (WeightConditioningTheorem1, "compare", reversed_scaling, ["two rows"], 10),
     (WeightConditioningProposition1, "check", improved_by_inverse, ["within √m"], 60),
     (WeightConditioningProposition1, "check", graded_again, ["row-column within √(mn)"], 40),
 ]
 SLOW = [
     (BNPProposition11, "factor", lambda s, B, H: B.T @ B.T @ H, ["S > 0"], 60),
-    (BNPGain, "normalized", scaled_only, ["κ afterwards", "tight"], 20),
-    (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling"], 40),
+    (BNPGain, "normalized", scaled_only, ["κ afterwards", "tight", "second inequality"], 20),
+    (BNPGain, "normalized", lambda H: np.linalg.qr(normalized(H))[0], ["gain of scaling", "√n attained"], 40),
     (BNPProposition2, "networks.Network.curvature", without_second_derivatives, ["Hessian"], 40),
     (
         BNPProposition2,

@@ -20,6 +20,7 @@ KNOWN = {
     "bnp-algorithm-2": {"trials": 60},
     "bnp-algorithm-3": {"trials": 60},
     "bnp-merging": {"trials": 40},
+    "bnp-normalization-layers": {"trials": 20},
     "bnp-property-a": {"trials": 40},
     "bnp-proposition-7": {"trials": 60, "least": 0.4},
     "bnp-proposition-10": {"trials": 100},
