@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from math import isqrt
 
 import numpy as np
 import torch
@@ -241,7 +241,7 @@ def rational(A: np.ndarray) -> np.ndarray:
 
 def layer_hessians(W: np.ndarray, X: np.ndarray, Y: np.ndarray, *, columns: bool) -> tuple[np.ndarray, np.ndarray]:
     """Hessians of ½ ‖XW − Y‖² in W, biases first, and through E(W)W, or E(W)WF(W) where F = 1, of the other rows."""
-    norms = [isqrt(int(row @ row)) for row in W[1:]]
+    norms = [math.isqrt(int(row @ row)) for row in W[1:]]
     U = W[1:] / np.array(norms)[:, None]
     H = np.kron(X.T @ X, np.eye(W.shape[1], dtype=int))
     derivatives = (X.T @ (X @ np.vstack([W[:1], U]) - Y)).ravel(), H
@@ -475,9 +475,8 @@ class WeightConditioningTheorem2(base.LayerStatement):
             units = random_units(seed)
             yield matrices.first(certified(at.name, rectified_hessians, parts, 2, unit) for parts in units)
             yield frozen_counterexample(frozen.name, seed, columns=bool(columns))
-        yield base.Counterexample(
-            self.claims[8].name, [[1, 2]], "P_k and W_k, 1 × 2, have no product: n_(k−1), n_k", 2.0
-        )
+        text = "P_k of 1 × 2 has 2 columns, W_k 1 row: n_(k−1), n_k"
+        yield base.Counterexample(self.claims[8].name, [[1, 2]], text, 2.0)
 
 
 def own_norms(weight: Tensor, dim: int) -> Tensor:
